@@ -19,7 +19,7 @@ from fractions import Fraction
 from compiler.cli.commands.schedule_answer import percent, shown
 from compiler.schedule import DEFAULT_CHUNKS
 from compiler.schedule.costs import Costs, parse_costs, shipped
-from compiler.schedule.measure import Measured
+from compiler.schedule.measure import MeasuredSchedule
 from compiler.schedule.solver import Solver
 from tests.compiler.schedule.independent import judge
 
@@ -96,7 +96,7 @@ def _key(line: str) -> str:
     return f"{about} {P}-{N}-{cap}"
 
 
-def searched(case: Known) -> Measured:
+def searched(case: Known) -> MeasuredSchedule:
     """What `auto` finds, as a user has it. Its order is judged by its text alone: legal, as short, within the cap."""
     found = Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measured()
     costs = found.costs

@@ -20,7 +20,7 @@ from compiler.schedule.costs import Costs, any_pairs, parse_costs
 from compiler.schedule.solver.core import SEVERAL, SEVERAL_WORK
 from compiler.schedule.solver.cycle import Period, cycle_time, makespan_of, unrolled, waves
 from compiler.schedule.solver.exact_period import shortest
-from compiler.schedule.solver.problem import Problem, make_problem
+from compiler.schedule.solver.problem import ScheduleProblem, make_problem
 
 TABLES = {"FB=1.8": PAIRED, "FB=2.4": parse_costs("FB=2.4"), "pairs any, 0.6": any_pairs(PAIRED), "no pair": Costs()}
 HEAD = (
@@ -86,7 +86,7 @@ def measured(about: str, costs: Costs, placement: StagePlacement, num_ranks: int
     )
 
 
-def _time(problem: Problem, period: Period) -> Fraction:
+def _time(problem: ScheduleProblem, period: Period) -> Fraction:
     """The time of a period for each of its micro-batches, in units."""
     time = cycle_time(problem, period)
     assert time is not None

@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from compiler.plan.experts.layer_search import GroupRule, place_layer
-from compiler.plan.experts.layout import Layout, balance_of
+from compiler.plan.experts.layout import ExpertLayout, balance_of
 from compiler.plan.experts.pack import global_
 
 LAYOUTS = {
-    "V3 trains": Layout(256, 256, 8, 8, 64),
-    "V3 prefills": Layout(256, 288, 8, 4, 32),
-    "V3 decodes": Layout(256, 320, 8, 40, 320),
-    "18 nodes": Layout(256, 288, 8, 18, 144),
-    "Qwen3-30B": Layout(128, 128, 1, 2, 16),
-    "V2-Lite": Layout(64, 64, 1, 1, 8),
+    "V3 trains": ExpertLayout(256, 256, 8, 8, 64),
+    "V3 prefills": ExpertLayout(256, 288, 8, 4, 32),
+    "V3 decodes": ExpertLayout(256, 320, 8, 40, 320),
+    "18 nodes": ExpertLayout(256, 288, 8, 18, 144),
+    "Qwen3-30B": ExpertLayout(128, 128, 1, 2, 16),
+    "V2-Lite": ExpertLayout(64, 64, 1, 1, 8),
 }
 RULES: tuple[GroupRule, ...] = ("keep", "auto")
 HEAD = (
@@ -56,7 +56,7 @@ def main() -> None:
         args.out.write_text(text, "utf-8")
 
 
-def measured(name: str, layout: Layout, deviation: float, rule: GroupRule, num_layers: int) -> tuple[str, ...]:
+def measured(name: str, layout: ExpertLayout, deviation: float, rule: GroupRule, num_layers: int) -> tuple[str, ...]:
     """A row of the table."""
     random = np.random.default_rng(7)
     loads = [np.round(1e6 * random.lognormal(0, deviation, layout.experts)) for _ in range(num_layers)]

@@ -24,7 +24,7 @@ from compiler.plan.spec_rates import rates_of
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
 from compiler.predict.predict import mfu_of, predict
-from compiler.predict.prediction import Prediction, Step
+from compiler.predict.prediction import Prediction, StepPrediction
 from compiler.tools.report.prediction_text import count, ranges
 from dsl.load import resolve
 from dsl.resolve.chosen import phases_in
@@ -257,7 +257,7 @@ def _flops(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
     return "\n".join(rows)
 
 
-def _with_seconds(prediction: Prediction, seconds: float) -> Step:
+def _with_seconds(prediction: Prediction, seconds: float) -> StepPrediction:
     return replace(prediction.step, seconds=seconds)
 
 

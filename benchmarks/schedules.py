@@ -23,7 +23,7 @@ from benchmarks.orders import table as orders
 from compiler.cli.commands.schedule_answer import percent, shown
 from compiler.schedule import AUTO, SCHEDULES
 from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
-from compiler.schedule.measure import Measured, measure
+from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.solver import Solver
 
@@ -176,7 +176,7 @@ def row(case: Case, size: Size) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _named(name: str, size: Size, costs: Costs) -> Measured | None:
+def _named(name: str, size: Size, costs: Costs) -> MeasuredSchedule | None:
     """A named schedule under costs of 1/P of the model; None where it has not that size."""
     P, N, _ = size
     if not SCHEDULES[name].has(P, N):
@@ -188,7 +188,7 @@ def _named(name: str, size: Size, costs: Costs) -> Measured | None:
     return measure(schedule, costs.recut(P, schedule.stage_placement.num_stages(P)))
 
 
-def _text(measured: Measured | None, cap: int) -> str:
+def _text(measured: MeasuredSchedule | None, cap: int) -> str:
     if measured is None:
         return "–"
     fits = Fraction(measured.peak_activations, measured.stages_a_rank) <= cap

@@ -25,7 +25,7 @@ from compiler.ir import Segment
 from compiler.ir.dtypes import has_rows, tensor_bytes
 from compiler.model.segments.fuse import between
 from compiler.model.segments.interpret import interpret
-from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import phases, view_nodes
 from compiler.model.segments.unpack import unpacked
 
@@ -135,7 +135,7 @@ def _of_segment(segment: Segment, rows: int) -> Iterator[Pair]:
                     yield Pair(segment.kind, functions, first.op, second.op, stand, shared)
 
 
-def _shared(joint: Joint, first: Node, second: Node, rows: int) -> int:
+def _shared(joint: Joint, first: OpNode, second: OpNode, rows: int) -> int:
     """Bytes that the two would move less if they were one."""
     views = view_nodes(joint)
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Links, Wanted
+from runtime.comm.transport import Links, WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -80,7 +80,7 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     openings = [Opening("edge", edge, "each") for edge in edges]
     openings += [Opening("reduce", holders, "all"), Opening("world", holders, "all")]
     mesh = Mesh(pp=world, dp=1, ep=1, tp=1, cp=1)
-    wanted = Wanted(mesh, tuple(openings), {"flat": (holders, 4 * GRADIENTS)})
+    wanted = WantedChannels(mesh, tuple(openings), {"flat": (holders, 4 * GRADIENTS)})
     memory: Links = Endpoint(CPU, "memory", 60.0).connect(rank, wanted)
     gloo: Links = Endpoint(CPU, "gloo", 60.0).connect(rank, wanted)
     flat = memory.flat("flat", GRADIENTS, torch.float32)

@@ -31,7 +31,7 @@ from dsl.schema import Spec
 from runtime.build.files import CACHE
 
 if TYPE_CHECKING:
-    from compiler.tools.inference.writing import Writer
+    from compiler.tools.inference.writing import TextWriter
 
 __all__ = [
     "Compiled",
@@ -108,7 +108,7 @@ class Loaded:
 
     spec: Spec
     step: int
-    writer: Writer = field(repr=False)
+    writer: TextWriter = field(repr=False)
 
     def generate(
         self,

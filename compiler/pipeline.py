@@ -33,7 +33,7 @@ from compiler.program.lower import Lowering
 from compiler.program.lower.opening_order import opening_order
 from compiler.program.lower.scheduler import Scheduler
 from compiler.program.lowered import Lowered
-from compiler.program.proof import Certificate, Prover
+from compiler.program.proof import ProofFacts, Prover
 from compiler.program.proof.start import check_start
 from compiler.schedule.one_f_one_b import forward_only
 from compiler.schedule.schedule import Schedule
@@ -47,7 +47,7 @@ Pages = Callable[[Spec, Lowered, PredictedStep], Mapping[str, str]]  # → more 
 
 
 @dataclass(frozen=True)
-class Build:
+class CompiledBuild:
     """What `dsc compile` writes."""
 
     files: Files
@@ -67,7 +67,7 @@ def compile_spec(
     segments: Segments | None = None,
     orders: Orders | None = None,
     pages: Pages = lambda *_: {},
-) -> Build:
+) -> CompiledBuild:
     """Compile a spec. Raises ProofError before anything is emitted.
 
     `segments` and `orders` find emitted segments and orders of instructions, in a cache or anew. `pages` adds files
@@ -84,7 +84,7 @@ def compile_spec(
     emission = Emission(spec, lowered, codes, step.planned)
     files = {**emission.files(), **pages(spec, lowered, step)}
     entries = segments.entries(different.values(), num_sms(spec)) | orders.entries
-    return Build(
+    return CompiledBuild(
         files=(*sorted(files.items()), ("manifest.json", manifest(files))),
         summary=summary(spec, lowered, emission.overlaps, step.planned.ranks),
         warning=does_not_fit(spec, lowered),
@@ -134,6 +134,6 @@ def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None
     return schedules
 
 
-def prove(prover: Prover, programs: Mapping[ProgramName, Program]) -> dict[ProgramName, Certificate]:
+def prove(prover: Prover, programs: Mapping[ProgramName, Program]) -> dict[ProgramName, ProofFacts]:
     """The certificate of each program. Raises ProofError."""
     return {name: prover.prove(program) for name, program in programs.items()}

@@ -37,7 +37,7 @@ class Resolved:
 
 
 @dataclass(frozen=True)
-class View:
+class ResolvedView:
     """One run of a file, or one block that no run of it takes, as far as it could be resolved."""
 
     spec: Spec  # what failed is absent from it
@@ -49,7 +49,7 @@ class Analysis:
     """What is known of a file, mistakes or not."""
 
     definitions: Definitions
-    views: tuple[View, ...]
+    views: tuple[ResolvedView, ...]
     diagnostics: tuple[Diagnostic, ...]  # in source order
 
 
@@ -157,7 +157,7 @@ def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
     return replace(item, conflict=replace(item.conflict, leaves_others=others))
 
 
-def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, str]]:
+def _apart(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tuple[str, str]]:
     """The models, clusters and precisions of a file that no run of it takes and, if it has runs, nothing extends."""
     runs, defined = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
     if runs and definitions.broken:
@@ -177,7 +177,7 @@ def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
     return tuple(dict.fromkeys((*found, *(item for view in runs for item in _tokenizer_missing(view)))))
 
 
-def _tokenizer_missing(view: View) -> Iterator[Diagnostic]:
+def _tokenizer_missing(view: ResolvedView) -> Iterator[Diagnostic]:
     """A tokenizer named as elsewhere, `"gpt2"`: nothing is fetched, so it is a file, and there is none. Only a name
     without a folder and without `.json` is looked at: a file of that form may come to where the run is."""
     name, span = view.spec.data.tokenizer, view.context.origins.get("data.tokenizer")
@@ -194,7 +194,7 @@ def _tokenizer_missing(view: View) -> Iterator[Diagnostic]:
 
 def block_view(
     definitions: Definitions, kind: str, name: str, explain: bool = True, reported: Reported = ()
-) -> tuple[View, list[Diagnostic]]:
+) -> tuple[ResolvedView, list[Diagnostic]]:
     """One model, cluster or precision by itself, as of a file that has no run for it."""
     kinds = fields_of(Spec)
     block = definitions.blocks[kind, name]
@@ -213,10 +213,10 @@ def block_view(
     context.failed |= absent
     spec = Spec.model_construct(**{kind: built})
 
-    def again(edits: Mapping[Span, str]) -> tuple[View, list[Diagnostic]]:
+    def again(edits: Mapping[Span, str]) -> tuple[ResolvedView, list[Diagnostic]]:
         return block_view(edited(definitions, edits), kind, name, explain=False)
 
-    return View(spec, context), _held(spec, context, again if explain else None)
+    return ResolvedView(spec, context), _held(spec, context, again if explain else None)
 
 
 Reported = tuple[tuple[Diagnostic, ...], ...]  # of each round, the keys of blocks that were misspelt
@@ -231,7 +231,7 @@ def _respelled(context: Context, explain: bool, reported: Reported) -> tuple[Dia
 
 def _view(
     definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, reported: Reported = ()
-) -> tuple[View | None, list[Diagnostic]]:
+) -> tuple[ResolvedView | None, list[Diagnostic]]:
     """One run. Where keys are `auto`, with the first choice that keeps the rules, or else the first there is."""
     view, mistakes = _run_view(definitions, name, overrides, explain, reported, {})
     if view is None or not view.context.opened:
@@ -261,7 +261,7 @@ def _of_a_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Dia
     return replace(message, notes=(*message.notes, Note(f"{others} {said}"))) if said else message
 
 
-def _structures(view: View) -> Iterator[choices.Choice]:
+def _structures(view: ResolvedView) -> Iterator[choices.Choice]:
     """What can be chosen for the open keys of a run; nothing where what they hang on is wrong."""
     try:
         yield from choices.structures(view.spec, view.context.opened)
@@ -276,7 +276,7 @@ def _run_view(
     explain: bool,
     reported: Reported,
     chosen: choices.Choice,
-) -> tuple[View | None, list[Diagnostic]]:
+) -> tuple[ResolvedView | None, list[Diagnostic]]:
     """One run: its blocks inherited and overridden, then typed, then held against the rules."""
     if definitions.broken:
         return None, []
@@ -297,15 +297,15 @@ def _run_view(
     examine(context)
     context.mistakes += [item for each in reported for item in each]
     if context.opened:
-        return View(spec, context), context.mistakes  # a value that is not chosen yet breaks no rule
+        return ResolvedView(spec, context), context.mistakes  # a value that is not chosen yet breaks no rule
 
-    def again(edits: Mapping[Span, str]) -> tuple[View | None, list[Diagnostic]]:
+    def again(edits: Mapping[Span, str]) -> tuple[ResolvedView | None, list[Diagnostic]]:
         return _run_view(edited(definitions, edits), name, edited_overrides(overrides, edits), False, (), chosen)
 
-    return View(spec, context), _held(spec, context, again if explain else None)
+    return ResolvedView(spec, context), _held(spec, context, again if explain else None)
 
 
-Again = Callable[[Mapping[Span, str]], tuple[View | None, list[Diagnostic]]]
+Again = Callable[[Mapping[Span, str]], tuple[ResolvedView | None, list[Diagnostic]]]
 
 
 def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:

@@ -14,15 +14,15 @@ from compiler.predict.predict import timed
 from dsl.closed_forms.memory import ITEMSIZE
 from dsl.load import load
 from dsl.schema import Spec
-from runtime.contract import KernelList, Plan
-from runtime.state.state import Bucket, build_state
+from runtime.contract import KernelList, RunPlan
+from runtime.state.state import FlatBucket, build_state
 
 
-def state_bytes(buckets: tuple[Bucket, ...]) -> int:
+def state_bytes(buckets: tuple[FlatBucket, ...]) -> int:
     return sum(tensor.nbytes for bucket in buckets for piece in bucket.owned for tensor in piece.state.values())
 
 
-def check_memory(spec: Spec, plan: Plan) -> None:
+def check_memory(spec: Spec, plan: RunPlan) -> None:
     """The fullest device of each pipeline rank holds what is planned, to the byte."""
     dp = plan.mesh.dp
     planned = rank_states(spec, lower_spec(spec).plan)
@@ -36,7 +36,7 @@ def check_memory(spec: Spec, plan: Plan) -> None:
         assert all([*piece.state] == names for bucket in state.buckets for piece in bucket.owned)
 
 
-def check_owners(spec: Spec, plan: Plan) -> list[int]:
+def check_owners(spec: Spec, plan: RunPlan) -> list[int]:
     """Each parameter has one owner, who has it whole; the FLOPs that each rank is owner of, balanced."""
     work, flops = [0] * plan.mesh.world, [0] * plan.mesh.world
     largest = 0
@@ -55,7 +55,7 @@ def check_owners(spec: Spec, plan: Plan) -> list[int]:
     return flops
 
 
-def check_price(spec: Spec, plan: Plan, flops: list[int]) -> None:
+def check_price(spec: Spec, plan: RunPlan, flops: list[int]) -> None:
     """The update of the step takes the bytes of the row at one rate, and its FLOPs at that of products."""
     found, precision, row = timed(spec), spec.precision, spec.train.optimizer
     assert precision.master == precision.parameter, "weights are their own masters here"
@@ -73,7 +73,7 @@ def check_price(spec: Spec, plan: Plan, flops: list[int]) -> None:
 def main(path: str) -> None:
     spec = load(path)
     files = dict(compile_spec(spec).files)
-    plan, kernels = Plan.from_json(files["plan.json"]), KernelList.from_json(files["kernels.json"])
+    plan, kernels = RunPlan.from_json(files["plan.json"]), KernelList.from_json(files["kernels.json"])
     check_memory(spec, plan)
     flops = check_owners(spec, plan) if spec.train.optimizer.unit == "matrix" else [0]
     check_price(spec, plan, flops)

@@ -13,7 +13,7 @@ import pytest
 
 from compiler import api, pipeline
 from compiler.cli.main import main
-from compiler.pipeline import Build
+from compiler.pipeline import CompiledBuild
 from tests import copies, progress
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def test_a_spec_that_does_not_train_is_refused_before_any_work(
 def test_a_build_goes_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default to build/RUN, as that of `dsc compile`."""
     monkeypatch.chdir(tmp_path)
-    build = Build((("manifest.json", '{"files": {}}'),), "what it is\n", "", (("segments/one", "traced"),))
+    build = CompiledBuild((("manifest.json", '{"files": {}}'),), "what it is\n", "", (("segments/one", "traced"),))
     monkeypatch.setattr(pipeline, "compile_spec", lambda *_, **__: build)
     for wanted, found in (("build/tiny", api.compile(TINY)), ("a/mine", api.compile(TINY, out="a/mine"))):
         assert found == api.Compiled(Path(wanted), build.digest, build.summary, "")

@@ -10,7 +10,7 @@ import torch
 
 from dsl.schema import OPTIMIZERS
 from dsl.schema.optimizers import SHARED
-from runtime.checkpoint.loading import Checkpoint, load
+from runtime.checkpoint.loading import LoadedCheckpoint, load
 from runtime.state.optimizers import reference_update
 from tests.extending import ROOT, Copy, extension, files_of_table
 
@@ -63,7 +63,7 @@ def copy(tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
     return copy
 
 
-def tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def tensors(checkpoint: LoadedCheckpoint) -> dict[str, torch.Tensor]:
     return dict(checkpoint.read(checkpoint.shapes))
 
 

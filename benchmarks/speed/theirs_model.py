@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from runtime.contract import EXTRA_TOKENS, Plan
+from runtime.contract import EXTRA_TOKENS, RunPlan
 from runtime.data.samples import Samples
 from runtime.state.state import initial_value
 from runtime.system.strict_json import tree
@@ -44,13 +44,13 @@ class Batches:
         return z_BZ[:, :sequence].contiguous(), z_BZ[:, 1 : sequence + 1].contiguous()
 
 
-def batches_of(plan: Plan, corpus: Path) -> Batches:
+def batches_of(plan: RunPlan, corpus: Path) -> Batches:
     """The training samples of a build, by its largest batch."""
     train = plan.train
     return Batches(Samples(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed), train.batch.end)
 
 
-def model_of(plan: Plan, experts: str, attention: str) -> PreTrainedModel:
+def model_of(plan: RunPlan, experts: str, attention: str) -> PreTrainedModel:
     """Their model in float32 with the start weights of ours."""
     seed = plan.train.seed
     logical = {each.name: initial_value(seed, each.name, each.shape, each.init) for each in plan.parameters}
@@ -77,7 +77,7 @@ class Optimizer:
     Norms are not decayed. Where the weights are not float32, masters are updated and copied back.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Plan, kind: str) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: RunPlan, kind: str) -> None:
         recipe = plan.train.optimizer
         settings = recipe.settings
         assert recipe.clip is not None, "gradients are clipped in every contest"

@@ -37,20 +37,20 @@ class Panel:
     y: float
 
 
-def series(names: Sequence[str], curves: Sequence[Sequence[float]], window: int) -> list[charts.Series]:
+def series(names: Sequence[str], curves: Sequence[Sequence[float]], window: int) -> list[charts.ChartSeries]:
     """Curves that have a point for each `window` steps, at the middle of the window, in colours by their order."""
     return [
-        charts.Series(f"s{at}", name, tuple(((k + 0.5) * window, value) for k, value in enumerate(curve)))
+        charts.ChartSeries(f"s{at}", name, tuple(((k + 0.5) * window, value) for k, value in enumerate(curve)))
         for at, (name, curve) in enumerate(zip(names, curves, strict=True))
     ]
 
 
-def wide(title: str, curves: Sequence[charts.Series]) -> charts.Chart:
+def wide(title: str, curves: Sequence[charts.ChartSeries]) -> charts.Chart:
     """A panel of the whole width."""
     return charts.chart(title, curves, WIDTH, HEIGHT, from_zero=False, named=True)
 
 
-def half(title: str, curves: Sequence[charts.Series]) -> charts.Chart:
+def half(title: str, curves: Sequence[charts.ChartSeries]) -> charts.Chart:
     """A panel of half the width, without names: colours are those of the wide one."""
     unnamed = [replace(curve, name="") for curve in curves]
     return charts.chart(title, unnamed, HALF_WIDTH, HALF_HEIGHT, from_zero=False, named=False)

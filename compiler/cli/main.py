@@ -125,7 +125,7 @@ class Closed(io.TextIOBase):
         return 1
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser whose mistakes end in a hint, as those of a spec do; texts are printed as they are laid out."""
 
     def __init__(self, prog: str, description: str) -> None:
@@ -162,9 +162,9 @@ def module_of(name: str) -> ModuleType:
     return importlib.import_module(f"compiler.cli.commands.{MODULES.get(name, name)}")
 
 
-def command_parser(name: str) -> Parser:
+def command_parser(name: str) -> CommandParser:
     """The parser of a command; imports its module, and no other."""
-    parser = Parser(f"dsc {name}", COMMANDS[name])
+    parser = CommandParser(f"dsc {name}", COMMANDS[name])
     module = module_of(name)
     module.add_arguments(parser)
     parser.epilog = parser.epilog or _epilog(module.__doc__ or "")
@@ -172,7 +172,7 @@ def command_parser(name: str) -> Parser:
     return parser
 
 
-def command_parsers() -> dict[str, Parser]:
+def command_parsers() -> dict[str, CommandParser]:
     """The parsers of all commands, by name."""
     return {name: command_parser(name) for name in COMMANDS}
 
@@ -190,7 +190,7 @@ def _epilog(text: str) -> str:
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     if arguments and arguments[0] in COMMANDS:
         return command_parser(arguments[0]).parse_intermixed_args(arguments[1:])
-    parser = Parser("dsc", "A declarative compiler for training programs.")
+    parser = CommandParser("dsc", "A declarative compiler for training programs.")
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
     parser.epilog = f"commands:\n{listed}\n\n{EPILOG}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.emit import recipe
 from compiler.emit.kernels import reason
-from compiler.emit.kernels.calls import Call
+from compiler.emit.kernels.calls import KernelCall
 from compiler.emit.quantised import Making
 from compiler.ir import Bucket, Buffer, Communication, Emitted, Message, Plan, Program, Replica, SegmentCode, Stage, Use
 from compiler.ir.expert_placement import most_rows
@@ -19,7 +19,7 @@ from compiler.plan.plan import HELD
 from compiler.plan.split_blocks import balanced_rows, sent_rows
 from compiler.plan.stages import block_of, clips
 from compiler.predict.memory_state import kept_elements
-from compiler.predict.planned_step import PURPOSES, Planned
+from compiler.predict.planned_step import PURPOSES, PlannedStep
 from compiler.predict.predict import devices_of
 from compiler.program.lower.estimate import Overlap
 from compiler.program.lowered import Lowered
@@ -35,17 +35,17 @@ from runtime.system.strict_json import pretty
 DIGITS = 6  # of a predicted number
 
 
-def watch_json(spec: Spec, planned: Planned) -> str:
+def watch_json(spec: Spec, planned: PlannedStep) -> str:
     """The text of the file. `planned`: the prediction of a step of the spec."""
     step, within, devices = planned.step, spec.train.within, devices_of(spec)
     peaks = [count * device.bf16 for count, device in devices if device.bf16 is not None]
     links = (
-        contract.Link(level.name, purpose, moved)
+        contract.LinkTraffic(level.name, purpose, moved)
         for level in planned.network.levels
         for purpose, moved in zip(PURPOSES, level.moved, strict=True)
         if moved
     )
-    return contract.Watch(
+    return contract.WatchFacts(
         run=run_name(spec.name),
         model=spec.model.name,
         cluster=spec.cluster.name,
@@ -61,7 +61,7 @@ def watch_json(spec: Spec, planned: Planned) -> str:
         memory_bytes=tuple(rank.peak_bytes for rank in planned.ranks),
         capacity_bytes=tuple(rank.capacity_bytes for rank in planned.ranks),
         links=tuple(links),
-        metrics=contract.Metrics(**spec.metrics.model_dump()) if spec.metrics else None,
+        metrics=contract.MetricsSinks(**spec.metrics.model_dump()) if spec.metrics else None,
         calibrated=planned.calibrated,
     ).to_json()
 
@@ -71,7 +71,7 @@ def _rounded(number: float) -> float:
 
 
 # --- build files
-Quantised = tuple[contract.Quantised, ...]
+Quantised = tuple[contract.QuantisedTensor, ...]
 
 
 def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()) -> str:
@@ -81,11 +81,11 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overl
 
 def contract_plan(
     spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
-) -> contract.Plan:
+) -> contract.RunPlan:
     """The plan as the runtime reads it. `quantised`: the weights that products read in eight bits."""
     plan = lowered.plan
     table = {r.key: r for r in plan.replicas}
-    return contract.Plan(
+    return contract.RunPlan(
         run=spec.name,
         mesh=plan.mesh,
         cluster=recipe.cluster(spec),
@@ -119,7 +119,7 @@ def contract_plan(
         adapter=recipe.adapter(spec.adapter),
         biases=tuple(contract.Bias(*_held(r)) for r in plan.replicas if r.role == "bias"),
         tables=tuple(
-            contract.Table(*_held(r), num_experts(spec.model, r.name)) for r in plan.replicas if r.role == "table"
+            contract.ExpertTable(*_held(r), num_experts(spec.model, r.name)) for r in plan.replicas if r.role == "table"
         ),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
@@ -136,17 +136,17 @@ def _largest_part(plan: Plan, axis: str) -> int:
     return max(parts, default=0)
 
 
-def _message(plan: Plan) -> contract.Message | None:
+def _message(plan: Plan) -> contract.StageMessage | None:
     output: Buffer | None = next((s.output for s in plan.stages if s.output), None)
     if output is None:
         return None
-    return contract.Message(tuple(extent for extent in output.shape if isinstance(extent, int)), output.dtype)
+    return contract.StageMessage(tuple(extent for extent in output.shape if isinstance(extent, int)), output.dtype)
 
 
-def _overlap(overlaps: Mapping[ProgramName, Overlap]) -> contract.Overlap:
+def _overlap(overlaps: Mapping[ProgramName, Overlap]) -> contract.OverlapTimes:
     """Predicted times of every body once, and of every program which share of its exchanges' time is hidden."""
     bodies = {name: times for overlap in overlaps.values() for name, times in overlap.bodies}
-    return contract.Overlap(
+    return contract.OverlapTimes(
         bodies={
             name: contract.BodyTimes(t.end / 1e6, t.compute / 1e6, t.communication / 1e6, round(t.hidden, 4))
             for name, t in sorted(bodies.items())
@@ -170,10 +170,10 @@ def _layer_of(spec: Spec, site: Site) -> int:
     return spec.model.num_layers - 1 if site.layer is None else site.layer
 
 
-def _indexer(spec: Spec, site: Site) -> contract.Indexer:
+def _indexer(spec: Spec, site: Site) -> contract.PlannedIndexer:
     attention = spec.model.attention_of(_layer_of(spec, site))
     assert isinstance(attention, Mla | Compressed) and attention.indexer
-    return contract.Indexer(site, attention.indexer.loss)
+    return contract.PlannedIndexer(site, attention.indexer.loss)
 
 
 def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.MoeLayer:
@@ -205,16 +205,16 @@ def _clipped(spec: Spec, use: Use) -> contract.ClippedAttention:
     assert isinstance(sizes, Mla | Gqa), "no other attention gives logits"
     key_heads, found = projections(sizes)
     rows = tuple(
-        contract.Rows(f"{name}.{attention.PARAMETERS[weight]}", first, heads, parts)
+        contract.ClippedRows(f"{name}.{attention.PARAMETERS[weight]}", first, heads, parts)
         for weight, first, heads, parts in found
     )
     return contract.ClippedAttention(name, max(heads for _, _, heads, _ in found), key_heads, rows)
 
 
-def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) -> contract.Bucket:
+def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) -> contract.PlannedBucket:
     apart = optimizer.unit == "matrix"
     parameters = tuple(
-        contract.Parameter(
+        contract.HeldParameter(
             *(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice),
             matrices=r.matrices if apart and not r.slice else (),
             mean=r.mean,
@@ -222,7 +222,7 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) 
         for r in (table[name] for name in bucket.replicas)
     )
     held_by = bucket.name, tuple(bucket.holders), bucket.stages
-    return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest, bucket.still)
+    return contract.PlannedBucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest, bucket.still)
 
 
 def _held(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -242,7 +242,7 @@ def program_json(program: Program, order: tuple[int, ...] = ()) -> str:
     )
     count = program.num_micro_batches
     lists = prologue, epilogue, update, program.reductions, order
-    return contract.Program(program.name, count, placement, ranks, *lists).to_json()
+    return contract.RunProgram(program.name, count, placement, ranks, *lists).to_json()
 
 
 def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, MessageName], ...]:
@@ -329,7 +329,7 @@ if __name__ == "__main__":
 def manifest(files: Mapping[str, str]) -> str:
     """sha256 of every file, and the public versions of what emitted them."""
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
-    return pretty(contract.Manifest(versions(), sums))
+    return pretty(contract.BuildManifest(versions(), sums))
 
 
 # --- kernels.json of a build: every op of every segment, its kernel, and what was fused into it; of weights of few
@@ -341,7 +341,7 @@ def kernels_json(
     plan: Plan,
     segments: Mapping[object, SegmentCode],
     quantised: Mapping[str, Making],
-    updates: Sequence[tuple[Call, str | None]],
+    updates: Sequence[tuple[KernelCall, str | None]],
 ) -> str:
     """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for.
 
@@ -383,7 +383,9 @@ def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights
     return tuple(contract.QuantisedWeights(op, kernel, why, count) for (op, kernel, why), count in calls.items())
 
 
-def _steps(spec: Spec, plan: Plan, updates: Sequence[tuple[Call, str | None]]) -> Iterator[contract.OptimizerStep]:
+def _steps(
+    spec: Spec, plan: Plan, updates: Sequence[tuple[KernelCall, str | None]]
+) -> Iterator[contract.OptimizerStep]:
     """What a step of each row of the optimizer moves, on the device that updates most."""
     kept = kept_elements(spec, plan)
     for (call, kernel), row, owned in zip(updates, spec.train.optimizer.rows, (kept.owned, kept.rest), strict=False):

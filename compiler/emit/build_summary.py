@@ -9,7 +9,7 @@ from compiler.predict.memory_state import device_of
 from compiler.predict.prediction import RankMemory, size
 from compiler.program.lower.estimate import Overlap
 from compiler.program.lowered import Lowered
-from dsl.closed_forms.memory import Memory
+from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
 from runtime.contract.names import ProgramName
 
@@ -96,14 +96,14 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}{ending}"
 
 
-def fullest(spec: Spec, lowered: Lowered) -> tuple[int, Memory]:
+def fullest(spec: Spec, lowered: Lowered) -> tuple[int, DeviceBytes]:
     """The pipeline rank whose devices hold the most, and what they hold."""
     memories = lowered.memories
     rank = max(range(len(memories)), key=lambda rank: memories[rank].total)
     return rank, memories[rank]
 
 
-def parts_of(memory: Memory) -> tuple[tuple[str, int], ...]:
+def parts_of(memory: DeviceBytes) -> tuple[tuple[str, int], ...]:
     """Kinds and bytes, as they are shown."""
     return (
         ("parameters", memory.weights),

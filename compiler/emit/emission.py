@@ -14,10 +14,10 @@ from compiler.emit.quantised import quantised, rows
 from compiler.emit.stage_modules import StageModules, with_origin
 from compiler.ir import Body, Program, SegmentCode
 from compiler.plan.spec_files import standing_alone, texts_of_files
-from compiler.predict.planned_step import Planned
+from compiler.predict.planned_step import PlannedStep
 from compiler.program.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.program.lowered import Lowered
-from compiler.program.proof import Certificate
+from compiler.program.proof import ProofFacts
 from compiler.schedule.schedule import Schedule
 from dsl.canonical import canonical
 from dsl.schema import Spec
@@ -36,7 +36,7 @@ class Certificates:
     digests: Mapping[str, str]
     _exchanges: dict[int, Exchanges] = field(default_factory=dict, init=False)  # of bodies by identity: programs share
 
-    def json(self, name: str, program: Program, schedule: Schedule, certificate: Certificate) -> str:
+    def json(self, name: str, program: Program, schedule: Schedule, certificate: ProofFacts) -> str:
         """Facts of the proof, digests of what it is of, and what each body sends and receives (for the re-check).
 
         name: of the program's file. The digests are those of the plan, the program and the stage modules.
@@ -60,7 +60,7 @@ class Certificates:
         return self._exchanges[id(body)]
 
 
-def _facts(certificate: Certificate) -> contract.Facts:
+def _facts(certificate: ProofFacts) -> contract.Facts:
     return contract.Facts(
         num_ranks=certificate.num_ranks,
         num_micro_batches=certificate.num_micro_batches,
@@ -92,7 +92,7 @@ class Emission:
     spec: Spec
     lowered: Lowered
     codes: Mapping[Hashable, SegmentCode]
-    planned: Planned
+    planned: PlannedStep
 
     @cached_property
     def overlaps(self) -> dict[ProgramName, Overlap]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.emit.kernels import KernelFile, emit_kernel, reason
-from compiler.emit.kernels.calls import Call, quantising
+from compiler.emit.kernels.calls import KernelCall, quantising
 from compiler.ir import Plan
 from runtime import contract
 
@@ -37,14 +37,14 @@ def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
     return found
 
 
-def _making(call: Call, num_sms: int, suffixes: tuple[str, ...]) -> Making:
+def _making(call: KernelCall, num_sms: int, suffixes: tuple[str, ...]) -> Making:
     file = emit_kernel(call.op, call.arguments, num_sms)
     return Making(call.op, file, None if file else reason(call.op, call.arguments), suffixes)
 
 
-def rows(makings: dict[str, Making]) -> tuple[contract.Quantised, ...]:
+def rows(makings: dict[str, Making]) -> tuple[contract.QuantisedTensor, ...]:
     """What the runtime is told of them."""
     return tuple(
-        contract.Quantised(tensor, each.op, each.kernel.name if each.kernel else None, each.suffixes)
+        contract.QuantisedTensor(tensor, each.op, each.kernel.name if each.kernel else None, each.suffixes)
         for tensor, each in makings.items()
     )

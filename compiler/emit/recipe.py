@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.plan.spec_files import initial_weights_of, reward_file
-from dsl.closed_forms.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
+from dsl.closed_forms.memory import HOST_PART, HOST_SLOTS, DeviceBytes, average_dtype
 from dsl.facts import shares
 from dsl.schema import Data, Filters, Grpo, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
 from dsl.schema.base import as_tree, is_left_out
@@ -23,8 +23,8 @@ def data_request(spec: Spec) -> contract.DataRequest:
     return contract.DataRequest(data(spec.data), spec.model.vocab, spec.train.seed)
 
 
-def precision(block: Precision) -> contract.Precision:
-    return contract.Precision(
+def precision(block: Precision) -> contract.PlannedPrecision:
+    return contract.PlannedPrecision(
         parameter=TORCH_DTYPE[block.parameter],
         compute=TORCH_DTYPE[block.compute],
         linear=TORCH_DTYPE[block.linear],
@@ -37,9 +37,9 @@ def precision(block: Precision) -> contract.Precision:
     )
 
 
-def model(block: Model) -> contract.Model:
+def model(block: Model) -> contract.PlannedModel:
     more = [name for name in QUIET if not is_left_out(Model.model_fields[name], getattr(block, name))]
-    return contract.Model(
+    return contract.PlannedModel(
         name=block.name,
         vocab=block.vocab,
         hidden=block.hidden,
@@ -61,26 +61,26 @@ def _given(block: Node) -> dict[str, Any]:
     }
 
 
-def _layers(block: Model) -> Iterator[contract.Layers]:
+def _layers(block: Model) -> Iterator[contract.PlannedLayers]:
     """Runs of layers of one range. `max_nodes` is left out: it says where experts lie, which no value depends on, and a
     run goes on where it is another."""
     for index, run in groupby(range(block.num_layers), key=block.range_of):
         layers, span = [*run], block.layers[index]
         ffn = {name: value for name, value in as_tree(span.ffn).items() if name != "max_nodes"}
         attention = _given(span.attention) if span.attention is not None else None
-        yield contract.Layers(layers[0], layers[-1], ffn, attention)
+        yield contract.PlannedLayers(layers[0], layers[-1], ffn, attention)
 
 
-def train(spec: Spec) -> contract.Train:
+def train(spec: Spec) -> contract.TrainRecipe:
     block, average = spec.train, spec.train.ema
     batch, checkpoint, validate = block.batch, block.checkpoint, block.validate
     optimizer, *rest = block.optimizer.rows
-    return contract.Train(
+    return contract.TrainRecipe(
         sequence=block.sequence,
         micro_batch=block.micro_batch,
         batch=contract.BatchGrowth(batch.start, batch.end, batch.over_tokens),
         tokens=block.tokens,
-        optimizer=contract.Optimizer(
+        optimizer=contract.OptimizerRecipe(
             kind=optimizer.kind,
             settings=optimizer.settings(),
             weight_decay=optimizer.weight_decay,
@@ -88,7 +88,7 @@ def train(spec: Spec) -> contract.Train:
             rest=contract.UpdateOfRest(rest[0].kind, rest[0].settings()) if rest else None,
             qk_clip=optimizer.qk_clip,
         ),
-        rate=tuple(contract.RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in block.rate),
+        rate=tuple(contract.RecipeRatePhase(p.shape, p.start, p.end, p.end_tokens) for p in block.rate),
         seed=block.seed,
         checkpoint=contract.Checkpoints(
             every=checkpoint.every,
@@ -102,27 +102,27 @@ def train(spec: Spec) -> contract.Train:
         if checkpoint
         else None,
         validate=contract.Validation(validate.every, validate.batches, validate.ema) if validate else None,
-        ema=contract.Ema(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
+        ema=contract.EmaRecipe(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
         initial=initial_weights_of(spec),
-        within=contract.Within(**dict(block.within)) if block.within else None,
+        within=contract.PhaseSteps(**dict(block.within)) if block.within else None,
         health=_health(block.health) if block.health else None,
         grpo=_grpo(block.grpo) if block.grpo else None,
     )
 
 
-def _grpo(block: Grpo) -> contract.Grpo:
+def _grpo(block: Grpo) -> contract.GrpoRecipe:
     rewards = (
-        contract.Reward(
+        contract.RewardRecipe(
             **dict(each) | {"file": None if each.file is None else reward_file(each.name), "named": each.file}
         )
         for each in block.rewards
     )
-    return contract.Grpo(**dict(block) | {"rewards": tuple(rewards)})
+    return contract.GrpoRecipe(**dict(block) | {"rewards": tuple(rewards)})
 
 
-def _health(block: Health) -> contract.Health:
-    spike = contract.Spike(**dict(block.spike)) if block.spike else None
-    return contract.Health(**dict(block) | {"spike": spike})
+def _health(block: Health) -> contract.HealthRecipe:
+    spike = contract.SpikeRecipe(**dict(block.spike)) if block.spike else None
+    return contract.HealthRecipe(**dict(block) | {"spike": spike})
 
 
 def adapter(block: Lora | None) -> contract.Adapter | None:
@@ -141,13 +141,15 @@ def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
 def optimizer_state(spec: Spec) -> contract.OptimizerState:
     """What the optimizer of a run keeps, by the rows of its kind."""
     state, *rest = (
-        tuple(contract.StateTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state)
+        tuple(
+            contract.OptimizerTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state
+        )
         for row in spec.train.optimizer.rows
     )
     return contract.OptimizerState(state, spec.train.optimizer.unit, *rest)
 
 
-def host(spec: Spec, memories: Iterable[Memory]) -> contract.Host:
+def host(spec: Spec, memories: Iterable[DeviceBytes]) -> contract.Host:
     """What lies in the memory of hosts; `memories`: of a device of each pipeline rank."""
     if not spec.offload and spec.train.ema is None:
         return contract.Host()
@@ -155,14 +157,14 @@ def host(spec: Spec, memories: Iterable[Memory]) -> contract.Host:
     return contract.Host(spec.offload, HOST_PART, HOST_SLOTS, held)
 
 
-def data(block: Data) -> contract.Data:
+def data(block: Data) -> contract.DataRecipe:
     tokenizer = block.tokenizer
-    return contract.Data(
+    return contract.DataRecipe(
         source=block.source,
         tokenizer=contract.TrainedTokenizer(tokenizer.vocab) if isinstance(tokenizer, TrainTokenizer) else tokenizer,
         validation=block.validation,
         sources=tuple(
-            contract.Source(
+            contract.BlendSource(
                 each.name,
                 each.files,
                 weight,
@@ -173,22 +175,22 @@ def data(block: Data) -> contract.Data:
         )
         if block.sources
         else (),
-        chat=contract.Chat(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
+        chat=contract.ChatRecipe(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
         documents=block.documents,
         column=block.column,
         fim=0.0 if block.sources else block.fim,
         end_id=block.end_id,
         filters=None if block.sources else _filters(block.filters),
-        prompts=contract.Prompts(**dict(block.prompts)) if block.prompts else None,
+        prompts=contract.PromptsRecipe(**dict(block.prompts)) if block.prompts else None,
     )
 
 
-def _filters(block: Filters | None) -> contract.Filters | None:
+def _filters(block: Filters | None) -> contract.FiltersRecipe | None:
     """The filters of a source, None where none leaves out anything."""
-    found = contract.Filters(**dict(block)) if block else contract.Filters()
-    found = found if found.duplicates == "near" else replace(found, similarity=contract.Filters.similarity)
-    return None if found == contract.Filters() else found
+    found = contract.FiltersRecipe(**dict(block)) if block else contract.FiltersRecipe()
+    found = found if found.duplicates == "near" else replace(found, similarity=contract.FiltersRecipe.similarity)
+    return None if found == contract.FiltersRecipe() else found
 
 
-def phases(phases: Iterable[Phase]) -> tuple[contract.Phase, ...]:
-    return tuple(contract.Phase(phase.value, phase.until_tokens) for phase in phases)
+def phases(phases: Iterable[Phase]) -> tuple[contract.PlannedPhase, ...]:
+    return tuple(contract.PlannedPhase(phase.value, phase.until_tokens) for phase in phases)

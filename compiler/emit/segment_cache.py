@@ -23,7 +23,7 @@ from compiler.emit.kernels.calls import call_of
 from compiler.files.cache import text_of
 from compiler.ir import Emitted, Segment, SegmentCode
 from compiler.ir.module import Module
-from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 from compiler.model.segments.printer import module_name
 
 # --- The module of a segment: its graph judged by a trace of torch, printed as plain Python, and its kernels
@@ -50,7 +50,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     parts = split(joint)
     kernels = {node: kernel(joint, node, num_sms) for nodes in parts.functions.values() for node in nodes}
 
-    def kernel_of(node: Node) -> str | None:
+    def kernel_of(node: OpNode) -> str | None:
         file = kernels[node]
         return file.name if file else None
 
@@ -69,7 +69,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
 
 
 def _emitted(
-    function: str, node: Node, file: str | None, joint: Joint, saved: Mapping[Node, tuple[int, int]]
+    function: str, node: OpNode, file: str | None, joint: Joint, saved: Mapping[OpNode, tuple[int, int]]
 ) -> Emitted:
     call = Emitted(
         function, node.op, file or "", reason="" if file else reason(node.op, call_of(joint, node).arguments)
@@ -82,7 +82,7 @@ def _emitted(
     return call
 
 
-def kernel(joint: Joint, node: Node, num_sms: int) -> KernelFile | None:
+def kernel(joint: Joint, node: OpNode, num_sms: int) -> KernelFile | None:
     """The kernel file of a node's op at its sizes, or None where the reference op runs on every device.
 
     `joint` is unpacked.

@@ -15,11 +15,12 @@ from compiler.ir.plan import (
     Role,
     Sharded,
     Stage,
+    StageStep,
     Use,
 )
 from compiler.ir.program import (
     Body,
-    Collective,
+    BucketCollective,
     Instruction,
     Invocation,
     Kind,
@@ -40,14 +41,14 @@ from compiler.ir.segment import (
     Segment,
     SegmentCode,
     Signature,
-    Split,
+    TensorSplit,
 )
 
 __all__ = [
     "Body",
     "Bucket",
+    "BucketCollective",
     "Buffer",
-    "Collective",
     "Communication",
     "Cost",
     "Cut",
@@ -70,7 +71,8 @@ __all__ = [
     "SegmentCode",
     "Sharded",
     "Signature",
-    "Split",
     "Stage",
+    "StageStep",
+    "TensorSplit",
     "Use",
 ]

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cache
 from math import prod
 
-from dsl.facts.formats import E5M6, PRODUCTS, Format
+from dsl.facts.formats import E5M6, PRODUCTS, FormatFacts
 
 TORCH_DTYPE = {  # by a spec's names; bytes of codes of E2M1 and E5M6
     **{"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"},
@@ -49,7 +49,7 @@ class Packed:
         return f"{self.element}[{self.rows}x{self.columns}{''.join(f' {word}' for word in self.how)}]"
 
     @property
-    def form(self) -> Format | None:
+    def form(self) -> FormatFacts | None:
         """Its format; None of E4M3 that has ops of its own, in tiles of any size."""
         return next((form for form in (*PRODUCTS, E5M6) if form.name == self.element), None)
 

@@ -1,7 +1,7 @@
 """A layer of a user's own as a graph: a traced torch module, its forward and its backward, without torch.
 
-Nodes are those of a joint graph (compiler/model/segments/joint.py). Besides ops of our own, a node may be a `Call` of
-one of torch's.
+Nodes are those of a joint graph (compiler/model/segments/joint.py). Besides ops of our own, a node may be a `TorchCall`
+of one of torch's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Atom = int | float | bool | str | None | tuple["Atom", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TorchCall:
     """What an op of torch is called with beside its tensors, which are `%` here, in their order.
 
     `aten.sum.dim_IntList(x, [0], dtype=torch.float32)` is `args = ("%", (0,))`, `options = (("dtype",
@@ -30,7 +30,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OpNode:
     """One op: a value's name or a constant for each argument, a name for each output.
 
     `call`: of an op of torch, whose name is then `op` (`aten.mm.default`) and whose tensors are `args`.
@@ -39,7 +39,7 @@ class Node:
     op: str
     args: tuple[str | Constant, ...]
     outputs: tuple[str, ...]
-    call: Call | None = None
+    call: TorchCall | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class ModuleParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedModule:
     """A module of a spec, at the sizes at which a run has it."""
 
     text: str  # mylayer.py:MyFfn
@@ -105,8 +105,8 @@ class Module:
     """
 
     parameters: tuple[ModuleParameter, ...]
-    forward: tuple[Node, ...]
-    backward: tuple[Node, ...]
+    forward: tuple[OpNode, ...]
+    backward: tuple[OpNode, ...]
     tensors: tuple[tuple[str, tuple[int, ...], str], ...]
     y: str  # the values that are the output, the gradient of x, and those of the parameters
     d_x: str
@@ -134,8 +134,8 @@ class Module:
         return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
-class Modules(Protocol):
+class SpecModules(Protocol):
     """Where the modules that a spec names come from."""
 
-    def module(self, wanted: Wanted) -> Module:
+    def module(self, wanted: WantedModule) -> Module:
         """The traced module."""

@@ -86,12 +86,15 @@ class Communication:
         return gathers if (self.kind == "gather") == (phase == "F") else scatters
 
 
+StageStep = Use | Communication
+
+
 @dataclass(frozen=True)
 class Stage:
     """A list of segments and communications. `loads` are data tensors, `input`/`output` what neighbours exchange."""
 
     index: int
-    steps: tuple[Use | Communication, ...]
+    steps: tuple[StageStep, ...]
     loads: tuple[Buffer, ...]  # tokens, starts, targets, mtp_tokens, mtp_targets, …: stages.py
     input: Buffer | None  # None on the first stage
     output: Buffer | None  # None on the last stage

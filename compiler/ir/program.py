@@ -110,7 +110,7 @@ class Invocation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Collective:
+class BucketCollective:
     """A call that all ranks of a group make together.
 
     sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); max: the largest of
@@ -141,12 +141,12 @@ class Program:
     bodies: tuple[tuple[Body, ...], ...]  # per pipeline rank
     invocations: tuple[tuple[Invocation, ...], ...]  # per pipeline rank
     message: Buffer | None  # shape and dtype of every pipeline message
-    prologue: tuple[Collective, ...] = ()
-    epilogue: tuple[Collective, ...] = ()
-    update: tuple[Collective, ...] = ()
+    prologue: tuple[BucketCollective, ...] = ()
+    epilogue: tuple[BucketCollective, ...] = ()
+    update: tuple[BucketCollective, ...] = ()
     reductions: tuple[tuple[Reduction, ...], ...] = ()  # per pipeline rank, in their order; none in an evaluation
 
     @property
-    def collectives(self) -> tuple[Collective, ...]:
+    def collectives(self) -> tuple[BucketCollective, ...]:
         """All collectives, in their order."""
         return self.prologue + self.epilogue + self.update

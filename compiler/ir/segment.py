@@ -70,7 +70,7 @@ Role = Literal["parameter", "still", "frozen", "bias", "slots", "table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TensorSplit:
     """How tensor ranks split a logical parameter: along a dimension, and each of its parts evenly.
 
     `parts`: what a rank has of each part of a fused product; of a plain one there is one.
@@ -109,7 +109,9 @@ class Param:
     mean: float = field(default=0.0, repr=False, compare=False)  # of the first values, unless they are ones
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
     path: str = field(default="", repr=False, compare=False)  # its name below its block, if the layer's table has none
-    split: Split | None = field(default=None, repr=False, compare=False)  # `shape` is what a tensor rank has of it
+    split: TensorSplit | None = field(
+        default=None, repr=False, compare=False
+    )  # `shape` is what a tensor rank has of it
     # Rows of each matrix that lies in the logical parameter, one below another: of published weights, which are not
     # fused. Nothing for what is no matrix of a layer: a vector, the embedding, the head.
     matrices: tuple[int, ...] = field(default=(), repr=False, compare=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from compiler import ir
+from compiler.ir import StageStep
 from compiler.ir.dtypes import flat_tensors
 from compiler.ir.names import gradient_of
 from compiler.ir.segment import SUM
@@ -37,7 +38,6 @@ from compiler.plan.split_blocks import (
 from dsl.schema import Moe, Spec
 from runtime.contract.names import DataName, Site
 
-Step = ir.Use | ir.Communication
 CutsByKey = Mapping[Hashable, ir.Cut]  # by the key of a segment
 LAYER = "layer"  # of `recompute`: all of a layer
 MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
@@ -45,10 +45,10 @@ NO_CUTS: CutsByKey = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Block:
+class StageBlock:
     """Consecutive steps that stay on one stage, and the hidden state they end with."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[StageStep, ...]
     output: str
 
     @property
@@ -65,9 +65,9 @@ class CutModel:
     """
 
     spec: Spec
-    blocks: tuple[Block, ...]
+    blocks: tuple[StageBlock, ...]
     cuts: Mapping[str, ir.Cut]
-    again: tuple[Block, ...] = ()
+    again: tuple[StageBlock, ...] = ()
     cuts_by_key: CutsByKey = field(default_factory=dict, repr=False)
 
 
@@ -89,7 +89,7 @@ def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> di
     return {use.site: cut_of(use.segment) for use in uses}
 
 
-def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -> tuple[Block, ...]:
+def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -> tuple[StageBlock, ...]:
     """The embedding, every layer, and the end of the model. `cut_of`: for layers that are all run again. `alike`: the
     first layer stands for all that differ from it in names alone, for who wants to know what they cost."""
     model = spec.model
@@ -97,7 +97,7 @@ def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -
     places_by_kind = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
     places = [places_by_kind[id(p.ffn), id(p.attention), p.high] for p in places]  # segments are made once
     build = {id(place): _layer if cut_of is None else _LayerAgain(place, cut_of) for place in places}
-    blocks, first = [_embedding(places[0])], dict[int, Block]()
+    blocks, first = [_embedding(places[0])], dict[int, StageBlock]()
     for layer, place in enumerate(places):
         if not alike or id(place) not in first:
             first[id(place)] = build[id(place)](place, f"L{layer}", f"layers.{layer}", blocks[-1].output)
@@ -111,7 +111,7 @@ def _place(spec: Spec, layer: int) -> Place:
     return Place(spec, model.ffn(layer), high=is_high, attention=model.attention_of(layer))
 
 
-def model_steps(spec: Spec) -> tuple[Step, ...]:
+def model_steps(spec: Spec) -> tuple[StageStep, ...]:
     """The whole model, in order."""
     return tuple(step for block in model_blocks(spec) for step in block.steps)
 
@@ -133,14 +133,14 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
     return ir.Use(Site(site), segment, params, inputs, outputs)
 
 
-def _embedding(place: Place) -> Block:
+def _embedding(place: Place) -> StageBlock:
     embedded = _embedded(place, "embed", "tokens", "embed_h")
     if place.model.hyper_connections is None:
-        return Block(embedded, "embed_h")
-    return Block((*embedded, _use(place, "streams", "streams", "", ("embed_h",), ("streams_h",))), "streams_h")
+        return StageBlock(embedded, "embed_h")
+    return StageBlock((*embedded, _use(place, "streams", "streams", "", ("embed_h",), ("streams_h",))), "streams_h")
 
 
-def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[Step, ...]:
+def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[StageStep, ...]:
     """The embeddings of tokens; of all rows, where a tensor rank has some of the vocabulary, and summed over all."""
     if not place.spec.splits_vocabulary:
         return (_use(place, "embed", site, "", (tokens,), (out,)),)
@@ -148,7 +148,7 @@ def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[Step, ...
     return _use(part, "embed", site, "", (tokens,), (sums,)), scatter(place, site, sums, out)
 
 
-def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[Step, ...]:
+def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[StageStep, ...]:
     """Head and loss; where tensor ranks have parts of the vocabulary, each has the logits of all rows for its part."""
     site = f"{block}head"
     if not place.spec.splits_vocabulary:
@@ -163,28 +163,28 @@ def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[St
     )
 
 
-def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
+def _layer(place: Place, name: str, prefix: str, h: str) -> StageBlock:
     """Attention and the feed-forward part of one layer, or of the MTP block."""
     if place.spec.parallel.tensor > 1:
-        return Block(_split_layer(place, name, prefix, h), f"{name}_h")
+        return StageBlock(_split_layer(place, name, prefix, h), f"{name}_h")
     mixing, out = tuple(f"{name}_attention_{each}" for each in following(place)), f"{name}_h"
     attended = (f"{name}_entered", f"{name}_attended", *mixing)
     attention = _attention(place, name, prefix, h, attended[1], attended[:1], mixing)
     if not isinstance(place.ffn, Moe):
-        return Block((*attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
-    return Block((*attention, *_mixture(place, name, prefix, attended, out)), out)
+        return StageBlock((*attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
+    return StageBlock((*attention, *_mixture(place, name, prefix, attended, out)), out)
 
 
 def _attention(
     place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = (), mixing: tuple[str, ...] = ()
-) -> tuple[Step, ...]:
+) -> tuple[StageStep, ...]:
     """Attention, from `x` to `out`; `handed`: what it hands through; `mixing`: how its streams are mixed. Tensor ranks
     whose heads are normed together add up squares in front of it. Context ranks put keys and values together in the
     middle of it."""
     told, context = tuple(each.name for each in place.places), place.spec.parallel.context
     peaks = tuple(f"{name}_{each.name}" for each in qk_clip.outputs(place))
     given: tuple[str, ...] = (x,)
-    first: tuple[Step, ...] = ()
+    first: tuple[StageStep, ...] = ()
     if norms_together(place):
         given, site = (f"{name}_heads", f"{name}_all_squares"), f"{name}.squares"
         squares, sums = f"{name}_squares", f"{name}_summed_squares"
@@ -211,15 +211,15 @@ class _LayerAgain:
         self._plain, self._inside = replace(place, inside=()), replace(place, inside=(*LAYERS, SUM))
         self._again = Again(cut_of)
 
-    def __call__(self, _: Place, name: str, prefix: str, h: str) -> Block:
+    def __call__(self, _: Place, name: str, prefix: str, h: str) -> StageBlock:
         plain, inside = (_layer(place, name, prefix, h) for place in (self._plain, self._inside))
-        return Block(self._again.steps(plain.steps, inside.steps), plain.output)
+        return StageBlock(self._again.steps(plain.steps, inside.steps), plain.output)
 
 
-def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:
+def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageStep, ...]:
     """A layer of which tensor ranks have parts, and rows of what is between them. To experts they are as data ranks."""
     part = replace(place, part=True)
-    steps: list[Step] = []
+    steps: list[StageStep] = []
 
     def between(kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         steps.append(_use(place, kind, f"{name}.{kind}", prefix, inputs, outputs))
@@ -248,7 +248,7 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ..
     return tuple(steps)
 
 
-def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], out: str) -> tuple[Step, ...]:
+def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], out: str) -> tuple[StageStep, ...]:
     """Router, dispatch, experts, combine, join; the shared experts where they can hide the dispatch."""
     router = LAYERS["router"].build(place)
     values = {output.name: f"{name}_{output.name}" for output in router.outputs}
@@ -370,11 +370,11 @@ def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = ""
     )
 
 
-def _end(place: Place, h: str, cut_of: CutOf | None) -> Block:
+def _end(place: Place, h: str, cut_of: CutOf | None) -> StageBlock:
     """Final norm, head and loss, and the MTP block, which takes the normed hidden state."""
     mtp = place.model.mtp
     normed = ("final_h", "final_h_mtp") if mtp else ("final_h",)
-    steps: list[Step] = [
+    steps: list[StageStep] = [
         _use(place, "final_norm", "final_norm", "", (h,), normed),
         *_head(place, "", "final_h", "targets", "loss"),
     ]
@@ -392,7 +392,7 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> Block:
             _use(inside, "final_norm", "M0.final_norm", "mtp.0", (block.output,), ("M0_final_h",)),
             *_head(inside, "M0.", "M0_final_h", "mtp_targets", "mtp_loss"),
         ]
-    return Block(tuple(steps), "")
+    return StageBlock(tuple(steps), "")
 
 
 # --- Times of the blocks of a model on the devices that may run them: what `balance` splits by

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from compiler.ir import Buffer, Input, Use
+from compiler.ir import Buffer, Input, StageStep, Use
 from compiler.ir.names import gradient_of, is_gradient
 from compiler.ir.stage_placement import StagePlacement
 from compiler.plan.actions.chains import Chains
-from compiler.plan.blocks import CutModel, Step
+from compiler.plan.blocks import CutModel
 from compiler.plan.layer_runs import Bytes, Holding, Moment, Moments
 from compiler.plan.spec_files import schedule_of_file
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
@@ -44,7 +44,7 @@ def holding_of(model: CutModel, chains: Sequence[Chains], copies: int, room: Seq
 # ---------------------------------------------------------------- of a block
 
 
-def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, int]:
+def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[str, int]:
     """Bytes that a device holds at least for each tensor of a block: memory_state.py has them to the byte, with padding
     and the balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
     spec = model.spec

@@ -8,10 +8,11 @@ from functools import cached_property
 from itertools import accumulate
 
 from compiler import ir
+from compiler.ir import StageStep
 from compiler.ir.dtypes import data_of
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.model.segments.interpret import cut
-from compiler.plan.actions.chains import Names
+from compiler.plan.actions.chains import ValueNames
 from compiler.plan.spec_files import schedule_of_file
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from dsl.closed_forms.stages import fewest_stages_of_rank, is_folded, is_mirrored
@@ -68,7 +69,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Split:
+class LayerSplit:
     """Runs of layers, one a stage; how long a rank and a stage take at most, in nanoseconds for a micro-batch; and what
     the fullest device holds, in bytes beyond what it has if others have more (0: nobody knows)."""
 
@@ -79,7 +80,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Lane:
+class LaneCosts:
     """Nanoseconds of a lane of a kind of device, or bytes of a moment of a rank, by the runs of its stages."""
 
     costs: tuple[tuple[int, ...], ...]  # of each run: of the first n layers from where its stages begin
@@ -87,12 +88,12 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Cell:
+class StageCell:
     """Ranks that store the same stages."""
 
     stages: tuple[int, ...]
-    times: tuple[Lane, ...]
-    bytes: tuple[Lane, ...]
+    times: tuple[LaneCosts, ...]
+    bytes: tuple[LaneCosts, ...]
 
     @cached_property
     def costs(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -165,10 +166,10 @@ class Pipeline:
         )
 
     @cached_property
-    def lanes(self) -> tuple[Cell, ...]:
+    def lanes(self) -> tuple[StageCell, ...]:
         """The cells with all their lanes."""
         return tuple(
-            Cell(stages, tuple(self._times(stages, kinds)), tuple(dict.fromkeys(self._bytes(stages))))
+            StageCell(stages, tuple(self._times(stages, kinds)), tuple(dict.fromkeys(self._bytes(stages))))
             for stages, kinds in self.cells
         )
 
@@ -176,15 +177,15 @@ class Pipeline:
         """Whether the stages of a run begin at the last layer."""
         return self.folded and run == 1
 
-    def _times(self, stages: Sequence[int], kinds: Sequence[Blocks]) -> Iterator[Lane]:
+    def _times(self, stages: Sequence[int], kinds: Sequence[Blocks]) -> Iterator[LaneCosts]:
         last = self.num_stages - 1
         down = [self._descends(run) for run in range(len(stages))]
         for each in kinds:
             for before, behind, first, final in zip(each.before, each.behind, each.first, each.last, strict=True):
                 ends = tuple((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
-                yield Lane(tuple(behind if descends else before for descends in down), ends)
+                yield LaneCosts(tuple(behind if descends else before for descends in down), ends)
 
-    def _bytes(self, stages: tuple[int, ...]) -> Iterator[Lane]:
+    def _bytes(self, stages: tuple[int, ...]) -> Iterator[LaneCosts]:
         """Lanes of bytes for each moment of each rank that holds the stages. Less room than others counts as held."""
         held = self.holding
         if held is None:
@@ -204,7 +205,7 @@ class Pipeline:
                     of_kind = {kind: held_by(often, kind) for kind in kinds}
                     layers = [of_kind[layer] for layer in held.layers]
                     costs.append((0, *accumulate(reversed(layers) if self._descends(run) else layers)))
-                yield Lane(tuple(costs), tuple(ends))
+                yield LaneCosts(tuple(costs), tuple(ends))
 
     def score(self, runs: Runs) -> tuple[int, int, int, int]:
         """(bytes of the fullest rank, largest load of a rank, of a stage, sum of the stages' squares). Less is better.
@@ -228,10 +229,10 @@ class Pipeline:
                 fullest = max(fullest, spent)
         return fullest
 
-    def split_of(self, runs: Runs) -> Split:
+    def split_of(self, runs: Runs) -> LayerSplit:
         """The runs, with their loads."""
         held, rank_load, stage_load, _ = self.score(runs)
-        return Split(runs, rank_load // self.stage_placement.copies, stage_load, held)
+        return LayerSplit(runs, rank_load // self.stage_placement.copies, stage_load, held)
 
 
 def held_by(often: Bytes, held: Bytes) -> int:
@@ -246,7 +247,6 @@ def held_by(often: Bytes, held: Bytes) -> int:
 # reads (compiler/model/segments/recompute.py). So neither the last product of a feed-forward part nor the way of its
 # rows back is made twice.
 
-Step = ir.Use | ir.Communication
 CutOf = Callable[[ir.Segment], ir.Cut]
 
 
@@ -268,9 +268,9 @@ class Again:
 
     def __init__(self, cut_of: CutOf) -> None:
         self._cut_of = cut_of
-        self._first: tuple[Step, ...] = ()
+        self._first: tuple[StageStep, ...] = ()
 
-    def steps(self, plain: Sequence[Step], inside: Sequence[Step]) -> tuple[Step, ...]:
+    def steps(self, plain: Sequence[StageStep], inside: Sequence[StageStep]) -> tuple[StageStep, ...]:
         """Those of a layer (`run_again`)."""
         if not self._first:
             self._first = run_again(plain, inside, self._cut_of)
@@ -278,11 +278,11 @@ class Again:
         return tuple(replace(step if first.again else whole, again=first.again) for first, step, whole in of_kind)
 
 
-def run_again(plain: Sequence[Step], inside: Sequence[Step], cut_of: CutOf) -> tuple[Step, ...]:
+def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: CutOf) -> tuple[StageStep, ...]:
     """The steps of a layer that is run again, from those with segments whose backward computes nothing again, and from
     those with segments whose backward computes all of them again."""
     read: set[str] = set()  # by what runs behind a step
-    result: list[Step] = []
+    result: list[StageStep] = []
     for step, whole in zip(reversed(plain), reversed(inside), strict=True):
         if isinstance(step, ir.Communication):
             again = not read.isdisjoint(_moved(step))
@@ -306,7 +306,7 @@ def _moved(step: ir.Communication) -> set[str]:
 def _read_back(use: ir.Use, cut_of: CutOf) -> set[str]:
     """The values of the layer that a segment's backward reads."""
     cut = cut_of(use.segment)
-    names = Names.of(use, cut).values
+    names = ValueNames.of(use, cut).values
     return _bases(names[arg] for arg in (*cut.I.args, *cut.W.args) if arg in names)
 
 

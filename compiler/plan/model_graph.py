@@ -11,7 +11,7 @@ from compiler.plan.actions.order import paces
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A segment or exchange: `seconds` of a micro-batch by F, I and W, experts evenly loaded."""
 
     kind: str
@@ -20,7 +20,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Edge:
+class GraphEdge:
     """What flows from one node to another: names of values and their bytes. `crosses`: a message to the next stage."""
 
     crosses: bool
@@ -32,8 +32,8 @@ class Edge:
 class ModelGraph:
     """Nodes by site ("L3.attention", "L3 dispatch"); edges by who makes a value and who reads it."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
-    edges: dict[tuple[str, str], Edge] = field(default_factory=dict)
+    nodes: dict[str, GraphNode] = field(default_factory=dict)
+    edges: dict[tuple[str, str], GraphEdge] = field(default_factory=dict)
 
 
 def model_graph(stages: Iterable[Chains]) -> ModelGraph:
@@ -57,12 +57,12 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
         for step in stage.steps:
             name = node_of(step)
             kind = step.segment.kind if isinstance(step, Use) else step.kind
-            graph.nodes[name] = Node(kind, stage.index, {each: times.get((name, each), 0) / 1e9 for each in "FIW"})
+            graph.nodes[name] = GraphNode(kind, stage.index, {each: times.get((name, each), 0) / 1e9 for each in "FIW"})
             for value in step.inputs:
                 if value in makers:
                     maker, size = makers[value]
                     crosses = graph.nodes[maker].stage != stage.index
-                    edge = graph.edges.setdefault((maker, name), Edge(crosses))
+                    edge = graph.edges.setdefault((maker, name), GraphEdge(crosses))
                     edge.values.append(value)
                     edge.bytes += size
             outputs = step.outputs if isinstance(step, Communication) else _outputs(step, chains.cuts[step.site])

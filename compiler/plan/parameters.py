@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler import ir
-from compiler.plan.blocks import Step, model_steps
+from compiler.ir import StageStep
+from compiler.plan.blocks import model_steps
 from dsl.closed_forms.counts import Parameters
 from dsl.schema import BUILT_IN, AdamW, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
@@ -17,7 +18,7 @@ from runtime.contract.weights import is_adapter
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class SegmentTensor:
     """What segments read under one name: a logical parameter, or those of all experts of a layer."""
 
     name: str  # layers.3.ffn.experts.up
@@ -27,7 +28,7 @@ class Tensor:
     decay: bool
     num_experts: int | None = None
     uniform: bool = False
-    split: ir.Split | None = None
+    split: ir.TensorSplit | None = None
     matrices: tuple[int, ...] = ()  # rows of each matrix in one logical parameter (`ir.Param`)
     mean: float = 0.0
 
@@ -40,7 +41,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class LogicalParameter:
     """A logical parameter. Experts have one each, by their number in the whole layer."""
 
     name: str  # layers.3.ffn.experts.17.up
@@ -57,9 +58,9 @@ class Parameter:
         return prod(self.shape)
 
 
-def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
+def tensors(spec: Spec, steps: Iterable[StageStep]) -> tuple[SegmentTensor, ...]:
     """Every tensor of the steps once, in the order of the model: the MTP block reads the embedding and head again."""
-    found: dict[str, tuple[ir.Param, Tensor]] = {}
+    found: dict[str, tuple[ir.Param, SegmentTensor]] = {}
     for step in steps:
         if isinstance(step, ir.Use):
             for param, (_, name) in zip(step.segment.params, step.params, strict=True):
@@ -71,17 +72,19 @@ def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
     return tuple(tensor for _, tensor in found.values())
 
 
-def parameters(spec: Spec) -> tuple[Parameter, ...]:
+def parameters(spec: Spec) -> tuple[LogicalParameter, ...]:
     """All logical parameters, in the order of the model."""
     return tuple(
-        Parameter(name, row.name, row.shape, row.role, row.init, row.decay, *([e, row.num_experts] if experts else []))
+        LogicalParameter(
+            name, row.name, row.shape, row.role, row.init, row.decay, *([e, row.num_experts] if experts else [])
+        )
         for row in tensors(spec, model_steps(spec))
         for experts in [row.num_experts is not None]
         for e, name in enumerate(row.names())
     )
 
 
-def model_parameters(model: Model) -> tuple[Parameter, ...]:
+def model_parameters(model: Model) -> tuple[LogicalParameter, ...]:
     """The tensors of a checkpoint of a model, in its order."""
     one = Machine(devices=1, device=Device(name="cpu", memory=1))
     outline = Spec.model_construct(
@@ -95,11 +98,11 @@ def model_parameters(model: Model) -> tuple[Parameter, ...]:
     return parameters(outline)
 
 
-def stored(parameter: Parameter) -> StoredName:
+def stored(parameter: LogicalParameter) -> StoredName:
     return StoredName.of(parameter.role if parameter.role in (BIAS, TABLE) else WEIGHT, parameter.name)
 
 
-def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
+def counted(spec: Spec, steps: Iterable[StageStep]) -> Parameters:
     """How many parameters a model has: the sums over what its layers declare, without adapters. `steps`: those of the
     whole model."""
     sizes, idle = Counter[str](), 0
@@ -128,11 +131,11 @@ def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
     )
 
 
-def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
+def _tensor(spec: Spec, param: ir.Param, name: str) -> SegmentTensor:
     shape, experts = (param.shape[1:], num_experts(spec.model, name)) if param.stack else (param.shape, None)
     shape = param.split.whole(shape) if param.split else shape
     facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices, param.mean
-    return Tensor(name, shape, *facts)
+    return SegmentTensor(name, shape, *facts)
 
 
 def num_experts(model: Model, tensor: str) -> int:

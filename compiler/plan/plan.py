@@ -16,7 +16,7 @@ from compiler.ir import Bucket, Plan, Replica, Stage, Use
 from compiler.ir.holders import Holders, sharing
 from compiler.plan.blocks import NO_CUTS, CutModel, CutsByKey, cut_model, cuts_by_site
 from compiler.plan.layer_runs import Runs, stage_placement_of_spec
-from compiler.plan.parameters import Tensor, tensors
+from compiler.plan.parameters import SegmentTensor, tensors
 from compiler.plan.sharding import dividing_sites, sharded_segments, with_owners
 from compiler.plan.spec_files import expert_placement_of
 from compiler.plan.split_search import NEAR
@@ -119,7 +119,7 @@ def slots_of(owners: Sequence[int], slices: int = 1) -> tuple[int, ...]:
     return tuple(places[expert] + owner * local * (slices - 1) for expert, owner in enumerate(owners))
 
 
-def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
+def _owners(tensor: SegmentTensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
     """The expert rank of each expert of the layer of a tensor that is stacked by experts, or has a place for each."""
     num_experts, given = tensor.num_experts or tensor.shape[0], owners.get(ParameterName(tensor.name).block)
     return given or tuple(e // (num_experts // num_ranks) for e in range(num_experts))
@@ -138,7 +138,7 @@ def stages_of_tensors(stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=8192)  # plans of a search have most rows in common; DeepSeek-V3 has 925 tensors
 def replicas_of(
-    tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: tuple[int, ...]
+    tensor: SegmentTensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: tuple[int, ...]
 ) -> tuple[Replica, ...]:
     """A row for each logical parameter of a tensor, or for each of its slices; an expert's are on its owner. Equal
     holders are one value."""

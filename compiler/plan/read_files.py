@@ -27,8 +27,8 @@ from runtime.contract.names import StoredName
 from runtime.contract.options import run_name
 
 if TYPE_CHECKING:
-    from compiler.ir.module import Modules
-    from compiler.machine.rates.table import Table
+    from compiler.ir.module import SpecModules
+    from compiler.machine.rates.table import RateTable
 
 
 # --- The checkpoint that a spec's weights begin with, held to its model. Only the manifest is read: no torch
@@ -101,7 +101,7 @@ def _extents(shape: tuple[int, ...]) -> str:
 # --- read files
 
 
-class _WrongError(Exception):
+class _FileError(Exception):
     """A file that cannot be read, or does not fit its spec."""
 
     def __init__(self, message: str, hint: str) -> None:
@@ -129,17 +129,17 @@ def _schedule(spec: Spec, path: Path, opened: Sequence[str]) -> object:
     except ScheduleError as error:
         sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
         hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints one of this run's sizes"
-        raise _WrongError(str(error), hint) from None
+        raise _FileError(str(error), hint) from None
 
 
 def _expert_placement(spec: Spec, path: Path, opened: Sequence[str]) -> object:
-    from compiler.plan.experts.layout import PlaceError  # with numpy
+    from compiler.plan.experts.layout import PlacementError  # with numpy
     from compiler.plan.experts.spec_placement import expert_placement_for
 
     try:
         return expert_placement_for(spec, path, any_degree="parallel.expert" in opened)
-    except PlaceError as error:
-        raise _WrongError(str(error), error.hint or "`dsc place RUN -o FILE` writes one") from None
+    except PlacementError as error:
+        raise _FileError(str(error), error.hint or "`dsc place RUN -o FILE` writes one") from None
 
 
 def _rate_table(spec: Spec, path: Path, opened: Sequence[str]) -> object:
@@ -148,7 +148,7 @@ def _rate_table(spec: Spec, path: Path, opened: Sequence[str]) -> object:
     try:
         return read_table(path)
     except RateError as error:
-        raise _WrongError(str(error), "`dsc calibrate -o rates.json` writes one for this machine") from None
+        raise _FileError(str(error), "`dsc calibrate -o rates.json` writes one for this machine") from None
 
 
 def _initial(spec: Spec, path: Path, opened: Sequence[str]) -> object:
@@ -156,7 +156,7 @@ def _initial(spec: Spec, path: Path, opened: Sequence[str]) -> object:
     try:
         return initial_weights_for(spec, path)
     except InitialError as error:
-        raise _WrongError(str(error), error.hint) from None
+        raise _FileError(str(error), error.hint) from None
 
 
 KINDS = (
@@ -172,7 +172,7 @@ def with_files(
     origins: Mapping[str, Span],
     folder: Path,
     opened: Sequence[str] = (),
-    table: Table | None = None,
+    table: RateTable | None = None,
     runs: Collection[str] = (),
 ) -> Spec:
     """The spec of `folder` with the files that it names; SpecError with all that is wrong with them.
@@ -223,7 +223,7 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
 
 def _modules(
     spec: Spec, origins: Mapping[str, Span], folder: Path, run: bool = True
-) -> tuple[Modules | None, tuple[Diagnostic, ...]]:
+) -> tuple[SpecModules | None, tuple[Diagnostic, ...]]:
     """The modules that a spec names, and what is wrong with them. `run`: their files, to trace them at the run's sizes;
     else they are looked at alone."""
     if not spec.model.customs:
@@ -261,7 +261,7 @@ def _rewards(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[dic
     return texts, tuple(mistakes)
 
 
-def _recorded_modules(path: Path) -> Modules:
+def _recorded_modules(path: Path) -> SpecModules:
     """The modules of the build or run that a spec.resolved is of."""
     from compiler.model.modules.named import ModuleError
     from compiler.model.modules.source import FILE, MAX_BYTES, from_json
@@ -279,7 +279,7 @@ def _read(
     origins: Mapping[str, Span],
     folder: Path,
     opened: Sequence[str] = (),
-    table: Table | None = None,
+    table: RateTable | None = None,
     kinds: Sequence[Kind] = KINDS,
     runs: Collection[str] = (),
 ) -> tuple[SpecFiles, tuple[Diagnostic, ...]]:
@@ -298,6 +298,6 @@ def _read(
             continue
         try:
             read[kind.field] = kind.read(spec, folder / path, opened)
-        except _WrongError as error:
+        except _FileError as error:
             mistakes.append(Diagnostic(kind.code, str(error), origins.get(kind.key), error.hint))
     return SpecFiles(**({"rate_table": table} | read)), tuple(mistakes)  # type: ignore[arg-type]

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from compiler.ir.module import Module, Modules, Wanted
+from compiler.ir.module import Module, SpecModules, WantedModule
 from compiler.model.modules.source import FILE as MODULES
 from compiler.model.modules.source import to_json
 
 if TYPE_CHECKING:
     from compiler.ir.expert_placement import ExpertPlacement
-    from compiler.machine.rates.table import Table
+    from compiler.machine.rates.table import RateTable
     from compiler.schedule.schedule import Schedule
     from dsl.schema import Spec  # with pydantic
     from runtime.contract import Initial
@@ -36,9 +36,9 @@ class SpecFiles:
 
     schedule: Schedule | None = None  # of `schedule { file = … }`
     expert_placement: ExpertPlacement | None = None  # of `parallel { placement = … }`
-    rate_table: Table | None = None  # of `cluster { rates = … }`
+    rate_table: RateTable | None = None  # of `cluster { rates = … }`
     initial: Initial | None = None  # of `train { initial = … }`
-    modules: Modules | None = None  # of `ffn custom { module = … }`, and of attention
+    modules: SpecModules | None = None  # of `ffn custom { module = … }`, and of attention
     rewards: Mapping[str, str] | None = None  # of `rewards { NAME { file = … } }`: name → text
 
 
@@ -58,7 +58,7 @@ def with_expert_placement(spec: Spec, expert_placement: ExpertPlacement) -> Spec
     return spec.with_files(replace(files_of(spec), expert_placement=expert_placement))
 
 
-def with_rate_table(spec: Spec, rate_table: Table) -> Spec:
+def with_rate_table(spec: Spec, rate_table: RateTable) -> Spec:
     """The spec, with the rate table that its `cluster.rates` stands for, or with one that is given in its place."""
     return spec.with_files(replace(files_of(spec), rate_table=rate_table))
 
@@ -81,7 +81,7 @@ def expert_placement_of(spec: Spec) -> ExpertPlacement | None:
     return placement
 
 
-def rate_table_of(spec: Spec) -> Table | None:
+def rate_table_of(spec: Spec) -> RateTable | None:
     """The rate table that the spec names, or that was given in its place; None where there is neither."""
     table = files_of(spec).rate_table
     assert table is not None or spec.cluster.rates is None, "a spec that names a rate table is read with it"
@@ -95,7 +95,7 @@ def initial_weights_of(spec: Spec) -> Initial | None:
     return initial
 
 
-def modules_of(spec: Spec) -> dict[Wanted, Module]:
+def modules_of(spec: Spec) -> dict[WantedModule, Module]:
     """The graphs of the modules that the spec names, at the sizes of the run."""
     from compiler.model.layers.custom import all_wanted  # with pydantic
 

@@ -17,16 +17,16 @@ from compiler.machine.rates.table import (
     MEMORY,
     PAIR,
     SECONDS,
-    Device,
+    MeasuredDevice,
     Point,
-    Row,
-    Table,
+    RateRow,
+    RateTable,
     peak_of,
     shipped_table,
     shipped_tables,
     with_base,
 )
-from compiler.machine.topology import Experts, Fabric, Links, Nodes
+from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, Nodes
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
 from dsl.facts.devices import reached
@@ -48,15 +48,15 @@ DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # where a class has no rows in a dtyp
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceSplit:
     """A device of a spec, and how its SMs are split."""
 
-    device: Device
+    device: MeasuredDevice
     compute: float = 1.0  # share of the SMs that compute
     communication: int = 0  # SMs that communicate; 0: as many as they take
 
 
-def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rates:
+def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) -> Rates:
     """The rates of the devices of a pipeline rank under the spec's recipe, SM split and routing.
 
     `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/plan/spec_files.py), or the
@@ -113,7 +113,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
     )
 
 
-def _taken(table: Table) -> float:
+def _taken(table: RateTable) -> float:
     """The share of the SMs that exchanges take where none are kept for them: as many as they had when measured."""
     sms = max((row.sms or 0 for row in table.rows if row.kind in LINKS), default=0)
     return sms / table.device.sms if table.device.sms else 0.0
@@ -121,18 +121,18 @@ def _taken(table: Table) -> float:
 
 def core_rates() -> Rates:
     """Rates of one core of a laptop in FP32, with the experts on two ranks: for plans without a spec."""
-    table, place = shipped_table(CPU), Place(Device(name="core"))
+    table, place = shipped_table(CPU), DeviceSplit(MeasuredDevice(name="core"))
     points = {
         (kind, dtype): points_of(table, place, kind, dtype)[0]
         for kind in RATED
         for dtype in (("fp32",) if kind in FLOPS else ("any",))
     }
     fabric, pair = Fabric((Nodes(1, 2, _links(table, place)),)), range(2)
-    experts = Experts(pair, fabric.spread(pair))
+    experts = ExpertTraffic(pair, fabric.spread(pair))
     return Rates(points, fabric, experts, _seconds(table)["launch"], table=table.name)
 
 
-def _table_of(device: SpecDevice, table: Table | str | None) -> Table:
+def _table_of(device: SpecDevice, table: RateTable | str | None) -> RateTable:
     """The given table, or the best one for a device; with its base."""
     if table is None:
         table = table_for(device)
@@ -166,7 +166,7 @@ def _has_other_groups(model: Model) -> bool:
     return bool(model.customs) or any(isinstance(kind, Compressed) for _, kind in model.attentions)
 
 
-def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:
+def points_of(table: RateTable, place: DeviceSplit, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:
     """Shapes and rates of full tiles of a class in a dtype, and what to say where rows of another class or dtype are
     taken.
     """
@@ -187,7 +187,7 @@ def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[
     ), note
 
 
-def _sms_of_tiles(table: Table) -> int | None:
+def _sms_of_tiles(table: RateTable) -> int | None:
     """The SMs over which the tiles of a row were spread; None where shapes are not told apart by tiles."""
     return table.device.sms if table.tiles else None
 
@@ -200,13 +200,13 @@ def part_of(spec: Spec, rank: int) -> int:
     return spec.cluster.part_of(min(rank * spec.parallel.columns, spec.cluster.world - 1))
 
 
-def _links(table: Table, place: Place) -> Links:
-    return Links({kind: points_of(table, place, kind, "any")[0] for kind in LINKS}, _seconds(table))
+def _links(table: RateTable, place: DeviceSplit) -> NodeLinks:
+    return NodeLinks({kind: points_of(table, place, kind, "any")[0] for kind in LINKS}, _seconds(table))
 
 
-def _place(spec: Spec, node: Machine) -> Place:
+def _place(spec: Spec, node: Machine) -> DeviceSplit:
     device, sms = node.device, spec.sm.communication
-    peaks = Device(
+    peaks = MeasuredDevice(
         name=device.name,
         sms=device.sms,
         bf16=device.bf16,
@@ -216,10 +216,10 @@ def _place(spec: Spec, node: Machine) -> Place:
         nvlink=node.nvlink,
         nic=node.nic,
     )
-    return Place(peaks, 1 - sms / device.sms if device.sms else 1.0, sms)
+    return DeviceSplit(peaks, 1 - sms / device.sms if device.sms else 1.0, sms)
 
 
-def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], bool, str]:
+def _rows(table: RateTable, kind: str, dtype: str) -> tuple[tuple[RateRow, ...], bool, str]:
     """The rows of a class in a dtype, or what comes nearest; those measured beside other work, as kernels run, first.
 
     A row of any dtype is one of each. Second: whether their shapes are those of the class; other classes have other
@@ -250,7 +250,7 @@ def _nearest(kind: str, dtype: str) -> Iterator[tuple[str, str]]:
             yield of, other
 
 
-def _rate(row: Row, measured: Device, place: Place, kind: str, dtype: str) -> float:
+def _rate(row: RateRow, measured: MeasuredDevice, place: DeviceSplit, kind: str, dtype: str) -> float:
     """The rate of a row here: it grows with the peak, and with the SMs as far as the row's own number of them."""
     assert row.rate is not None
     here, there = peak_of(place.device, kind, dtype), peak_of(measured, row.kind, row.dtype)
@@ -267,7 +267,7 @@ def _share(kind: str) -> float:
     return ROOFLINE_FLOPS if kind in FLOPS else ROOFLINE_LINKS if kind in LINKS else ROOFLINE_BYTES
 
 
-def _roofline(place: Place, kind: str, dtype: str) -> float:
+def _roofline(place: DeviceSplit, kind: str, dtype: str) -> float:
     if kind == HOST:
         return HOST_LINK
     peak = peak_of(place.device, kind, dtype)
@@ -276,7 +276,7 @@ def _roofline(place: Place, kind: str, dtype: str) -> float:
     return peak * _share(kind) * (place.compute if kind in FLOPS else 1.0)
 
 
-def _seconds(table: Table) -> dict[str, float]:
+def _seconds(table: RateTable) -> dict[str, float]:
     """Launches and latencies; a class that has none takes another's, or nothing."""
     seconds = {row.kind: row.seconds for row in table.rows if row.seconds is not None}
     found = {
@@ -285,14 +285,14 @@ def _seconds(table: Table) -> dict[str, float]:
     return found
 
 
-def experts_of(spec: Spec, fabric: Fabric, rank: int) -> Experts:
+def experts_of(spec: Spec, fabric: Fabric, rank: int) -> ExpertTraffic:
     """The expert group of a pipeline rank that lies on the most nodes: groups go in step."""
     columns, group, precision = spec.parallel.columns, spec.parallel.expert_group, spec.precision
     devices = spec.cluster.parts[part_of(spec, rank)][1].devices
     alike = group * devices // gcd(group, devices)  # from here on groups lie as those before
     groups = [Holders((rank,), range(at, at + group), columns) for at in range(0, min(columns, alike), group)]
     spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
-    return Experts(
+    return ExpertTraffic(
         members,
         spread,
         copies_per_row(spec, spread.nodes),

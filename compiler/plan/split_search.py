@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import accumulate, combinations, count, pairwise
 from typing import Any, TypeVar
 
-from compiler.plan.layer_runs import Blocks, Cell, Pipeline, Runs
+from compiler.plan.layer_runs import Blocks, Pipeline, Runs, StageCell
 
 Cursors = tuple[int, ...]  # of each run of a cell: layers taken so far, from where its stages begin
 Limits = tuple[int, int, int, int]  # on a rank's load, the bytes of a device, a stage's load, the sum of the squares
@@ -59,7 +59,7 @@ class _Over:
             self.least = taken[self.sought]
 
 
-class Search:
+class CellSearch:
     """Cells in order, a cursor for each of a cell's runs."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -189,7 +189,7 @@ class Search:
         return sum(cursors) >= self.size if self.pipeline.folded else cursors == stops
 
     def _heads(
-        self, cell: Cell, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over
+        self, cell: StageCell, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over
     ) -> list[tuple[Cursors, list[int]]]:
         """Ends of all runs but the last within the limits, and what they and the ends of the model cost on each lane.
         Where a run stops at a limit, `over` is told what it would take with one more layer."""
@@ -207,7 +207,7 @@ class Search:
             states = grown
         return states
 
-    def _farthest(self, cell: Cell, start: int, stop: int, before: list[int], limits: Limits, over: _Over) -> int:
+    def _farthest(self, cell: StageCell, start: int, stop: int, before: list[int], limits: Limits, over: _Over) -> int:
         """The farthest end of the last run within the limits; -1 where even none is too much."""
         self._step()
         end, last = stop, self.num_runs - 1
@@ -296,7 +296,7 @@ class Search:
 Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and behind each
 
 
-def taken_with(cell: Cell, before: Sequence[int], run: int, start: int, end: int) -> tuple[list[int], Limits]:
+def taken_with(cell: StageCell, before: Sequence[int], run: int, start: int, end: int) -> tuple[list[int], Limits]:
     """What a cell has spent on each lane with a run of layers more, and what of that limits are for."""
     costs, times = cell.costs[run], len(cell.times)
     spent = [each + lane[end] - lane[start] for each, lane in zip(before, costs, strict=True)]
@@ -332,7 +332,7 @@ def _even(num_layers: int, num_stages: int) -> Runs:
 # the same. Where all runs are of such layers, but for the beginning of the first run, what a stage takes hangs on how
 # many layers it has, not on where it begins. So the cells are gone through once, and of splits that have taken as many
 # layers so far only the best is kept. The least limit is found in the same way, without trying others. What is found is
-# what `Search` finds, ties included.
+# what `CellSearch` finds, ties included.
 
 Counts = tuple[int, ...]  # the layers of each stage of a cell
 State = tuple[int, int]  # how many of the layers that are not alike, and of all, have been taken
@@ -340,12 +340,12 @@ Way = tuple[Counts, Limits]  # counts, and what a cell has with them; of squares
 Entry = TypeVar("Entry", bound=Any)
 
 
-def search_of(pipeline: Pipeline) -> Search:
+def search_of(pipeline: Pipeline) -> CellSearch:
     """The search for splits of a pipeline: by counts of layers where they say all, else by where the runs begin."""
     unlike, cells = _unlike(pipeline), pipeline.cells
     several = len(cells[0][0]) > 1
     # each cell but the first has a layer of the first run, so that this run takes all that are not alike
-    return AlikeSearch(pipeline, unlike) if several and unlike < len(cells) else Search(pipeline)
+    return AlikeSearch(pipeline, unlike) if several and unlike < len(cells) else CellSearch(pipeline)
 
 
 def _unlike(pipeline: Pipeline) -> int:
@@ -356,7 +356,7 @@ def _unlike(pipeline: Pipeline) -> int:
     return other[-1] + 1 if other else 0
 
 
-class AlikeSearch(Search):
+class AlikeSearch(CellSearch):
     """The search where all layers behind the first `unlike` are alike, and the first run takes those."""
 
     def __init__(self, pipeline: Pipeline, unlike: int) -> None:
@@ -417,7 +417,7 @@ class AlikeSearch(Search):
             found[unlike] = {state: way for state, (_, way) in first.items()}
         return found
 
-    def _within(self, cell: Cell, unlike: int, limits: Limits) -> Iterator[Way]:
+    def _within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[Way]:
         """All counts of a cell within limits."""
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Counts, list[int], Limits]] = [((), list(cell.empty), (0, 0, 0, 0))]

@@ -14,7 +14,7 @@ from compiler.ir.stage_placement import ONE_STAGE, StagePlacement
 from compiler.plan.actions.chains import Chains
 from compiler.plan.blocks import CutModel, blocks_of, chains_of, cuts_by_site
 from compiler.plan.holding import holding_of, moments_of, schedule_on
-from compiler.plan.layer_runs import Blocks, Bytes, Holding, Moments, Pipeline, Runs, Split
+from compiler.plan.layer_runs import Blocks, Bytes, Holding, LayerSplit, Moments, Pipeline, Runs
 from compiler.plan.spec_rates import parts_of_ranks, rates_of
 from compiler.plan.split_search import TooLongError, search_of
 from dsl.closed_forms.stages import may_overlap
@@ -37,7 +37,7 @@ from dsl.schema import Spec
 # enough (split_search.py).
 
 
-def partition(pipeline: Pipeline) -> Split:
+def partition(pipeline: Pipeline) -> LayerSplit:
     """The best split. The first and the last stage may be without layers, the others not.
 
     Of chunked placements with more steps than `MOST_STEPS`, the fastest found by then; or, if even that is not found,

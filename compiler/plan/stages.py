@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import cast
 
 from compiler import ir
+from compiler.ir import StageStep
 from compiler.ir.stage_placement import ONE_STAGE, StagePlacement
 from compiler.model.layers import Place, ends, qk_clip
 from compiler.model.layers.moe import LOAD
-from compiler.plan.blocks import CutModel, Step
+from compiler.plan.blocks import CutModel
 from compiler.plan.layer_runs import Runs
 from compiler.plan.splitting import Splitting
 from dsl.schema import Spec
@@ -64,7 +65,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
     return ir.Buffer(value, (place.T, place.N), place.dtype)
 
 
-def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
+def _loads(steps: tuple[StageStep, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
     data = (
         "tokens",
@@ -89,7 +90,7 @@ def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _losses(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
+def _losses(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value) of the losses a stage computes; that of a layer is named with it."""
     return tuple(
         (_loss_name(use, output, value), value)
@@ -106,7 +107,7 @@ def _loss_name(use: ir.Use, output: ir.Output, value: str) -> RecordName:
     )
 
 
-def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+def _tells(steps: tuple[StageStep, ...]) -> tuple[tuple[str, str], ...]:
     """(name, value) of what a stage tells of each micro-batch."""
     return tuple(
         (output.name, value)
@@ -117,7 +118,7 @@ def _tells(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
+def _loads_of_experts(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value): the tokens of each expert, by the prefix of the layer's tensors."""
     routers = [step for step in steps if isinstance(step, ir.Use) and step.segment.kind == "router"]
     metrics = [RecordName.of("load", block_of(use)) for use in routers]
@@ -125,7 +126,7 @@ def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], 
     return tuple((metric, use.outputs[k]) for metric, use, k in zip(metrics, routers, counts, strict=True))
 
 
-def _logits_of_heads(steps: tuple[Step, ...]) -> tuple[tuple[RecordName, str], ...]:
+def _logits_of_heads(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value): the largest logit of each head, by the prefix of the layer's tensors, where it is clipped."""
     clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
     at = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
@@ -146,6 +147,6 @@ def block_of(use: ir.Use) -> str:
     return ParameterName(use.params[0][1]).block
 
 
-def _tangents(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
+def _tangents(steps: tuple[StageStep, ...]) -> tuple[tuple[str, str], ...]:
     """(loss, constant): which constant of the step is the gradient of each loss: that of its metric."""
     return tuple((value, "mtp" if metric == "mtp_loss" else metric) for metric, value in _losses(steps))

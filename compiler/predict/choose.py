@@ -15,7 +15,7 @@ from dsl.schema import Spec
 from dsl.schema.choices import Choice
 
 if TYPE_CHECKING:
-    from compiler.machine.rates import Table
+    from compiler.machine.rates import RateTable
     from compiler.predict.search import Ranking
 
 
@@ -33,7 +33,7 @@ class Chosen:
 def choose(
     argument: str | None,
     overrides: list[str],
-    table: Table | None = None,
+    table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
     """The chosen spec; SpecError with all its mistakes. `tell` shows how far a search is."""
@@ -55,7 +55,7 @@ def choose(
 def choose_phases(
     argument: str | None,
     overrides: list[str],
-    table: Table | None = None,
+    table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Chosen]:
     """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from compiler.ir.names import gradient_of
 from compiler.machine.rates import Rates
-from compiler.plan.actions.chains import Node
+from compiler.plan.actions.chains import ChainNode
 from compiler.plan.actions.order import jobs_of
 from compiler.plan.blocks import CutModel, chains_of
 from compiler.plan.spec_rates import rank_rates
@@ -54,7 +54,7 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
     return result
 
 
-def _work(nodes: Sequence[Node], source: str, target: str) -> Work:
+def _work(nodes: Sequence[ChainNode], source: str, target: str) -> Work:
     """The work of a chain; its longest way is from what reads one value to what makes another."""
     jobs, held = jobs_of([nodes]), [node for node in nodes if node.ordered]
     ways: list[int | None] = []

@@ -13,7 +13,7 @@ from math import ceil
 from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
 from compiler.machine.rates import Rates
 from compiler.plan.plan import make_plan
-from compiler.predict.prediction import Generation, RankMemory
+from compiler.predict.prediction import GenerationTime, RankMemory
 from compiler.predict.times import step_times
 from compiler.program.lower import Lowering
 from compiler.schedule.one_f_one_b import forward_only
@@ -21,7 +21,7 @@ from compiler.schedule.simulate import simulate
 from dsl.schema import Gqa, Mla, Spec
 
 
-def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], slower: float) -> Generation | None:
+def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], slower: float) -> GenerationTime | None:
     """Predict what completions take of a step of the largest batch, if each is as long as it may be. None without any.
 
     `ranks`: memories of pipeline ranks. `slower`: by how much all takes longer because ranks share cores.
@@ -42,7 +42,7 @@ def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], s
     prompts = of_column * grpo.prompt / (train.micro_batch * train.sequence)
     round_s = max(rows, sum(reading))
     seconds = slower * (rounds * round_s + prompts * whole)
-    return Generation(
+    return GenerationTime(
         seconds=seconds / grpo.iterations,
         rounds=rounds,
         round_s=slower * round_s,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from compiler.predict.prediction import OrderGain, Prediction, RankMemory, RankTime, Step
+from compiler.predict.prediction import OrderGain, Prediction, RankMemory, RankTime, StepPrediction
 from compiler.predict.why_shown import Why, nearest
 from compiler.predict.why_shown import document as edits
 
@@ -90,7 +90,7 @@ def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Pre
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: StepPrediction) -> dict[str, Any]:
     return {
         "seconds": step.seconds,
         "tokens": step.tokens,

@@ -24,7 +24,7 @@ from compiler.program.proof.effects import Effects, Rows, Staged, Staging
 from compiler.program.proof.lifetimes import RankValues, received
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
-from dsl.closed_forms.memory import Memory
+from dsl.closed_forms.memory import DeviceBytes
 from dsl.facts.devices import group_nodes
 from dsl.schema import Spec
 from runtime.contract.actions import Action, is_copy
@@ -115,7 +115,7 @@ UPDATE = "update"  # stands where a peak has its action
 
 
 @dataclass(frozen=True)
-class Curve:
+class MemoryCurve:
     """Bytes of the values of a rank over its invocations: the most during each, what is left behind it, and the most
     during each if the most rows came."""
 
@@ -191,7 +191,7 @@ def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) 
     return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in most.items())
 
 
-def _at_least(found: RankMemory, state: Memory, scratch: int) -> RankMemory:
+def _at_least(found: RankMemory, state: DeviceBytes, scratch: int) -> RankMemory:
     """The memory of a rank whose update, after the last action, needs `scratch` bytes besides its state."""
     if state.total + scratch <= found.peak_bytes:
         return found
@@ -206,14 +206,14 @@ def _at_least(found: RankMemory, state: Memory, scratch: int) -> RankMemory:
     )
 
 
-def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Curve:
+def curve_of(values: RankValues, program: Program, schedule: Schedule) -> MemoryCurve:
     """A rank's bytes over its invocations, from its first on."""
     points, memory = [], values.memory
     for invocation, step in zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True):
         memory.peak_fixed_bytes, memory.peak_bytes = memory.fixed_bytes, memory.bytes
         values.invoke(invocation, step)
         points.append((memory.peak_bytes, memory.bytes, memory.peak_fixed_bytes))
-    return Curve(*zip(*points, strict=True))
+    return MemoryCurve(*zip(*points, strict=True))
 
 
 def worst_rows(spec: Spec) -> int:
@@ -230,7 +230,7 @@ def worst_held_rows(spec: Spec) -> int:
 
 
 # ---------------------------------------------------------------- over time
-def _over_time(curve: Curve, timeline: Timeline, rank: int, state: Memory) -> tuple[tuple[float, int], ...]:
+def _over_time(curve: MemoryCurve, timeline: Timeline, rank: int, state: DeviceBytes) -> tuple[tuple[float, int], ...]:
     """(second, bytes) of a device, all that it holds: three points a step, or fewer where these are too many."""
     points: list[tuple[float, int]] = [(0.0, state.total)]
     unit = float(timeline.unit) / 1000

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from compiler.ir import Plan, Program
 from compiler.ir.names import is_gradient
-from compiler.predict.prediction import Held
-from compiler.program.proof.effects import Memory, Storage, is_staged
+from compiler.predict.prediction import HeldTensor
+from compiler.program.proof.effects import LiveMemory, Storage, is_staged
 from compiler.program.proof.lifetimes import RankValues
 from compiler.program.proof.structure import EXCHANGES
 from compiler.schedule.schedule import Schedule
@@ -35,10 +35,10 @@ class Peak:
 
     bytes: int
     buffers: int
-    held: tuple[Held, ...]  # values of one name in any layer and micro-batch together, the largest first
+    held: tuple[HeldTensor, ...]  # values of one name in any layer and micro-batch together, the largest first
 
 
-class _Watch(Memory):
+class _PeakMemory(LiveMemory):
     """A memory that knows the storages live at its peak; a message that was posted is none until it is received."""
 
     def __init__(self, num_bytes: int, live: Iterable[Storage]) -> None:
@@ -79,7 +79,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     invocation, step = steps[top]
     spaces = values.spaces()
     before = {id(storage): storage for space in spaces.values() for storage in space.held}
-    watch = _Watch(values.memory.bytes, before.values())
+    watch = _PeakMemory(values.memory.bytes, before.values())
     values.watch(invocation, step, spaces, watch)
 
     instructions = values.bodies[invocation.body][0].instructions
@@ -106,7 +106,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     return Peak(
         bytes=watch.peak_bytes,
         buffers=sum(size for (of, _), size in rows if of in ("buffer", "message")),
-        held=tuple(Held(name, size, of) for (of, name), size in rows if size),
+        held=tuple(HeldTensor(name, size, of) for (of, name), size in rows if size),
     )
 
 

@@ -34,7 +34,7 @@ class LedgerForm(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMemory:
     """Peak bytes of the values of one world rank."""
 
     rank: int
@@ -44,7 +44,7 @@ class Measured:
 
 def measured_memories(
     run: Path, spec: Spec, lowering: Lowering, schedules: Mapping[ProgramName, Schedule]
-) -> tuple[Measured, ...]:
+) -> tuple[MeasuredMemory, ...]:
     """The peak of every rank of a run folder, planned and measured; empty where no step of its build was measured.
 
     `schedules`: by program, train_8.
@@ -59,7 +59,7 @@ def measured_memories(
     digest = run_copy.digest(run_copy.of_run(run))
     if any(each.of != digest for each in found):  # of a build that the run began with
         return ()
-    result: dict[int, Measured] = {}
+    result: dict[int, MeasuredMemory] = {}
     for column in range(mesh.columns):
         world = [mesh.rank(rank, column) for rank in range(mesh.pp)]
 
@@ -75,11 +75,11 @@ def measured_memories(
             raise ValueError(f"{paths[world[0]]}: `program` is none of {', '.join(schedules)}")
         schedule = schedules[program]
         for at, memory in zip(world, rank_memories(spec, lowering, schedule, rows=rows), strict=True):
-            result[at] = Measured(at, memory.activations + memory.buffers, found[at].peak)
+            result[at] = MeasuredMemory(at, memory.activations + memory.buffers, found[at].peak)
     return tuple(result[rank] for rank in sorted(result))
 
 
-def measured_line(ranks: tuple[Measured, ...]) -> str:
+def measured_line(ranks: tuple[MeasuredMemory, ...]) -> str:
     """One line for people."""
     most = max(ranks, key=lambda each: each.measured)
     found = f"{gib(most.measured)} on rank {most.rank}"

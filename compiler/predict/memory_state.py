@@ -15,12 +15,12 @@ from compiler.ir.dtypes import ITEMSIZE as BYTES
 from compiler.ir.stage_placement import StagePlacement
 from compiler.model.layers.moe import TABLE_DTYPE
 from compiler.plan.layer_runs import Bytes, Holding, Moment, Runs, held_by
-from compiler.program.proof import Certificate
+from compiler.program.proof import ProofFacts
 from dsl.closed_forms.memory import (
     HOST_PART,
     HOST_SLOTS,
     ITEMSIZE,
-    Memory,
+    DeviceBytes,
     average_dtype,
     bytes_per_element,
     offloaded_bytes,
@@ -67,14 +67,14 @@ def _shared(holding: Holding, stages: Sequence[int], last: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _CellBytes:
     """Bytes of the fullest device of a cell at least: without layers that may be anywhere, and what each adds."""
 
     empty: float
     adds: Mapping[Bytes, float]
 
 
-def _fullest(cells: Sequence[_Cell], kind: Bytes, kinds: Mapping[Bytes, int]) -> float:
+def _fullest(cells: Sequence[_CellBytes], kind: Bytes, kinds: Mapping[Bytes, int]) -> float:
     """What the fullest cell has in the end, of layers of a kind and of those that nowhere add less."""
     count = sum(n for other, n in kinds.items() if all(cell.adds[other] >= cell.adds[kind] for cell in cells))
     waiting = [(cell.empty + cell.adds[kind], cell.adds[kind]) for cell in cells]
@@ -87,7 +87,7 @@ def _fullest(cells: Sequence[_Cell], kind: Bytes, kinds: Mapping[Bytes, int]) ->
     return most
 
 
-def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, int]) -> list[_Cell]:
+def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, int]) -> list[_CellBytes]:
     """The cells of a pipeline. Of the moments of a rank, those count at which it holds most of all its stages."""
     num_ranks = len(holding.room)
     last = placement.num_stages(num_ranks) - 1
@@ -105,7 +105,9 @@ def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, in
     return [_cell(stages, moments, kinds, last) for stages, moments in found.items()]
 
 
-def _cell(stages: Sequence[int], moments: Sequence[tuple[int, Moment]], kinds: Iterable[Bytes], last: int) -> _Cell:
+def _cell(
+    stages: Sequence[int], moments: Sequence[tuple[int, Moment]], kinds: Iterable[Bytes], last: int
+) -> _CellBytes:
     """The mean of the ranks of a cell, each at its moment. Every stage but the two outer ones has a layer."""
     held = fmean(each for each, _ in moments)
     means = {
@@ -115,7 +117,7 @@ def _cell(stages: Sequence[int], moments: Sequence[tuple[int, Moment]], kinds: I
     for run, stage in enumerate(stages):
         if stage not in (0, last):
             held += min(mean[run] - min(mean) for mean in means.values())
-    return _Cell(held, {kind: min(mean) for kind, mean in means.items()})
+    return _CellBytes(held, {kind: min(mean) for kind, mean in means.items()})
 
 
 # --- memory state
@@ -130,7 +132,7 @@ class Elements(NamedTuple):
     rest: Counter[int]  # that the last of the rows of the optimizer updates
 
 
-def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
+def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
     """Bytes of the fullest device of every pipeline rank; activations are left at 0.
 
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
@@ -150,7 +152,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     if checkpoint is not None and checkpoint.background:  # they are written from a copy in the memory of the host
         saved = saved_bytes(spec, plan)
     return tuple(
-        Memory(
+        DeviceBytes(
             weights=kept.weights[rank] * size.weights + untrained[rank] + copies[rank],
             gradients=kept.gradients[rank] * size.gradients,
             optimizer=kept.owned[rank] * size.optimizer + kept.rest[rank] * rows[-1].optimizer,
@@ -313,7 +315,7 @@ def device_of(spec: Spec, plan: Plan, rank: int) -> Device:
     raise AssertionError("the cluster has a device for every rank")
 
 
-def proven_memories(spec: Spec, plan: Plan, certificates: Iterable[Certificate]) -> tuple[Memory, ...]:
+def proven_memories(spec: Spec, plan: Plan, certificates: Iterable[ProofFacts]) -> tuple[DeviceBytes, ...]:
     """Bytes of a device of every pipeline rank at its peak: in the fullest of the proven programs, or in the update."""
     peaks = [*(certificate.peak_bytes for certificate in certificates), update_scratch(spec, plan)]
     return tuple(

@@ -10,7 +10,7 @@ from math import comb, log10
 from compiler.ir import Plan
 from compiler.predict.memory import worst_rows
 from compiler.predict.memory_state import device_of, quantised_weights
-from compiler.predict.prediction import Held, RankMemory
+from compiler.predict.prediction import HeldTensor, RankMemory
 from dsl.schema import Moe, Spec
 
 GIB = 2**30
@@ -33,8 +33,8 @@ class Overflow:
     action: str
     peak_bytes: int
     capacity_bytes: int
-    parts: tuple[Held, ...]
-    largest: tuple[Held, ...]  # values of one name in any layer and micro-batch together
+    parts: tuple[HeldTensor, ...]
+    largest: tuple[HeldTensor, ...]  # values of one name in any layer and micro-batch together
 
     @property
     def over_bytes(self) -> int:
@@ -60,7 +60,7 @@ def _overflow(memory: RankMemory) -> Overflow:
         action=memory.peak_action,
         peak_bytes=memory.peak_bytes,
         capacity_bytes=memory.capacity_bytes,
-        parts=tuple(Held(name, size) for name, size in rows if size),
+        parts=tuple(HeldTensor(name, size) for name, size in rows if size),
         largest=memory.held,
     )
 

@@ -9,8 +9,8 @@ from compiler.machine.topology.fabric import LARGE, LEVELS, Fabric
 from compiler.machine.topology.traffic import traffic
 from compiler.plan.model_graph import model_graph
 from compiler.predict.failures import Goodput
-from compiler.predict.predict import Timed, memories, predicted, timed_on
-from compiler.predict.prediction import Flops, Generation, Prediction, RankMemory, StageRow, Step
+from compiler.predict.predict import TimedPlan, memories, predicted, timed_on
+from compiler.predict.prediction import Flops, GenerationTime, Prediction, RankMemory, StageRow, StepPrediction
 from compiler.program.lowered import Lowered
 from dsl.schema import Spec
 from runtime.contract.names import ProgramName
@@ -21,7 +21,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")  # of `R
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagePart:
     """A segment or exchange of a stage, and the seconds that a micro-batch holds its lane, forward and backward."""
 
     site: str
@@ -34,7 +34,7 @@ class StageDrawn:
     """A stage of the placement; `sends`: bytes of a micro-batch that go to the next stage, of values that it made."""
 
     row: StageRow
-    parts: tuple[Part, ...]
+    parts: tuple[StagePart, ...]
     sends: int
 
 
@@ -59,7 +59,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Network:
+class PlannedNetwork:
     """The cluster. `nodes`: world ranks of each node, `joints`: a device and its switch, or two switches; if few."""
 
     num_nodes: int
@@ -71,17 +71,17 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedStep:
     """The prediction of a step of the largest batch."""
 
-    step: Step
+    step: StepPrediction
     ranks: tuple[RankMemory, ...]
     stages: tuple[StageDrawn, ...]
-    network: Network
+    network: PlannedNetwork
     flops: Flops  # of training on a token
     goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     mfu: Flops | None = None  # share of the BF16 peak; None where a device has none
-    generation: Generation | None = None  # of the completions that a step learns from
+    generation: GenerationTime | None = None  # of the completions that a step learns from
     calibrated: bool = True  # False where times are those of another CPU
 
     @property
@@ -99,8 +99,8 @@ class Planned:
 class PredictedStep:
     """The timed plan of the largest batch, and what is planned from it."""
 
-    timed: Timed
-    planned: Planned
+    timed: TimedPlan
+    planned: PlannedStep
 
 
 def predict_step(spec: Spec, lowered: Lowered) -> PredictedStep:
@@ -111,20 +111,20 @@ def predict_step(spec: Spec, lowered: Lowered) -> PredictedStep:
     return PredictedStep(timed, planned_of(timed, predicted(timed, memories(timed, program))))
 
 
-def planned_of(found: Timed, prediction: Prediction) -> Planned:
+def planned_of(found: TimedPlan, prediction: Prediction) -> PlannedStep:
     """`prediction`: of the timed plan."""
     drawn = _stages(found, prediction.stages), network_of(found)
     p = prediction
-    return Planned(p.step, p.ranks, *drawn, p.flops, p.goodput, p.mfu, p.generation, p.calibrated)
+    return PlannedStep(p.step, p.ranks, *drawn, p.flops, p.goodput, p.mfu, p.generation, p.calibrated)
 
 
-def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
+def _stages(found: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
     """Each stage at the rates of the first rank that holds it."""
     graph = model_graph(found.lowering.chains(row.stage, row.ranks[0]) for row in rows)
     drawn = []
     for row in rows:
         mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
-        parts = tuple(Part(site, node.kind, sum(node.seconds.values())) for site, node in mine.items())
+        parts = tuple(StagePart(site, node.kind, sum(node.seconds.values())) for site, node in mine.items())
         sends = sum(edge.bytes for (maker, _), edge in graph.edges.items() if edge.crosses and maker in mine)
         drawn.append(StageDrawn(row, parts, sends))
     return tuple(drawn)
@@ -133,12 +133,12 @@ def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
 # ---------------------------------------------------------------- network
 
 
-def network_of(found: Timed) -> Network:
+def network_of(found: TimedPlan) -> PlannedNetwork:
     """Links by class with a step's traffic, and the cluster as a graph where it is small."""
     fabric, mesh = found.rates[0].fabric, found.plan.mesh
     levels = _levels(fabric, traffic(fabric, found.plan, found.schedule))
     if fabric.num_devices > MOST_DRAWN:
-        return Network(fabric.num_nodes, fabric.num_devices, levels)
+        return PlannedNetwork(fabric.num_nodes, fabric.num_devices, levels)
     # with networkx, which no report of many devices waits for
     from compiler.machine.topology.device_graph import graph_of
 
@@ -150,7 +150,7 @@ def network_of(found: Timed) -> Network:
     ends = [(_name(a), _name(b)) for a, b in ((b, a) if b[0] in OF_A_DEVICE else (a, b) for a, b in edges)]
     joints = tuple((a, b) for a, b in ends if a != b)
     ranks = tuple(min(device // mesh.columns, mesh.pp - 1) for device in range(fabric.num_devices))
-    return Network(
+    return PlannedNetwork(
         fabric.num_nodes,
         fabric.num_devices,
         levels,

@@ -8,7 +8,7 @@ from math import prod
 
 from compiler.ir import Communication, Plan, Program, Use
 from compiler.machine.rates import Rates
-from compiler.machine.topology import Experts
+from compiler.machine.topology import ExpertTraffic
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import counted
 from compiler.plan.plan import HELD, make_plan
@@ -22,19 +22,19 @@ from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import saved_bytes
 from compiler.predict.prediction import (
-    Exchange,
     Flops,
     Prediction,
     RankMemory,
     StageRow,
-    Step,
+    StepPrediction,
     Tail,
-    Whole,
+    TokenExchange,
+    WholeRun,
     energy_of,
     money_of,
 )
 from compiler.predict.step import step_of
-from compiler.predict.tail import Tensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
+from compiler.predict.tail import TrainedTensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, left_of_reductions, step_times, twins_of
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
@@ -48,16 +48,16 @@ TRILLION = 10**12
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedPlan:
     """A plan with its step, before memory and money are looked into."""
 
     spec: Spec
     lowering: Lowering
     schedule: Schedule
     timeline: Timeline  # in milliseconds
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TrainedTensor]
     shared: float  # by how much all is longer, since ranks share cores
-    step: Step
+    step: StepPrediction
     times: StepTimes
     tails: tuple[Tail, ...]  # what follows the last action, of each pipeline rank
 
@@ -72,13 +72,13 @@ class Timed:
         return self.lowering.rates
 
 
-def timed(spec: Spec, rates: Rates | None = None) -> Timed:
+def timed(spec: Spec, rates: Rates | None = None) -> TimedPlan:
     """What a step of the largest batch takes. `rates`: as of `predict`."""
     lowering = Lowering(make_plan(spec), rates or rank_rates(spec))
     return timed_on(spec, lowering, Scheduler(spec, lowering).largest())
 
 
-def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> Timed:
+def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> TimedPlan:
     """What a step of a schedule takes on the stages of the spec's plan.
 
     `least`: what it takes at least, whatever order the instructions of its actions are in.
@@ -105,10 +105,10 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     classes = rank_seconds(plan, on, balanced_rows(spec), schedule, busiest.pp_rank)
     if _calibrated(each):
         step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
-    return Timed(spec, lowering, schedule, timeline, tensors, shared, step, times, tuple(tails))
+    return TimedPlan(spec, lowering, schedule, timeline, tensors, shared, step, times, tuple(tails))
 
 
-def memories(found: Timed, program: Program | None = None) -> tuple[RankMemory, ...]:
+def memories(found: TimedPlan, program: Program | None = None) -> tuple[RankMemory, ...]:
     """What each pipeline rank of a timed plan holds. `program`: of its schedule, if it is there."""
     return rank_memories(found.spec, found.lowering, found.schedule, found.timeline, program=program)
 
@@ -132,7 +132,7 @@ def _of_one(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | 
     return model_steps(spec.model_copy(update={"parallel": whole}))
 
 
-def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
+def predicted(found: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
     """All that is said of a timed plan; `ranks`: its memories."""
     spec, plan, each, step = found.spec, found.plan, found.rates, found.step
     steps = [step for stage in plan.stages for step in stage.steps]
@@ -185,14 +185,14 @@ def _calibrated(rates: Sequence[Rates]) -> bool:
     return all(one.calibrated for one in rates)
 
 
-def _goodput(found: Timed, step_s: float) -> Goodput | None:
+def _goodput(found: TimedPlan, step_s: float) -> Goodput | None:
     """What failures take from a run of steps of `step_s` seconds, and which checkpoints are best."""
     spec, plan = found.spec, found.plan
     copied = max(saved_bytes(spec, plan))
     return goodput_of(spec, plan.replicas, step_s, max(one.host_time_s(copied) for one in found.rates))
 
 
-def share_of_keys(found: Timed) -> float:
+def share_of_keys(found: TimedPlan) -> float:
     """The share of the step that exchanges of keys and values between context ranks take beyond what hides them.
 
     Nothing that sends keys otherwise, such as a ring, can save more.
@@ -227,13 +227,13 @@ def shared_by(
     return rates.shared_s(alone_s, busy * plan.mesh.columns) / alone_s
 
 
-def mfu_of(flops: Flops, step: Step, peak: float) -> Flops:
+def mfu_of(flops: Flops, step: StepPrediction, peak: float) -> Flops:
     """The share of all devices' BF16 peak, whatever the dtype: the published definition (arXiv 2505.09343, table 4)."""
     peak_of_step = step.seconds * peak
     return Flops(flops.causal * step.tokens / peak_of_step, flops.full * step.tokens / peak_of_step)
 
 
-def whole_of(spec: Spec, step: Step, generation_s: float = 0.0) -> Whole:
+def whole_of(spec: Spec, step: StepPrediction, generation_s: float = 0.0) -> WholeRun:
     """The whole run. A smaller batch saves what its micro-batches take on the busiest rank, and none of the bubble.
 
     `generation_s`: of completions, beside the step.
@@ -245,7 +245,7 @@ def whole_of(spec: Spec, step: Step, generation_s: float = 0.0) -> Whole:
         count * (generation_s + step.seconds - (step.num_micro_batches - batch / quantum) * busiest)
         for batch, count in growth.phases(spec.train.tokens)
     )
-    return Whole(spec.train.tokens, growth.steps_for(spec.train.tokens), seconds)
+    return WholeRun(spec.train.tokens, growth.steps_for(spec.train.tokens), seconds)
 
 
 def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
@@ -271,10 +271,10 @@ def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
 OTHERS: Mapping[str, str] = {"embed": "embedding", "head": "head", "M0": "mtp.0"}
 
 
-def exchange_of(spec: Spec, experts: Experts) -> Exchange | None:
+def exchange_of(spec: Spec, experts: ExpertTraffic) -> TokenExchange | None:
     """What one token costs on the way to the experts of a layer and back."""
     moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None:
         return None
     hidden, copies = spec.model.hidden, max(1, round(experts.network_copies * moe.top_k))
-    return Exchange(hidden * experts.dispatch_bytes, hidden * experts.combine_bytes, copies)
+    return TokenExchange(hidden * experts.dispatch_bytes, hidden * experts.combine_bytes, copies)

@@ -68,7 +68,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPrediction:
     """A step of the largest batch. `mean` is that of the pipeline ranks, row by row."""
 
     seconds: float
@@ -93,7 +93,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensor:
     """A tensor or group of tensors that a rank holds at its peak."""
 
     name: str
@@ -117,7 +117,7 @@ class RankMemory:
     timeline: tuple[tuple[float, int], ...] = ()  # (second of the step, bytes), all that is held
     worst_bytes: int | None = None  # the peak if every routed row of the expert group came to this device
     worst_action: str | None = None
-    held: tuple[Held, ...] = ()  # the most of it at the peak, largest first
+    held: tuple[HeldTensor, ...] = ()  # the most of it at the peak, largest first
     host_bytes: int = 0  # in the memory of its host: offloaded state, the average of the weights, the copy for a save
 
     @property
@@ -148,7 +148,7 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class TokenExchange:
     """Bytes that one token costs in one MoE layer, one way."""
 
     dispatch_bytes: float  # of a copy of the token
@@ -174,7 +174,7 @@ class Energy:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeRun:
     """The run from its first to its last token, the batch growing as it does."""
 
     tokens: int
@@ -198,7 +198,7 @@ class OrderGain:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationTime:
     """What the completions of a step take, if each prompt and completion is as long as it may be."""
 
     seconds: float  # of a step: those of a rollout, over the steps that train on it
@@ -227,19 +227,19 @@ class Prediction:
     mtp_parameters: int  # of the MTP blocks' own, which the two before do not count
     adapter_parameters: int  # all that is trained beside the others; 0 where these are trained
     flops: Flops
-    step: Step
+    step: StepPrediction
     mfu: Flops | None  # the share of the BF16 peak, 0 to 1; None where a device has none
     device_hours_per_trillion_tokens: float
     money: Money
     energy: Energy
-    whole: Whole
+    whole: WholeRun
     ranks: tuple[RankMemory, ...]
     stages: tuple[StageRow, ...]
-    exchange: Exchange | None  # None without experts
+    exchange: TokenExchange | None  # None without experts
     assumptions: tuple[str, ...]
     goodput: Goodput | None = None  # beside failures; None where nothing is known of them
     devices_of_node: int = 1
-    generation: Generation | None = None  # in a run that learns from rewards
+    generation: GenerationTime | None = None  # in a run that learns from rewards
     calibrated: bool = True  # False where a core of another CPU stands in: times may be off several times over
     order_gain: OrderGain | None = None  # of `order = cost`; None without it, and where its data is not prepared
 
@@ -271,7 +271,7 @@ class Prediction:
 WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0, "gb200": 1200.0, "mi300x": 750.0}
 
 
-def money_of(price: float | None, hours_per_trillion: float, whole: Whole, num_devices: int) -> Money:
+def money_of(price: float | None, hours_per_trillion: float, whole: WholeRun, num_devices: int) -> Money:
     """Costs of a run at `price`, in USD an hour of one device."""
     if price is None:
         return Money(None, None, None)

@@ -25,7 +25,7 @@ from compiler.plan.spec_rates import rank_rates
 from compiler.plan.splitting import Splitting, moments_on
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import missing_anywhere, missing_with
-from compiler.predict.predict import Timed, memories, predict, timed_on
+from compiler.predict.predict import TimedPlan, memories, predict, timed_on
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from dsl.closed_forms import ramp
@@ -161,7 +161,7 @@ def search(
 
     `spec` has first values of the open keys. `report` is told which share of the structures has been looked into.
     """
-    seen, again = _Seen(), RECOMPUTE in opened
+    seen, again = _SeenSteps(), RECOMPUTE in opened
     found = [Candidate(choice, one) for choice, one in structures]
     least = [_with(each, RECOMPUTE, choices.values(each.spec, RECOMPUTE)[-1]) if again else each for each in found]
     waiting = [(seen.floor_s(each.spec), at, False) for at, each in enumerate(least)]
@@ -190,7 +190,7 @@ def search(
     return Ranking(tuple(sorted(seen.candidates, key=_order)))
 
 
-class _Seen:
+class _SeenSteps:
     """What has been looked into, and the shortest step of what fits."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class _Seen:
             self._last = Outline(spec, self._shared)
         return self._last
 
-    def _timed(self, candidate: Candidate, least: bool = False) -> Timed:
+    def _timed(self, candidate: Candidate, least: bool = False) -> TimedPlan:
         spec, lowering = candidate.spec, self._outline(candidate.spec).lowering
         return timed_on(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
 
@@ -260,7 +260,7 @@ class _Seen:
         return _measured(candidate, found)
 
 
-def _measured(candidate: Candidate, found: Timed) -> Candidate:
+def _measured(candidate: Candidate, found: TimedPlan) -> Candidate:
     """The candidate with the time of its step and what its fullest device lacks."""
     fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)

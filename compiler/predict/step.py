@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from statistics import fmean
 
-from compiler.predict.prediction import RankTime, Step, Tail
+from compiler.predict.prediction import RankTime, StepPrediction, Tail
 from compiler.predict.times import StepTimes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
@@ -39,11 +39,13 @@ def mean_of(ranks: Sequence[RankTime]) -> RankTime:
     return RankTime(-1, **means)
 
 
-def step_of(schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail], tokens: int) -> Step:
+def step_of(
+    schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail], tokens: int
+) -> StepPrediction:
     """The step. The ranks begin what follows it together, so the slowest tail is that of all."""
     tail = max(tails, key=lambda each: each.seconds)
     ranks = rank_times(schedule, timeline, tail.seconds)
-    return Step(
+    return StepPrediction(
         seconds=float(timeline.makespan) / 1000 + tail.seconds,
         tokens=tokens,
         schedule=schedule.name,

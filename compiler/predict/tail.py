@@ -26,7 +26,7 @@ Reduce = Callable[[float, Holders, ReductionKind], float]  # bytes of a device, 
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TrainedTensor:
     """A trained tensor, of the first column of its pipeline ranks and those that hold the same."""
 
     pipeline_ranks: tuple[int, ...]
@@ -37,7 +37,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class UpdateWork:
     """What a device updates: elements, and the FLOPs of matrix products for them; and elements of the rest
     (`Optimizer.rest`)."""
 
@@ -66,7 +66,7 @@ class Group:
         return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts), self.rest)
 
 
-def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, Tensor]:
+def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, TrainedTensor]:
     """Every trained tensor of a plan, in closed form from its stages."""
     ranks: dict[str, set[int]] = defaultdict(set)
     stages: dict[str, list[int]] = defaultdict(list)
@@ -82,7 +82,7 @@ def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, Tensor]:
                         if stage.index not in stages[name]:
                             stages[name].append(stage.index)
     return {
-        name: Tensor(
+        name: TrainedTensor(
             tuple(sorted(ranks[name])),
             tuple(stages[name]),
             prod(param.shape),
@@ -93,7 +93,7 @@ def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, ...]:
+def groups_of(mesh: Mesh, tensors: Iterable[TrainedTensor], rank: int) -> tuple[Group, ...]:
     """The trained parameters of the first device of a pipeline rank, by who holds and which stages use them, and by the
     row of the optimizer."""
     held: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
@@ -104,12 +104,12 @@ def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, 
     return tuple(Group(holders, stages, elements, rest) for (holders, stages, rest), elements in held.items())
 
 
-def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[Work, ...]:
+def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[UpdateWork, ...]:
     """What a device of each pipeline rank updates, at most; `groups`: those of each rank."""
     optimizer, zero = spec.train.optimizer, spec.parallel.zero
     if optimizer.unit == "element":
         shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
-        return tuple(Work(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
+        return tuple(UpdateWork(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
     flops = {each.key: flops_of(optimizer, each) for each in plan.replicas if each.role == "parameter"}
     kept = kept_elements(spec, plan)
     if zero:
@@ -119,7 +119,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
         for bucket in (each for each in plan.buckets if not each.still):
             for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
                 products[rank] += sum(flops[name] for name in bucket.replicas)
-    return tuple(Work(kept.owned[rank], products[rank], kept.rest[rank]) for rank in range(plan.mesh.pp))
+    return tuple(UpdateWork(kept.owned[rank], products[rank], kept.rest[rank]) for rank in range(plan.mesh.pp))
 
 
 def reduce_seconds(
@@ -140,7 +140,7 @@ def reduction_of(spec: Spec) -> ReductionKind:
     return "reduce_scatter" if spec.parallel.zero and spec.cluster.node.device.bf16 else "all_reduce"
 
 
-def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_s: Reduce, rates: Rates) -> Tail:
+def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, reduce_s: Reduce, rates: Rates) -> Tail:
     """Seconds of the tail of a device that holds these groups, does this work, and achieves these rates, if all
     gradients are summed in it."""
     precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
@@ -168,7 +168,7 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     )
 
 
-def host_wait_s(spec: Spec, work: Work, update_s: float, rates: Rates) -> float:
+def host_wait_s(spec: Spec, work: UpdateWork, update_s: float, rates: Rates) -> float:
     """Seconds for which an update waits for offloaded state: for the first part to come and the last to go, and for
     each way where it takes longer than the update."""
     rows = spec.train.optimizer.rows

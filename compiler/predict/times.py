@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from compiler.ir import Plan, Stage, Use
 from compiler.machine.topology.traffic import RankOf, messages_of
-from compiler.plan.actions.lanes import Run
+from compiler.plan.actions.lanes import OrderEnd
 from compiler.plan.actions.order import least_of_chains, paces, run_of_chains
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import copy_ns
@@ -78,7 +78,7 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
 
     `least`: what each step takes in any order of its instructions at least, which is found much sooner.
     """
-    steps = _Steps(lowering, schedule, least)
+    steps = _PlannedSteps(lowering, schedule, least)
     times = {
         (key, rank): steps.run(step, rank)
         for rank, row in enumerate(schedule.actions)
@@ -91,16 +91,16 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
     )
 
 
-class _Steps:
+class _PlannedSteps:
     """What steps take on a plan's stages. Twins among stages, and ranks on one kind of device, are looked at once."""
 
     def __init__(self, lowering: Lowering, schedule: Schedule, least: bool) -> None:
         self._lowering, self._schedule, self._least = lowering, schedule, least
         self._messages = messages_of(lowering.rates[0].fabric, lowering.plan, schedule.stage_placement)
         self._twins = twins_of(lowering.plan.stages)
-        self._runs: dict[tuple[Key, int, tuple[int, ...]], Run] = {}  # by kind of device, and messages
+        self._runs: dict[tuple[Key, int, tuple[int, ...]], OrderEnd] = {}  # by kind of device, and messages
 
-    def run(self, step: Step, rank: int) -> Run:
+    def run(self, step: Step, rank: int) -> OrderEnd:
         """A step until its last instruction has ended, and its messages are there."""
         sends = tuple(
             self._messages.sent_ns(a.kind, a.stage, self._schedule.num_stages, self._rank_of(a.micro_batch))
@@ -114,10 +114,10 @@ class _Steps:
     def _rank_of(self, micro_batch: int) -> RankOf:
         return lambda stage: self._schedule.rank_of(stage, micro_batch)
 
-    def _new_run(self, key: Key, rank: int, sends: Sequence[int]) -> Run:
+    def _new_run(self, key: Key, rank: int, sends: Sequence[int]) -> OrderEnd:
         lowering = self._lowering
         if key[0][0] in COPIES:
-            return Run(copy_ns(lowering.chains(key[0][1], rank)), 0, 0)
+            return OrderEnd(copy_ns(lowering.chains(key[0][1], rank)), 0, 0)
         chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
         found = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
         return replace(found, end=round(found.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
@@ -185,7 +185,7 @@ def reduction_spans(
     plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, seconds: Reductions
 ) -> dict[tuple[tuple[int, ...], Stages], tuple[float, float]]:
     """When each reduction starts and ends, in seconds of the step."""
-    lanes = [_Lane(schedule, times, timeline, rank) for rank in range(schedule.num_ranks)]
+    lanes = [_LinkLane(schedule, times, timeline, rank) for rank in range(schedule.num_ranks)]
     starts: dict[tuple[tuple[int, ...], Stages], float] = {}
     for rank, row in enumerate(reductions_of(plan, schedule.actions)):
         of_stages = {stages: lanes[rank].ends[after] for after, stages in row}
@@ -202,7 +202,7 @@ def reduction_spans(
     return spans
 
 
-class _Lane:
+class _LinkLane:
     """The links of a rank over a step: in each span, which share of the time exchanges leave free."""
 
     def __init__(self, schedule: Schedule, times: StepTimes, timeline: Timeline, rank: int) -> None:

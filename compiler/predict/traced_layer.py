@@ -26,11 +26,11 @@ from compiler.machine.rates.table import (
     SECONDS,
     TABLES,
     Date,
-    Entry,
     Factor,
     RateError,
-    Row,
-    Table,
+    RateRow,
+    RateTable,
+    TableModel,
     Text,
     parsed,
     peak_of,
@@ -55,21 +55,21 @@ Ms = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Phase = Literal["F", "I", "W"]
 
 
-class ClassTime(Entry):
+class ClassTime(TableModel):
     """Time of kernel classes together, ms of one layer: forward, backward for the inputs and weight gradients."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=len(CLASSES))]
     ms: Ms
 
 
-class Share(Entry):
+class BandwidthShare(TableModel):
     """The share of the memory's peak bandwidth that kernels of a class reach."""
 
     kind: Annotated[str, Field(alias="class")]
     share: Annotated[float, Field(gt=0, le=1)]
 
 
-class PhaseTime(Entry):
+class PhaseTime(TableModel):
     """Time of the exchanges of a phase of a layer, or of a part of its compute. Parts are compared, not calibrated on:
     they span what their kernels wait for."""
 
@@ -78,7 +78,7 @@ class PhaseTime(Entry):
     ms: Ms
 
 
-class Trace(Entry):
+class TracedPair(TableModel):
     """One traced pair: a forward and a backward of `layers` equal layers, in milliseconds."""
 
     name: Text
@@ -88,14 +88,14 @@ class Trace(Entry):
     busy_ms: Ms  # in which compute kernels run
     gaps_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # between one compute kernel and the next, waits not counted
     classes: Annotated[tuple[ClassTime, ...], Field(min_length=1, max_length=len(CLASSES))]
-    shares: Annotated[tuple[Share, ...], Field(max_length=len(CLASSES))] = ()
+    shares: Annotated[tuple[BandwidthShare, ...], Field(max_length=len(CLASSES))] = ()
     exchanges: Annotated[tuple[PhaseTime, ...], Field(max_length=3)] = ()
     parts: Annotated[tuple[PhaseTime, ...], Field(max_length=6)] = ()
     source: Text
     date: Date
 
     @model_validator(mode="after")
-    def _consistent(self) -> Trace:
+    def _consistent(self) -> TracedPair:
         named = [kind for each in self.classes for kind in each.classes]
         if wrong := [
             kind for kind in (*named, *(s.kind for s in self.shares)) if kind not in CLASSES or kind in SECONDS
@@ -128,12 +128,12 @@ class LayerTimes:
     launches: int
 
 
-def read_trace(path: Path, shown: str = "") -> Trace:
+def read_trace(path: Path, shown: str = "") -> TracedPair:
     """The trace of a file. RateError names the file and the key."""
-    return parsed(Trace, read_text(path, shown), shown or str(path))
+    return parsed(TracedPair, read_text(path, shown), shown or str(path))
 
 
-def shipped_trace(name: str) -> Trace:
+def shipped_trace(name: str) -> TracedPair:
     """A trace that comes with dsc."""
     return read_trace(TRACES / f"{name}.json")
 
@@ -168,7 +168,7 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
     return LayerTimes(classes, moved, parts, exchanges, latency, launches)
 
 
-def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> Table:
+def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> RateTable:
     """The table with the factors of a trace. `spec`, with its plan and cuts: what was traced. Where it has a base it
     says only what differs: `with_base` of it is what rates are made of.
 
@@ -196,14 +196,14 @@ def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping
 
     scaled = tuple(factor_of(kind, factor) for kind, factor in factors.items())
     gap_s = float(f"{trace.gaps_ms * 1e-3 / trace.layers / times.launches:.4g}")
-    launch = (Row.model_validate({"class": "launch", "seconds": gap_s, "when": "paired", **said}),) if gap_s else ()
+    launch = (RateRow.model_validate({"class": "launch", "seconds": gap_s, "when": "paired", **said}),) if gap_s else ()
     if table.name in shipped_tables() and table == shipped_table(table.name):  # its rows need not be written again
         rows, base = launch, table.name
     else:
         rows, base = (*launch, *(row for row in table.rows if not launch or row.kind != "launch")), None
         traced_kinds = {(factor.kind, factor.dtype) for factor in scaled}
         scaled += tuple(factor for factor in table.factors if (factor.kind, factor.dtype) not in traced_kinds)
-    found = Table(
+    found = RateTable(
         name=f"{table.name[: MAX_TEXT - len(CALIBRATED)]}{CALIBRATED}",
         base=base,
         device=table.device,
@@ -217,7 +217,7 @@ def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping
     return found.model_copy(update={"factors": (*(each for each in found.factors if each.kind != PAIR), pair)})
 
 
-def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> float | None:
+def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: TracedPair) -> float | None:
     """What the traced pair is predicted to take over two lanes; None where no stage is what was traced."""
     for stage in plan.stages:
         sites = {_site(step) for step in stage.steps}
@@ -228,7 +228,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> f
     return None
 
 
-def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
+def uncalibrated(table: RateTable, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
     """Classes of a plan's kernels and exchanges for which a table has no factor: they take what its rows say."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     used = {kernel_class(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
@@ -247,7 +247,7 @@ def _exchanged(rates: Rates) -> tuple[str, str]:
     return f"dispatch_{place}", f"combine_{place}"
 
 
-def _factor(trace: Trace, kind: str, dtype: str, factor: float) -> Factor:
+def _factor(trace: TracedPair, kind: str, dtype: str, factor: float) -> Factor:
     if not LEAST_FACTOR <= factor <= MOST_FACTOR:
         raise RateError(
             f"trace {trace.name}: {kind} takes {factor:.3g} times what the table says, not from {LEAST_FACTOR:g} to "
@@ -264,7 +264,7 @@ def _dtype_of(rates: Rates, kind: str) -> str:
     return rates.plain if kind in ("attention", "attention_backward") else rates.linear
 
 
-def _of_classes(entry: ClassTime, trace: Trace, table: Table, times: LayerTimes) -> dict[str, float]:
+def _of_classes(entry: ClassTime, trace: TracedPair, table: RateTable, times: LayerTimes) -> dict[str, float]:
     """Factors of the classes of an entry: those whose share of the peak is known get that, the others what remains."""
     left_s, rest = entry.ms * 1e-3, []
     factors = {}

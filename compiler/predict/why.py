@@ -15,7 +15,7 @@ from typing import get_args
 
 from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
-from compiler.predict.predict import Timed, timed_on
+from compiler.predict.predict import TimedPlan, timed_on
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import Outline, Shared
 from compiler.program.lower.scheduler import Scheduler
@@ -75,7 +75,7 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class FittingEdits:
     """Edits with which everything fits; where there are none, what comes nearest, if anything does."""
 
     fit: tuple[Way, ...] = ()
@@ -83,7 +83,7 @@ class Ways:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TriedCandidate:
     """A legal candidate with what it surely lacks, in bytes; below 0 where it may fit."""
 
     settings: tuple[Setting, ...]
@@ -105,12 +105,12 @@ class _Tried:
 
 
 def ways_to_fit(
-    found: Timed,
+    found: TimedPlan,
     ranks: Sequence[RankMemory],
     legal: Legal,
     origins: Mapping[str, Span],
     opened: Collection[str] = (),
-) -> Ways:
+) -> FittingEdits:
     """Edits with which a plan that does not fit does: the fastest first, then those of less precision, then those with
     more devices; or the edit with which it lacks least.
 
@@ -118,7 +118,7 @@ def ways_to_fit(
     of what can be computed again. Empty where everything fits, or nothing tried helps.
     """
     if all(rank.fits for rank in ranks):
-        return Ways()
+        return FittingEdits()
     looking = _Looking(found, ranks, legal, origins)
     for ladder in ladders(found.spec, opened):
         looking.climb(ladder)
@@ -131,7 +131,7 @@ def ways_to_fit(
         (way for _, way in looking.found),
         key=lambda way: (way.more_devices, not way.exact, way.seconds, len(way.settings)),
     )
-    return Ways(tuple(order[:MAX_SHOWN]), None if order else looking.nearest())
+    return FittingEdits(tuple(order[:MAX_SHOWN]), None if order else looking.nearest())
 
 
 def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
@@ -169,7 +169,7 @@ class _Looking:
 
     def __init__(
         self,
-        base: Timed,
+        base: TimedPlan,
         ranks: Sequence[RankMemory],
         legal: Legal,
         origins: Mapping[str, Span],
@@ -181,25 +181,25 @@ class _Looking:
         self.least, _ = Outline(base.spec, self.shared).missing_as_split
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
-        self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
-        self.less: list[_Tried] = []  # of any number of keys
+        self.tried: list[_TriedCandidate] = []  # of one key, that lack less than the plan does
+        self.less: list[_TriedCandidate] = []  # of any number of keys
         self.planned: dict[frozenset[Setting], int] = {}  # what those that were planned whole lack
         self.fullest: dict[frozenset[Setting], int] = {}  # and the pipeline rank that lacks it
         self.failed: list[tuple[frozenset[Setting], frozenset[str]]] = []  # of those that lack: others, ops
         self.searches = 0  # for schedules
-        self.seen: dict[frozenset[Setting], _Tried | None] = {}
-        self.found: list[tuple[_Tried, Way]] = []
+        self.seen: dict[frozenset[Setting], _TriedCandidate | None] = {}
+        self.found: list[tuple[_TriedCandidate, Way]] = []
 
-    def expected(self, tried: _Tried) -> int:
+    def expected(self, tried: _TriedCandidate) -> int:
         """What it lacks, or is expected to: the bound is as kind to it as it is to the plan that does not fit."""
         lacks = self.planned.get(frozenset(tried.settings))
         return tried.least + max(0, self.lacks - self.least) if lacks is None else lacks
 
-    def is_likely(self, tried: _Tried) -> bool:
+    def is_likely(self, tried: _TriedCandidate) -> bool:
         """Whether it is worth planning whole."""
         return tried.least <= 0 and self.expected(tried) <= self.margin
 
-    def is_hopeless(self, tried: _Tried) -> bool:
+    def is_hopeless(self, tried: _TriedCandidate) -> bool:
         """Whether it lacks memory for sure: by the bound, or as one that computes no less again lacks it."""
         return tried.least > 0 or any(tried.others == others and _ops(tried) <= ops for others, ops in self.failed)
 
@@ -237,7 +237,7 @@ class _Looking:
         tried = self.attempt(((RECOMPUTE, _list((*self.base.spec.recompute, *more))),))
         return tried is not None and self.is_likely(tried)
 
-    def attempt(self, settings: Sequence[Setting]) -> _Tried | None:
+    def attempt(self, settings: Sequence[Setting]) -> _TriedCandidate | None:
         """A candidate, if it keeps the rules and has not been seen; it is kept where it lacks less than the plan."""
         if frozenset(settings) in self.seen:
             return None
@@ -248,7 +248,7 @@ class _Looking:
             return None
         spec = spec.with_files(self.base.spec.files)
         outline = Outline(spec, self.shared)
-        tried = _Tried(whole, outline, outline.missing_as_split[0])
+        tried = _TriedCandidate(whole, outline, outline.missing_as_split[0])
         self.seen[frozenset(settings)] = tried
         if tried.least < self.least:
             self.less.append(tried)
@@ -292,7 +292,7 @@ class _Looking:
     def _enough(self) -> list[frozenset[str]]:
         return [way.ops for _, way in self.found if way.settings[0][0] == RECOMPUTE]
 
-    def look(self, tried: _Tried) -> bool:
+    def look(self, tried: _TriedCandidate) -> bool:
         """Whether it fits; it is then among what was found."""
         spec = tried.spec
         if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
@@ -310,7 +310,7 @@ class _Looking:
         self.found.append((tried, way))
         return True
 
-    def plan_whole(self, tried: _Tried) -> tuple[Schedule, tuple[RankMemory, ...]]:
+    def plan_whole(self, tried: _TriedCandidate) -> tuple[Schedule, tuple[RankMemory, ...]]:
         """Its schedule and memories; what it lacks is then known."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
@@ -362,9 +362,9 @@ class _Looking:
                 if other is not None and other.least + gap <= 0 and self.look(other):
                     tried, way = self.found[at] = self.found.pop()
 
-    def _pile(self, parts: Sequence[_Tried]) -> None:
+    def _pile(self, parts: Sequence[_TriedCandidate]) -> None:
         """One edit upon another, each time the one that gains most alone, until all fits."""
-        pile: list[_Tried] = []
+        pile: list[_TriedCandidate] = []
         for part in sorted(parts, key=self.expected):
             if any(part.keys & each.keys for each in pile):
                 continue
@@ -376,12 +376,12 @@ class _Looking:
                     return
 
 
-def _merged(several: Iterable[_Tried]) -> tuple[Setting, ...]:
+def _merged(several: Iterable[_TriedCandidate]) -> tuple[Setting, ...]:
     """The settings of several edits; how many data ranks there are follows again."""
     return tuple(setting for tried in several for setting in tried.settings if setting[0] != DATA)
 
 
-def _ops(tried: _Tried) -> frozenset[str]:
+def _ops(tried: _TriedCandidate) -> frozenset[str]:
     return frozenset(tried.spec.recompute)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.predict.memory_why import explain_memory, gib
-from compiler.predict.predict import Timed
+from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import RankMemory
-from compiler.predict.why import Nearest, Way, Ways
+from compiler.predict.why import FittingEdits, Nearest, Way
 from dsl.messages.diagnostics import Span, visible
 from dsl.text.as_json import span_value
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EditSetting:
     """A setting of an edit: what is written, and where. `replaces`: the value at the place; else its block is there."""
 
     key: str
@@ -36,18 +36,18 @@ class Why:
 
     lines: tuple[str, ...]
     ways: tuple[Way, ...]
-    places: tuple[tuple[Place, ...], ...]  # of the settings of each way
+    places: tuple[tuple[EditSetting, ...], ...]  # of the settings of each way
     nearest: Nearest | None = None
 
 
-def why_of(found: Timed, ranks: Sequence[RankMemory], ways: Ways, origins: Mapping[str, Span]) -> Why:
+def why_of(found: TimedPlan, ranks: Sequence[RankMemory], ways: FittingEdits, origins: Mapping[str, Span]) -> Why:
     """`origins`: where the spec's values are written."""
     places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways.fit)
     lines = explain_memory(found.spec, found.plan, ranks)
     return Why((*lines, *_of_none(found, ways)), ways.fit, places, ways.nearest)
 
 
-def _of_none(found: Timed, ways: Ways) -> Iterator[str]:
+def _of_none(found: TimedPlan, ways: FittingEdits) -> Iterator[str]:
     if not ways.fit:
         yield "no edit of one key or more that was tried makes it fit"
     if ways.nearest is not None:
@@ -61,12 +61,12 @@ def _said(settings: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in settings)
 
 
-def place_of(key: str, value: str, origins: Mapping[str, Span]) -> Place:
+def place_of(key: str, value: str, origins: Mapping[str, Span]) -> EditSetting:
     """Where a key's value stands; if nobody wrote it, the block that it belongs into."""
     path = key
     while path not in origins and path:
         path = path.rpartition(".")[0]
-    return Place(key, value, origins.get(path), path == key)
+    return EditSetting(key, value, origins.get(path), path == key)
 
 
 def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from compiler.ir import Plan, Program
 from compiler.program.lower import Lowering
-from compiler.program.proof import Certificate
+from compiler.program.proof import ProofFacts
 from compiler.schedule.schedule import Schedule
-from dsl.closed_forms.memory import Memory
+from dsl.closed_forms.memory import DeviceBytes
 from runtime.contract import Opening
 from runtime.contract.names import ProgramName
 
@@ -23,9 +23,9 @@ class Lowered:
     num_steps: int
     schedules: Mapping[ProgramName, Schedule]  # by program: train_8, evaluate_2
     programs: Mapping[ProgramName, Program]
-    certificates: Mapping[ProgramName, Certificate]
+    certificates: Mapping[ProgramName, ProofFacts]
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
-    memories: tuple[Memory, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
+    memories: tuple[DeviceBytes, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
     micro_batch_orders: Mapping[ProgramName, tuple[int, ...]]  # by program, where micro-batches go by their cost
 
     @property

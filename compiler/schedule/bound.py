@@ -112,8 +112,8 @@ def lower_bound(
     caps = None if cap is None else (cap,) * P if isinstance(cap, (int, Fraction)) else tuple(cap)
     waits = Waits(placement, P, N, costs, caps)
     at_home = replace(waits, caps=None) if costs.offloads else waits
-    ways = _Ways.of(waits)
-    ranks = {Rank.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
+    ways = _MicroBatchWays.of(waits)
+    ranks = {RankBound.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
     fullest = sorted(ranks, key=lambda rank: rank.fill + rank.shares(costs), reverse=True)[:_MOST_RANKS]
     least = max([ways.one(), *(rank.bound(costs) for rank in fullest)])
     if 2 * N * (waits.last + 1) > _MOST_WAITS:
@@ -122,7 +122,7 @@ def lower_bound(
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _MicroBatchWays:
     """The way of a lone micro-batch of each direction through the stages, in the ticks of `alone`."""
 
     waits: Waits
@@ -131,10 +131,10 @@ class _Ways:
     tails: Times
 
     @staticmethod
-    def of(waits: Waits) -> _Ways:
+    def of(waits: Waits) -> _MicroBatchWays:
         alone = replace(waits, num_micro_batches=len(waits.counts), caps=None)
         zeros = alone.zeros()
-        return _Ways(waits, alone, alone.heads(zeros, zeros), alone.tails(zeros, zeros))
+        return _MicroBatchWays(waits, alone, alone.heads(zeros, zeros), alone.tails(zeros, zeros))
 
     def head(self, kind: str, slot: Slot) -> Fraction:
         """An F cannot start before, or a B or an I."""
@@ -160,7 +160,7 @@ class _Ways:
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankBound:
     """What the bound of one rank depends on."""
 
     amounts: tuple[tuple[Weight, int], ...]  # (weight, micro-batches of the stages of that weight)
@@ -172,12 +172,12 @@ class Rank:
     held: Fraction  # activations times how long they are held, at least
 
     @staticmethod
-    def of(ways: _Ways, rank: int) -> Rank:
+    def of(ways: _MicroBatchWays, rank: int) -> RankBound:
         waits, slots = ways.waits, ways.waits.slots[rank]
         amounts: Counter[Weight] = Counter()
         for slot in slots:
             amounts[waits.weight(slot)] += waits.counts[slot[0]]
-        return Rank(
+        return RankBound(
             tuple(sorted(amounts.items())),
             min((ways.head("F", slot) for slot in slots), default=Fraction(0)),
             min((ways.head("B", slot) for slot in slots), default=Fraction(0)),
@@ -194,8 +194,8 @@ class Rank:
         least = Fraction(0) if costs.offloads else self.memory()
         if len(self.amounts) > _MOST_WEIGHTS:
             return self.fill + max(least, self.shares(costs))
-        in_turn = _Program(self, costs, overlaps=True).least()
-        one_by_one = _Program(self, costs, overlaps=False).least()
+        in_turn = _LinearProgram(self, costs, overlaps=True).least()
+        one_by_one = _LinearProgram(self, costs, overlaps=False).least()
         return self.fill + max(least, min(time for time in (in_turn, one_by_one) if time is not None))
 
     def memory(self) -> Fraction:
@@ -209,7 +209,7 @@ class Rank:
         return sum((costs.least_work(weight) * n for weight, n in self.amounts), Fraction(0))
 
 
-def _ramps(ways: _Ways, rank: int) -> Fraction:
+def _ramps(ways: _MicroBatchWays, rank: int) -> Fraction:
     """What a rank that could hold `cap` activations cannot: it takes and releases them one after the other.
 
     The lives of the activations are `cap` chains without overlap. Their starts are different forwards, and their ends
@@ -227,14 +227,14 @@ def _ramps(ways: _Ways, rank: int) -> Fraction:
     return ramps * waits.unit
 
 
-class _Program:
+class _LinearProgram:
     """The linear program of a rank, from its fill on: how often each step is run in each phase, and how long they are.
 
     `overlaps`: the first backward starts before the last forward ends. If not, all forwards are in phase 1, phase 2 is
     empty, and phase 3 begins with the first backward.
     """
 
-    def __init__(self, rank: Rank, costs: Costs, overlaps: bool) -> None:
+    def __init__(self, rank: RankBound, costs: Costs, overlaps: bool) -> None:
         self.rank, self.overlaps, self.frees, self.copies = rank, overlaps, costs.frees, (costs.O, costs.R)
         self.lengths = {phase: k for k, phase in enumerate((1, 2, 3, 4))}  # the variables 0 to 3
         self.steps: list[tuple[int, tuple[Item, ...], Fraction]] = [
@@ -359,7 +359,9 @@ def one_copy_bound(
     end = costs.links.least(P, costs.latency) if equal else Fraction(0)
     held = Fraction(N * P, 2) * (there + back) * min(ranks)
     each = (
-        Rank(((weight.longer(rank), N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0))
+        RankBound(
+            ((weight.longer(rank), N),), end, there * whole + messages, back * whole + messages, end, cap, Fraction(0)
+        )
         for rank in {*ranks}
     )
     memory = held / cap if cap and not costs.offloads else Fraction(0)

@@ -72,7 +72,7 @@ MAX_CELLS = 2**20  # stages x micro-batches; each is a forward and a backward, a
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkTimes:
     """Times of messages that are not the same between all ranks.
 
     `node`: how many neighbouring ranks share one, 0 if all do; `between`: the time from one node to another. `table`:
@@ -106,7 +106,7 @@ class Links:
         return total
 
 
-ALIKE = Links()
+ALIKE = LinkTimes()
 
 
 # --- costs
@@ -144,7 +144,7 @@ class Costs:
     micro_batches: tuple[Fraction, ...] = ()
     keeps: Fraction = Fraction(1)
     bytes: Bytes = UNKNOWN
-    links: Links = ALIKE
+    links: LinkTimes = ALIKE
     O: Fraction | None = None
     R: Fraction | None = None
     stage_pairs: StagePairs = NO_PAIRS
@@ -426,7 +426,7 @@ def _time(value: Any, name: str) -> Fraction:
     return value
 
 
-def _latency(value: Any) -> tuple[Fraction, Links]:
+def _latency(value: Any) -> tuple[Fraction, LinkTimes]:
     """A number; an object of `inside` a `node` of so many ranks and `between` nodes; or an object with a `table`."""
     if isinstance(value, Fraction):
         return value, ALIKE
@@ -443,7 +443,7 @@ def _latency(value: Any) -> tuple[Fraction, Links]:
     square = all(len(row) == len(table) for row in rows) and len(rows) == len(table)
     if not square or rows != tuple(zip(*rows, strict=True)) or any(row[k] for k, row in enumerate(rows)):
         raise ValueError('"latency": "table" must have a time for each rank and rank, the same both ways, 0 to itself')
-    links = Links(int(node), between, rows)
+    links = LinkTimes(int(node), between, rows)
     return (links.least(len(rows), inside) if rows else inside), links
 
 

@@ -13,7 +13,7 @@ from runtime.contract.actions import Action, Pair
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSchedule:
     """A schedule run under costs. Times are in the unit of the costs, activations are those of one of its stages."""
 
     schedule: Schedule
@@ -78,7 +78,7 @@ class Measured:
         return self.schedule.stage_placement.copies
 
 
-def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ...] | None = None) -> Measured:
+def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ...] | None = None) -> MeasuredSchedule:
     """Simulate a checked schedule and bound what could be; ScheduleError where its ranks wait in a circle.
 
     `cap`: of every rank, or one for each. None: the bound is that of schedules that hold no more than this one.
@@ -87,7 +87,7 @@ def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ..
     held = max(timeline.peak_activations) if cap is None else cap
     sizes = schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs
     bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, held)
-    return Measured(schedule, costs, timeline, max(held) if isinstance(held, tuple) else held, bound)
+    return MeasuredSchedule(schedule, costs, timeline, max(held) if isinstance(held, tuple) else held, bound)
 
 
 def _load(schedule: Schedule, costs: Costs, rank: int, stage: int) -> Fraction:

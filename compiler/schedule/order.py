@@ -43,7 +43,7 @@ def best_order(
 
     Never worse than the order of the data, which is one of the starts. `effort` scales how much is searched.
     """
-    timed = _Timed(schedule, costs)
+    timed = _TimedSteps(schedule, costs)
     rng = random.Random(0)
     orders = _starts(schedule, costs, rng)
     scores = timed.scores(orders).tolist()
@@ -97,7 +97,7 @@ def _moved(order: list[int], rng: random.Random) -> list[int]:
     return result
 
 
-class _Timed:
+class _TimedSteps:
     """A schedule's steps, in an order in which each comes behind what it waits for, and what they take by weights.
 
     Copies of each way are done in a lane of the rank: a row of its own.
@@ -113,7 +113,7 @@ class _Timed:
         one = Fraction(1)
         ticks = simulate(schedule, Costs(O=one, R=one)).ticks  # all take some time, so that starts are such an order
         starts = [(start, rank, k) for rank, row in enumerate(ticks) for k, (start, _) in enumerate(row)]
-        self.steps: list[_Timed.Step] = []
+        self.steps: list[_TimedSteps.Step] = []
         made: dict[tuple[bool, int, int], int] = {}  # (backward, stage, micro-batch) -> the step
         fetched: dict[tuple[int, int], int] = {}  # (stage, micro-batch) -> the copy back
         for number, (_, rank, k) in enumerate(sorted(starts)):

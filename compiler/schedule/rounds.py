@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.schedule.steps import F, Steps, W
+from compiler.schedule.steps import F, LazySteps, W
 from compiler.schedule.waits import Links, Ticks, run_in_turn
 
 _WIDE = 48  # ranks of which a round takes less than their steps one by one
@@ -16,7 +16,7 @@ _Numbers = NDArray[np.int64]
 
 
 def run_in_numbers(
-    actions: Sequence[Steps],
+    actions: Sequence[LazySteps],
     tables: Sequence[Sequence[int]],
     places: Sequence[Sequence[int]],
     links: Sequence[Links],
@@ -32,7 +32,7 @@ def run_in_numbers(
     return run_in_turn([list(zip(*(column.tolist() for column in row), strict=True)) for row in rows], events, 0)
 
 
-def _waits(steps: Steps, links: Links, turn: int, events: int) -> list[_Numbers]:
+def _waits(steps: LazySteps, links: Links, turn: int, events: int) -> list[_Numbers]:
     """By step, of both its actions: the event that it waits for, the one that it makes, and the time of its message."""
     kinds, stages, batches = steps.kinds, steps.stages, steps.micro_batches.astype(np.int64)
     wants = np.full((len(steps), 2), events)

@@ -14,7 +14,7 @@ from dsl.messages.diagnostics import plural
 from runtime.contract.actions import COPIES, Action, Step, actions_of, parse_step
 
 if TYPE_CHECKING:
-    from compiler.schedule.steps import Steps
+    from compiler.schedule.steps import LazySteps
 
 _HEADER = re.compile(
     r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
@@ -30,7 +30,7 @@ class ScheduleError(ValueError):
     """A schedule's text is malformed, or the schedule is not legal; the message names rank and action."""
 
 
-def is_in_numbers(steps: Sequence[Step]) -> TypeGuard[Steps]:
+def is_in_numbers(steps: Sequence[Step]) -> TypeGuard[LazySteps]:
     """Whether steps are kept as numbers, as those of large schedules are."""
     return hasattr(steps, "codes")
 

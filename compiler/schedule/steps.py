@@ -14,10 +14,10 @@ from compiler.schedule.slots import Slot, homes
 from runtime.contract.actions import KINDS, Action, Pair, Step
 
 F, B, I, W = range(4)  # places of KINDS
-Codes = NDArray[np.int32]  # of actions, see `Steps`
+Codes = NDArray[np.int32]  # of actions, see `LazySteps`
 
 
-class Steps(Sequence[Step]):
+class LazySteps(Sequence[Step]):
     """Steps that become actions where one asks for them.
 
     `codes`: [step, 2], or [step, 1] if none is a pair: (micro_batch · stages + stage) · 4 + kind; a lone action is
@@ -33,10 +33,10 @@ class Steps(Sequence[Step]):
     @overload
     def __getitem__(self, at: int) -> Step: ...
     @overload
-    def __getitem__(self, at: slice) -> Steps: ...
-    def __getitem__(self, at: int | slice) -> Step | Steps:
+    def __getitem__(self, at: slice) -> LazySteps: ...
+    def __getitem__(self, at: int | slice) -> Step | LazySteps:
         if isinstance(at, slice):
-            return Steps(self.codes[at], self.num_stages)
+            return LazySteps(self.codes[at], self.num_stages)
         at = range(len(self))[at]
         return next(iter(self[at : at + 1]))
 
@@ -48,7 +48,7 @@ class Steps(Sequence[Step]):
             yield Pair(first, *second) if second else first
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Steps):
+        if isinstance(other, LazySteps):
             return self.num_stages == other.num_stages and np.array_equal(self.codes, other.codes)
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
@@ -80,11 +80,11 @@ class Steps(Sequence[Step]):
         codes = self.codes if by_micro_batch else np.where(self.there, self.codes % (4 * self.num_stages), -1)
         both = codes[:, 0].astype(np.int64) << 32 | (codes[:, -1].astype(np.int64) + 1)
         _, first, which = np.unique(both, return_index=True, return_inverse=True)
-        return list(Steps(self.codes[first], self.num_stages)), array("q", which.tobytes())
+        return list(LazySteps(self.codes[first], self.num_stages)), array("q", which.tobytes())
 
-    def before(self, num_micro_batches: int) -> Steps:
+    def before(self, num_micro_batches: int) -> LazySteps:
         """What is left without the micro-batches from that one on."""
-        return Steps(_left(np.where(self.micro_batches < num_micro_batches, self.codes, -1)), self.num_stages)
+        return LazySteps(_left(np.where(self.micro_batches < num_micro_batches, self.codes, -1)), self.num_stages)
 
     def peak(self, parts: int, freed: dict[str, int]) -> int:
         """The most that is held, where a forward takes so many parts and the end of a kind frees some."""
@@ -96,7 +96,7 @@ class Steps(Sequence[Step]):
 
 def steps_of_slots(
     slots: Sequence[Slot], stages: Sequence[int], firsts: Sequence[int], num_micro_batches: int, num_stages: int
-) -> Steps:
+) -> LazySteps:
     """The slots as steps (numbering.py): of each chunk the stage, and its first micro-batch.
 
     W name their chunk, all of a rank or none.
@@ -121,7 +121,7 @@ def steps_of_slots(
         _take(kinds == I, kinds == W, batches, stage)
     runs = (kinds >= 0) & (batches < num_micro_batches)
     codes = np.where(runs, (batches * num_stages + stage) * 4 + kinds, -1).astype(np.int32)
-    return Steps(_left(codes.reshape(-1, width)), num_stages)
+    return LazySteps(_left(codes.reshape(-1, width)), num_stages)
 
 
 def _left(codes: Codes) -> Codes:
@@ -139,7 +139,7 @@ def _take(
         values[weights] = values[inward][: np.count_nonzero(weights)]
 
 
-def is_legal(actions: Sequence[Steps], num_micro_batches: int, placement: StagePlacement) -> bool:
+def is_legal(actions: Sequence[LazySteps], num_micro_batches: int, placement: StagePlacement) -> bool:
     """Whether the steps of all ranks are legal for sure (`Schedule.check`): no pair is of one micro-batch."""
     P, N = len(actions), num_micro_batches
     cells, turn = placement.num_stages(P) * N, placement.turn(N)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from compiler.ir import Use
-from compiler.machine.rates import Table
+from compiler.machine.rates import RateTable
 from compiler.plan.blocks import cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.spec_files import rate_table_of, schedule_of_file
@@ -31,7 +31,7 @@ MAX_SIMULATED = 2**15  # micro-batches of all stages; takes a second
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ValueChange:
     """A value as it is written in both specs; None where one has no such value. Layers are named as a range."""
 
     path: str  # parallel.pipeline, model.layers.3..60.ffn.experts
@@ -51,7 +51,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LayersMove:
     """Layers `first` to `last` that another pipeline stage runs."""
 
     first: int
@@ -61,10 +61,10 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Difference:
-    values: tuple[Change, ...]
+class SpecDifference:
+    values: tuple[ValueChange, ...]
     facts: tuple[Fact, ...]  # those that differ
-    moves: tuple[Move, ...]
+    moves: tuple[LayersMove, ...]
 
     @property
     def is_none(self) -> bool:
@@ -72,26 +72,26 @@ class Difference:
         return not self.values
 
 
-def difference(before: Resolved, after: Resolved) -> Difference:
+def difference(before: Resolved, after: Resolved) -> SpecDifference:
     """Everything that differs. Pure and torch-free; the specs have the files that they name."""
     values = (*_changes(before, after), *_layer_changes(before.spec, after.spec))
     tables = rate_table_of(before.spec), rate_table_of(after.spec)
     orders = schedule_of_file(before.spec), schedule_of_file(after.spec)
     if tables[0] is not None and tables[1] is not None and tables[0] != tables[1]:
-        values += (Change("cluster.rates.rows", _rows(tables[0]), _rows(tables[1]), False),)
+        values += (ValueChange("cluster.rates.rows", _rows(tables[0]), _rows(tables[1]), False),)
     if orders[0] is not None and orders[1] is not None and orders[0].actions != orders[1].actions:
-        values += (Change("schedule.actions", _extent(orders[0]), _extent(orders[1]), False),)
+        values += (ValueChange("schedule.actions", _extent(orders[0]), _extent(orders[1]), False),)
     if not values:
-        return Difference((), (), ())
+        return SpecDifference((), (), ())
     facts = zip(_facts(before.spec), _facts(after.spec), strict=True)
-    return Difference(
+    return SpecDifference(
         values=tuple(sorted(values, key=lambda change: _block_of(change.path))),
         facts=tuple(Fact(name, old, new, unit) for (name, old, unit), (_, new, _) in facts if old != new),
         moves=tuple(_moves(_stage_of_layers(before.spec), _stage_of_layers(after.spec))),
     )
 
 
-def _rows(table: Table) -> str:
+def _rows(table: RateTable) -> str:
     return f"{table.name}, {len(table.rows):,} rows"
 
 
@@ -107,7 +107,7 @@ def _block_of(path: str) -> int:
     return tuple(Spec.model_fields).index(path.partition(".")[0])
 
 
-def _changes(before: Resolved, after: Resolved) -> Iterator[Change]:
+def _changes(before: Resolved, after: Resolved) -> Iterator[ValueChange]:
     old, new = _texts(before.spec), _texts(after.spec)
     paths = list(old)
     for previous, path in zip((None, *new), new, strict=False):  # what is new comes after what it follows in its spec
@@ -117,7 +117,7 @@ def _changes(before: Resolved, after: Resolved) -> Iterator[Change]:
         if old.get(path) != new.get(path):
             kinds = {origin_of(path, each.spec, each.origins).kind for each in (before, after)}
             derived = "derived" in kinds and kinds <= {"derived", "default"}
-            yield Change(path, old.get(path), new.get(path), derived)
+            yield ValueChange(path, old.get(path), new.get(path), derived)
 
 
 def _texts(spec: Spec) -> dict[str, str]:
@@ -126,7 +126,7 @@ def _texts(spec: Spec) -> dict[str, str]:
     return {leaf.path: leaf.text for leaf in found if not leaf.path.startswith("model.layers.")}
 
 
-def _layer_changes(before: Spec, after: Spec) -> Iterator[Change]:
+def _layer_changes(before: Spec, after: Spec) -> Iterator[ValueChange]:
     """What differs layer by layer, equal changes of consecutive layers as one. How ranges are cut is no difference."""
     old, new = _layers(before), _layers(after)
     count = max(len(old), len(new))
@@ -134,7 +134,7 @@ def _layer_changes(before: Spec, after: Spec) -> Iterator[Change]:
     for change, run in groupby(range(count), key=lambda layer: changes[layer]):
         layers = list(run)
         span = f"{layers[0]}..{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
-        yield from (Change(f"model.layers.{span}{key}", was, is_now) for key, was, is_now in change)
+        yield from (ValueChange(f"model.layers.{span}{key}", was, is_now) for key, was, is_now in change)
 
 
 def _layers(spec: Spec) -> dict[int, dict[str, str]]:
@@ -217,10 +217,10 @@ def _stage_of_layers(spec: Spec) -> dict[int, int]:
     }
 
 
-def _moves(old: Mapping[int, int], new: Mapping[int, int]) -> Iterator[Move]:
+def _moves(old: Mapping[int, int], new: Mapping[int, int]) -> Iterator[LayersMove]:
     """Layers of both specs whose stage differs, neighbours that move together as one."""
     both = [layer for layer in sorted(old) if layer in new]
     for (before, after), run in groupby(both, key=lambda layer: (old[layer], new[layer])):
         layers = list(run)
         if before != after:
-            yield Move(layers[0], layers[-1], before, after)
+            yield LayersMove(layers[0], layers[-1], before, after)

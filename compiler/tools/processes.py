@@ -25,7 +25,7 @@ from runtime.system.streams import tell
 Running = subprocess.Popen[bytes]
 
 
-class Output:
+class OutputLines:
     """Where the lines of a command go, and those of the processes that it starts: to the streams of this process."""
 
     descriptor: int | None = None  # that the processes write to
@@ -41,7 +41,7 @@ class Output:
             print(f"{clear}{text}", file=sys.stderr, flush=True)
 
 
-class Captured(Output):
+class Captured(OutputLines):
     """Hands each line to `show` as it comes, and keeps it: for Python sessions, whose streams processes do not have."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -71,7 +71,7 @@ class Captured(Output):
                 self._show(self.lines[-1])
 
 
-OWN_STREAMS = Output()
+OWN_STREAMS = OutputLines()
 NAMES = {  # by module
     "compiler.cli.main": "the compiler",
     "runtime.run.train": "the supervisor of the ranks",
@@ -80,7 +80,7 @@ NAMES = {  # by module
 }
 
 
-def call(command: Sequence[str], *, output: Output = OWN_STREAMS, quiet: bool = False) -> int:
+def call(command: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> int:
     """Run `python -P -m COMMAND` to its end; its exit code. quiet: drop its stdout."""
     with _started(command, output=output, quiet=quiet) as process, _forwarding(process) as asked:
         return _code(process, asked, output)
@@ -115,14 +115,14 @@ def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -
             return _code(process, asked, OWN_STREAMS), result
 
 
-def compiled(compiler: Sequence[str], *, output: Output = OWN_STREAMS, quiet: bool = False) -> tuple[int, str]:
+def compiled(compiler: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> tuple[int, str]:
     """Run a compilation to its end; its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
     with _compiling(compiler, output, quiet) as (process, digest), _forwarding(process) as asked:
         return _code(process, asked, output), _line(digest)
 
 
 def call_both(
-    compiler: Sequence[str], launcher: Sequence[str], parts: str, *, output: Output = OWN_STREAMS
+    compiler: Sequence[str], launcher: Sequence[str], parts: str, *, output: OutputLines = OWN_STREAMS
 ) -> tuple[int, bool]:
     """Run two commands at once, and the launcher alone when the compiler is done.
 
@@ -152,7 +152,7 @@ def call_both(
 
 
 @contextmanager
-def _compiling(command: Sequence[str], output: Output, quiet: bool = False) -> Iterator[tuple[Running, int]]:
+def _compiling(command: Sequence[str], output: OutputLines, quiet: bool = False) -> Iterator[tuple[Running, int]]:
     """A compilation, and the descriptor on which it says the digest of its build."""
     said, saying = os.pipe()
     try:
@@ -176,7 +176,7 @@ def _line(descriptor: int) -> str:
 def _started(
     command: Sequence[str],
     *,
-    output: Output,
+    output: OutputLines,
     stdin: int | None = None,
     quiet: bool = False,
     descriptors: Sequence[int] = (),
@@ -240,7 +240,7 @@ def _tell(process: Running, line: str) -> None:
         process.stdin.flush()
 
 
-def _code(process: Running, asked: set[int], output: Output) -> int:
+def _code(process: Running, asked: set[int], output: OutputLines) -> int:
     """The exit code of a process that ends: 128 + signal after a kill, which is reported if nobody asked for it."""
     code = process.wait()
     if code >= 0:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from compiler.emit.folder import check_place
 from compiler.emit.recipe import data_request
 from compiler.plan.spec_files import standing_alone, texts_of_files
-from compiler.tools.processes import OWN_STREAMS, Output, call, call_both, compiled
+from compiler.tools.processes import OWN_STREAMS, OutputLines, call, call_both, compiled
 from dsl.canonical import canonical
 from dsl.load import analyse
 from dsl.messages.diagnostics import SpecError
@@ -27,7 +27,7 @@ from dsl.schema import Spec
 from dsl.schema.cluster import Cluster
 from runtime.build.files import BuildError, read, versions
 from runtime.checkpoint.shard_manifest import CheckpointError, find_manifest, trained_tokens
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.contract.options import (
     DEBUG_SUFFIX,
     EXIT_EARLIER,
@@ -72,7 +72,7 @@ class Training:
     expect: str | None = None
     cache: Path | None = None
     changes: tuple[str, ...] = ()
-    output: Output = OWN_STREAMS
+    output: OutputLines = OWN_STREAMS
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def _train(asked: Training, chosen: Chosen, build: Path, launcher: Sequence[str]
     return EXIT_USAGE, False
 
 
-def _say_profile(output: Output, run: Path) -> None:
+def _say_profile(output: OutputLines, run: Path) -> None:
     from compiler.tools.picture.formats import screen_of  # only a profile waits for these
     from compiler.tools.report.profile import write_run_profile
     from compiler.tools.report.profile_text import text
@@ -272,7 +272,7 @@ def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
 def _name(build: Path) -> str:
     """The run of a build; if it cannot be read, the folder's name: the ranks' launcher will say what is wrong."""
     try:
-        return Plan.from_json(read(build, edited=True).files["plan.json"]).run
+        return RunPlan.from_json(read(build, edited=True).files["plan.json"]).run
     except (BuildError, FormError, KeyError):
         return build.resolve().name
 

@@ -19,7 +19,7 @@ ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e2m1"
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DeviceBytes:
     """Bytes of one device."""
 
     weights: int  # as forward and backward read them
@@ -34,7 +34,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldParameters:
     """Trained parameters on some pipeline ranks: `common` ones are on all their data ranks, `routed` experts are
     divided over expert ranks. A parameter that is on two of the ranks counts twice there, and once in `owned`."""
 
@@ -44,7 +44,7 @@ class _Held:
     ranks: int
 
 
-def lower_bound(spec: Spec) -> Memory:
+def lower_bound(spec: Spec) -> DeviceBytes:
     """Bytes that the fullest device of a run holds at the same time, at least.
 
     Why it is a lower bound, whatever the split of the layers into stages:
@@ -65,17 +65,17 @@ def lower_bound(spec: Spec) -> Memory:
     return max((of_mean(spec), of_end(spec)), key=lambda memory: memory.total)
 
 
-def of_mean(spec: Spec) -> Memory:
+def of_mean(spec: Spec) -> DeviceBytes:
     """Bytes that devices hold at least in the mean over the pipeline ranks."""
     return _memory(spec, _everything(spec))
 
 
-def of_end(spec: Spec) -> Memory:
+def of_end(spec: Spec) -> DeviceBytes:
     """Bytes that a device holds at least on the pipeline rank with the last stage."""
     return _memory(spec, _end(spec))
 
 
-def _everything(spec: Spec) -> _Held:
+def _everything(spec: Spec) -> _HeldParameters:
     """What all pipeline ranks hold together."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
     routed = sum(
@@ -85,10 +85,10 @@ def _everything(spec: Spec) -> _Held:
     routed += mtp_routed
     copies = 2 if is_mirrored(spec) else 1
     again = _again(spec, counts.embedding)
-    return _Held(copies * common + again, copies * routed, Fraction(common + routed), spec.parallel.pipeline)
+    return _HeldParameters(copies * common + again, copies * routed, Fraction(common + routed), spec.parallel.pipeline)
 
 
-def _end(spec: Spec) -> _Held:
+def _end(spec: Spec) -> _HeldParameters:
     """What the pipeline rank with the last stage has besides that stage's layers."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
     again = _again(spec, counts.embedding)
@@ -101,7 +101,7 @@ def _end(spec: Spec) -> _Held:
     )
     most_copies = 2 if is_mirrored(spec) or spec.schedule.file is not None else 1
     owned = Fraction(common + mtp_routed, most_copies) + Fraction(again, 2)
-    return _Held(common + again, mtp_routed, owned, 1)
+    return _HeldParameters(common + again, mtp_routed, owned, 1)
 
 
 def _again(spec: Spec, embedding: int) -> int:
@@ -121,7 +121,7 @@ def _mtp(spec: Spec) -> tuple[int, int]:
     return mtp_parameters(model) - depth * bias_parameters(ffn) - routed, routed
 
 
-def _memory(spec: Spec, held: _Held) -> Memory:
+def _memory(spec: Spec, held: _HeldParameters) -> DeviceBytes:
     """Bytes of a device, if its pipeline ranks had even parts of what they hold together."""
     precision, p = spec.precision, spec.parallel
     whole = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
@@ -136,7 +136,7 @@ def _memory(spec: Spec, held: _Held) -> Memory:
         return int(itemsize * (divided if p.zero >= zero else whole))
 
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
-    return Memory(
+    return DeviceBytes(
         weights=of(size.weights, 3, kept),
         gradients=0 if spec.adapter else of(size.gradients, 2, kept),  # those of adapters alone, which are not counted
         optimizer=0 if spec.adapter else of(size.optimizer, 1, owned),
@@ -150,7 +150,7 @@ def sent_bytes(dtype: Dtype, precision: Precision) -> float:
     return ITEMSIZE[dtype] + (ITEMSIZE["fp32"] / (tile.rows * tile.columns) if dtype == "e4m3" and tile else 0.0)
 
 
-def bytes_per_element(spec: Spec, optimizer: Optimizer) -> Memory:
+def bytes_per_element(spec: Spec, optimizer: Optimizer) -> DeviceBytes:
     """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights.
 
     `optimizer`: the row that updates it.
@@ -164,7 +164,7 @@ def bytes_per_element(spec: Spec, optimizer: Optimizer) -> Memory:
     if train.validate and train.validate.ema:  # meanwhile the weights themselves are kept beside it
         average += ITEMSIZE[precision.parameter]
     on_host = (away or average) and spec.has_hosts
-    return Memory(
+    return DeviceBytes(
         weights=ITEMSIZE[precision.parameter],
         gradients=ITEMSIZE[precision.gradients],
         optimizer=kept - away if on_host else kept + average,

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dsl.facts.layout import LayoutError, expanded
 from dsl.facts.schedules import AUTO, facts_of
-from dsl.schema import Schedule, Spec
+from dsl.schema import ScheduleBlock, Spec
 
 
-def fewest_stages_of_rank(schedule: Schedule) -> int:
+def fewest_stages_of_rank(schedule: ScheduleBlock) -> int:
     """Stages into which a pipeline rank's share of the layers is cut, at least; 1 where a file says it."""
     if schedule.name == AUTO and schedule.placement is not None:
         return {"v": 2, "loop": schedule.chunks or 1, "bidirectional": 1}[schedule.placement]
     return facts_of(schedule.name).stages_per_rank(schedule.chunks)
 
 
-def most_stages_of_rank(schedule: Schedule, ranks: int) -> int:
+def most_stages_of_rank(schedule: ScheduleBlock, ranks: int) -> int:
     """Stages of a pipeline rank, at most, whatever the layers are."""
     layers_decide = schedule.name == AUTO and schedule.placement is None and not _is_mirrored_by_auto(schedule, ranks)
     return 2 if layers_decide else fewest_stages_of_rank(schedule)
@@ -61,7 +61,7 @@ def is_mirrored(spec: Spec) -> bool:
     return (facts_of(name).is_mirrored and ranks > 1) or (name == AUTO and _is_mirrored_by_auto(spec.schedule, ranks))
 
 
-def _is_mirrored_by_auto(schedule: Schedule, ranks: int) -> bool:
+def _is_mirrored_by_auto(schedule: ScheduleBlock, ranks: int) -> bool:
     """Whether `auto` mirrors: where P is even, unless the placement or the copies are given."""
     given = schedule.placement
     return given == "bidirectional" or (given is None and schedule.copies != 1 and ranks % 2 == 0)
@@ -72,6 +72,6 @@ def has_both_ends(spec: Spec) -> bool:
     return is_mirrored(spec) or is_folded(spec) or spec.parallel.pipeline == 1
 
 
-def may_overlap(schedule: Schedule) -> bool:
+def may_overlap(schedule: ScheduleBlock) -> bool:
     """Whether forwards may be paired with backwards; a file may do so."""
     return facts_of(schedule.name).overlaps

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsl.conflict.search import Change, Problem, Row, TooManyError
+from dsl.conflict.search import LineChange, RuleProblem, RuleRow, TooManyError
 from dsl.conflict.sheet import (
     DATA,
     HEADS,
@@ -20,7 +20,7 @@ from dsl.conflict.sheet import (
     ROUTED,
     SCHEDULE,
     WORLD,
-    Sheet,
+    SpecSheet,
     Variable,
     as_one_kind,
     text_of,
@@ -82,7 +82,7 @@ def explained(
         joint = tuple(row for row in JOINT if row[1] not in OF_A_KIND)
     failed = [path for path in subject.failed if path != DATA or path not in by_path or not {*WORLD} <= by_path.keys()]
     rows = [
-        Row(frozenset(path for path in by_path if _reads(reads, path)), rule)
+        RuleRow(frozenset(path for path in by_path if _reads(reads, path)), rule)
         for reads, rule in joint
         if not missing(reads, failed)
     ]
@@ -148,7 +148,7 @@ def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
 def _explain(
     subject: Subject,
     by_path: Mapping[str, Variable],
-    rows: Sequence[Row],
+    rows: Sequence[RuleRow],
     group: Sequence[Broken],
     looked_at: Sequence[Broken],
     broken: Sequence[Broken],
@@ -171,7 +171,7 @@ def _explain(
     if len(mine) > MAX_VARIABLES:
         return messages
     held = [row for row in rows if row.paths & reach and not row.paths & unknown]
-    problem = Problem(Sheet(subject.spec), mine, held, ignored)
+    problem = RuleProblem(SpecSheet(subject.spec), mine, held, ignored)
     place = _source_order(subject.sources)
     named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
@@ -198,7 +198,7 @@ def _explain(
 
 
 def _conflict(
-    problem: Problem,
+    problem: RuleProblem,
     by_path: Mapping[str, Variable],
     group: Sequence[Broken],
     lines: Sequence[Span],
@@ -248,7 +248,7 @@ def _is_given(paths: Collection[str], memory: bool, fixed: Collection[str]) -> b
     )
 
 
-def _reachable(paths: frozenset[str], rows: Sequence[Row], memory: bool) -> frozenset[str]:
+def _reachable(paths: frozenset[str], rows: Sequence[RuleRow], memory: bool) -> frozenset[str]:
     """All variables that some rule ties to these."""
     while True:
         more = paths.union(*(row.paths for row in rows if row.paths & paths and (memory or row.rule is not state_fits)))
@@ -264,8 +264,8 @@ def _source_order(sources: Sequence[Source]) -> Callable[[Span], tuple[int, int]
 
 def _verified(
     subject: Subject,
-    problem: Problem,
-    changes: Iterable[Change],
+    problem: RuleProblem,
+    changes: Iterable[LineChange],
     mended: Sequence[Diagnostic],
     messages: Sequence[Diagnostic],
     place: Callable[[Span], tuple[int, int]],

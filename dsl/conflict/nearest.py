@@ -14,7 +14,7 @@ from dsl.conflict.sheet import (
     DATA,
     SCHEDULE,
     SPLIT,
-    Sheet,
+    SpecSheet,
     Value,
     around,
     checked,
@@ -76,17 +76,17 @@ def distance(path: str, old: Value | None, new: Value) -> float:
     return abs(log((new + more) / (old + more))) + (log(2) if path.startswith(("model.", "cluster.")) else 0.0)
 
 
-def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: Sheet) -> list[Value]:
+def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: SpecSheet) -> list[Value]:
     """Values to try, the nearest to the old one first; the old one is not among them."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
     if path == SCHEDULE:
         return [each for each in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if each != old]
-    values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _View(view), sheet))
+    values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _FixedView(view), sheet))
     fitting = [each for each in values if each != old and (isinstance(each, str) or low <= each <= high)]
     return sorted(fitting, key=lambda each: distance(path, old, each))
 
 
-class _View:
+class _FixedView:
     """The values that are fixed or chosen; 0 for a number that is neither."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
@@ -129,7 +129,7 @@ class _View:
         return common(*sizes) // unit if unit and all(sizes) and common(*sizes) % unit == 0 else 0
 
 
-def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
+def _values(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable[Value]:
     if path in SPLIT:
         return divisors(view["cluster.nodes"] * view["cluster.node.devices"] or 1)
     if path == "parallel.zero":
@@ -163,7 +163,7 @@ OPPOSITE = checked(
 )
 
 
-def _degrees(path: str, old: int, view: _View) -> Iterable[int]:
+def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
     """Degrees for which pipeline · data · tensor · context = nodes · devices, as far as these are known."""
     pipeline, data, nodes, devices = (
         view[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
@@ -201,7 +201,7 @@ def _multiples(old: int, unit: int) -> Iterator[int]:
     return (unit * count for count in counts)
 
 
-def _batches(path: str, old: int, view: _View) -> Iterable[int]:
+def _batches(path: str, old: int, view: _FixedView) -> Iterable[int]:
     if path == "train.micro_batch":
         whole = view.batch_over(view.one(DATA))
         return divisors(whole) if whole else _multiples(old, 1)
@@ -238,7 +238,7 @@ def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
     return good
 
 
-def _of_model(path: str, old: int, view: _View) -> Iterable[int]:
+def _of_model(path: str, old: int, view: _FixedView) -> Iterable[int]:
     parent, _, name = path.rpartition(".")
     if name == "last":
         return (max(1, view.stages - 2) - 1, view.stages - 1)

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import inf
 
 from dsl.conflict import nearest, weakest
-from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Value, Variable
+from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, SpecSheet, Value, Variable
 from dsl.facts.schedules import default_of
 from dsl.messages.diagnostics import Span
 from dsl.rules.finding import Rule
@@ -31,7 +31,7 @@ class TooManyError(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
+class RuleRow:
     """A rule, and the variables it reads."""
 
     paths: frozenset[str]
@@ -39,18 +39,22 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Change:
+class LineChange:
     """New values of the lines that change, and how large the change is."""
 
     values: Mapping[str, Value]
     size: float
 
 
-class Problem:
+class RuleProblem:
     """The joint rules over the variables of a spec, without the findings that belong to another conflict."""
 
     def __init__(
-        self, sheet: Sheet, variables: Mapping[str, Variable], rows: Sequence[Row], others: Collection[tuple[str, str]]
+        self,
+        sheet: SpecSheet,
+        variables: Mapping[str, Variable],
+        rows: Sequence[RuleRow],
+        others: Collection[tuple[str, str]],
     ) -> None:
         self.sheet, self.variables, self.rows, self.others = sheet, variables, rows, others
         of_layers = sum(path.startswith("model.layers.") for path in variables)
@@ -115,7 +119,7 @@ class Problem:
         at_stake = memory and MODEL in fixed and PRECISION in fixed
         order = sorted(self.variables, key=weakest.place)
         due = self._due(order, [row for row in self.rows if at_stake or row.rule is not state_fits])
-        view = weakest.View(self.variables, fixed, {}, at_stake)
+        view = weakest.ChoiceView(self.variables, fixed, {}, at_stake)
 
         def values(path: str) -> Sequence[Value]:
             if path in fixed:
@@ -141,7 +145,9 @@ class Problem:
 
     # ------------------------------------------------------------ changes that mend
 
-    def changes(self, offered: Sequence[Line], named: Sequence[Line], broken: Sequence[frozenset[str]]) -> list[Change]:
+    def changes(
+        self, offered: Sequence[Line], named: Sequence[Line], broken: Sequence[frozenset[str]]
+    ) -> list[LineChange]:
         """The smallest change that makes every rule hold, for each set of lines that may change, fewest lines first.
 
         Each set has a line that matters to each broken rule. More lines are changed only where fewer offer no choice,
@@ -154,7 +160,7 @@ class Problem:
         unmet = [
             row for row in self.rows if row.paths & self.variables.keys() <= written.keys() and not self.holds(row)
         ]
-        found: list[Change] = []
+        found: list[LineChange] = []
         try:
             for count in range(1, MAX_CHANGED + 1):
                 if len(found) >= (1 if count == MAX_CHANGED else 2):
@@ -171,11 +177,11 @@ class Problem:
         count: int,
         offered: Sequence[Line],
         broken: Sequence[frozenset[str]],
-        unmet: Sequence[Row],
-        fewer: Sequence[Change],
-    ) -> list[Change]:
+        unmet: Sequence[RuleRow],
+        fewer: Sequence[LineChange],
+    ) -> list[LineChange]:
         """The changes of so many lines, but of none that has those of a smaller change among them."""
-        found: list[Change] = []
+        found: list[LineChange] = []
         used = [frozenset(change.values) for change in fewer]
         before = self.tried
         for lines in combinations(offered, count):
@@ -189,7 +195,7 @@ class Problem:
                     found.append(change)
         return found
 
-    def _mend(self, paths: Collection[str], broken: Sequence[Row]) -> Change | None:
+    def _mend(self, paths: Collection[str], broken: Sequence[RuleRow]) -> LineChange | None:
         """The smallest change of all these variables, the others as they are written, that makes every rule hold."""
         values = {
             path: value for path in self.variables if path not in paths and (value := self._value(path)) is not None
@@ -203,12 +209,12 @@ class Problem:
             return None
         touched = [row for row in self.rows if row.paths & {*order}]
         due = self._due(order, touched)
-        best = Change({}, inf)
+        best = LineChange({}, inf)
 
         def descend(depth: int, size: float) -> None:
             nonlocal best
             if depth == len(order):
-                best = Change({path: values[path] for path in paths}, size)
+                best = LineChange({path: values[path] for path in paths}, size)
                 return
             path = order[depth]
             for value in self._values(path, values):
@@ -243,7 +249,7 @@ class Problem:
 
     # ------------------------------------------------------------ both
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row: RuleRow) -> bool:
         """Whether a rule finds nothing, or only what belongs to another conflict."""
         if row.rule is state_fits:
             self.tried += MEMORY_WEIGHT
@@ -261,9 +267,9 @@ class Problem:
         if self.tried > MAX_TRIED:
             raise TooManyError
 
-    def _due(self, order: Sequence[str], rows: Sequence[Row]) -> list[list[Row]]:
+    def _due(self, order: Sequence[str], rows: Sequence[RuleRow]) -> list[list[RuleRow]]:
         """The rules, by the variable that is the last of theirs in the order: once it is set, they can be evaluated."""
-        due: list[list[Row]] = [[] for _ in order]
+        due: list[list[RuleRow]] = [[] for _ in order]
         places = {path: index for index, path in enumerate(order)}
         for row in rows:
             read = [places[path] for path in row.paths if path in places]

@@ -49,7 +49,7 @@ class Variable:
     given: bool = False  # whether it is what it is, whichever lines hold
 
 
-class Degrees(Protocol):
+class SheetValues(Protocol):
     """Values of variables."""
 
     def one(self, path: str) -> int:
@@ -57,12 +57,12 @@ class Degrees(Protocol):
         ...
 
 
-def split(view: Degrees) -> int:
+def split(view: SheetValues) -> int:
     """The ranks that divide what a data rank has."""
     return view.one(SPLIT[0]) * view.one(SPLIT[1])
 
 
-class Sheet:
+class SpecSheet:
     """A private copy of a spec whose values are overwritten in place: the rules read it as any spec, at no cost.
 
     The nodes are frozen to everyone else; building new ones for each value tried takes a hundred times as long.

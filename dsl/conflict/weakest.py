@@ -39,7 +39,7 @@ def place(path: str) -> int:
 
 
 @dataclass
-class View:
+class ChoiceView:
     """What is known while values are chosen."""
 
     variables: Mapping[str, Variable]
@@ -72,7 +72,7 @@ class View:
         return facts_of(self.chosen.get("schedule.name")).fewest
 
 
-def weakest(path: str, view: View) -> Iterable[Value]:
+def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
     """Values to try for a free variable."""
     name = path.rpartition(".")[2]
     if path in SINGLE:
@@ -115,7 +115,7 @@ def _numbers(values: Iterable[Value], unit: int) -> tuple[int, ...]:
     return divisors(whole // unit) if whole % unit == 0 else ()
 
 
-def _expert(view: View) -> Iterable[int]:
+def _expert(view: ChoiceView) -> Iterable[int]:
     experts, data = view.all(".experts"), view.fixed.get("parallel.data", 0)
     assert isinstance(data, int)
     if not view.memory:
@@ -125,7 +125,7 @@ def _expert(view: View) -> Iterable[int]:
     return reversed(divisors(common(*experts, groups))) if experts else (1,)
 
 
-def _split(path: str, view: View) -> Iterable[int]:
+def _split(path: str, view: ChoiceView) -> Iterable[int]:
     """What fixed degrees leave of a fixed world, if it is written; a degree that is free can be that instead."""
     fixed = [view.fixed.get(each, 0) for each in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
     pipeline, data, nodes, devices = (each for each in fixed if isinstance(each, int))
@@ -136,7 +136,7 @@ def _split(path: str, view: View) -> Iterable[int]:
     return (nodes * devices // ranks or 1,)
 
 
-def _pipeline(view: View) -> Iterable[int]:
+def _pipeline(view: ChoiceView) -> Iterable[int]:
     even = view.even
     nodes, devices, data = (view.fixed.get(each, 0) for each in ("cluster.nodes", "cluster.node.devices", DATA))
     assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
@@ -152,7 +152,7 @@ def _pipeline(view: View) -> Iterable[int]:
     return sorted({lcm(even, each) for each in divisors(nodes or devices or 1)})
 
 
-def _data(view: View) -> Iterable[int]:
+def _data(view: ChoiceView) -> Iterable[int]:
     nodes, devices, pipeline = view.get("cluster.nodes"), view.get("cluster.node.devices"), view.one(PIPELINE)
     ranks = pipeline * split(view)
     if nodes and devices:
@@ -172,7 +172,7 @@ def _data(view: View) -> Iterable[int]:
     return (most, base) if most > base else (base,)
 
 
-def _rest_of_world(path: str, view: View) -> Iterable[int]:
+def _rest_of_world(path: str, view: ChoiceView) -> Iterable[int]:
     world = view.one(PIPELINE) * view.one(DATA) * split(view)
     if path == "cluster.node.devices":
         nodes = view.one("cluster.nodes")
@@ -184,7 +184,7 @@ def _rest_of_world(path: str, view: View) -> Iterable[int]:
     return [each for each in choices if each <= MAX_NODES and world // each <= MAX_DEVICES][:1]
 
 
-def _batch(path: str, view: View) -> int:
+def _batch(path: str, view: ChoiceView) -> int:
     if path == "train.batch.start":  # `to` comes first; as large as that, the batch has one size
         return view.get("train.batch.end")
     one = view.one(DATA) * view.one("train.micro_batch")
@@ -194,7 +194,7 @@ def _batch(path: str, view: View) -> int:
     return -(-max(least, start) // unit) * unit
 
 
-def _of_layer(path: str, name: str, view: View) -> Iterable[Value]:
+def _of_layer(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
     parent = path.rpartition(".")[0]
     if name == "last":
         return (MAX_LAYER,)
@@ -213,7 +213,7 @@ def _of_layer(path: str, name: str, view: View) -> Iterable[Value]:
     return (MAX_EXPERTS // unit * unit,) if unit <= MAX_EXPERTS else ()
 
 
-def _tied(path: str, view: View) -> list[str]:
+def _tied(path: str, view: ChoiceView) -> list[str]:
     """The layers whose experts are written in the same place."""
     span = view.variables[path].span
     same = [each for each, one in view.variables.items() if each.endswith(".experts") and one.span == span]

@@ -18,7 +18,7 @@ SCALE_BYTES: dict[Scale, int] = {"fp32": 4, "e8m0": 1, "e4m3": 1}
 
 
 @dataclass(frozen=True)
-class Format:
+class FormatFacts:
     """A row. `name` is the end of the names of its ops; tiles are rows × columns."""
 
     name: str
@@ -34,11 +34,11 @@ class Format:
         return self.element, self.tile, self.weight_tile, self.scale, self.tensor_scale
 
 
-FP8 = Format("fp8", "e4m3", (1, 128), (128, 128))
-E5M6 = Format("e5m6", "e5m6", (1, 128), (1, 128), "e8m0")
+FP8 = FormatFacts("fp8", "e4m3", (1, 128), (128, 128))
+E5M6 = FormatFacts("e5m6", "e5m6", (1, 128), (1, 128), "e8m0")
 PRODUCTS = (
     FP8,
-    Format("fp8_blocks", "e4m3", (128, 128), (128, 128)),
-    Format("mxfp8", "e4m3", (1, 32), (1, 32), "e8m0"),
-    Format("nvfp4", "e2m1", (1, 16), (16, 16), "e4m3", tensor_scale=True),
+    FormatFacts("fp8_blocks", "e4m3", (128, 128), (128, 128)),
+    FormatFacts("mxfp8", "e4m3", (1, 32), (1, 32), "e8m0"),
+    FormatFacts("nvfp4", "e2m1", (1, 16), (16, 16), "e4m3", tensor_scale=True),
 )

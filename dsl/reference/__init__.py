@@ -1,6 +1,18 @@
 """What can be looked up: blocks, keys, words, units and codes, from the schema and the tables of the language."""
 
-from dsl.reference.keys import Block, Key, blocks, keys, plain, related
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, keys, plain, related
 from dsl.reference.topics import Topic, find, index, suggestions, text_of
 
-__all__ = ["Block", "Key", "Topic", "blocks", "find", "index", "keys", "plain", "related", "suggestions", "text_of"]
+__all__ = [
+    "BlockKey",
+    "BlockKeys",
+    "Topic",
+    "blocks",
+    "find",
+    "index",
+    "keys",
+    "plain",
+    "related",
+    "suggestions",
+    "text_of",
+]

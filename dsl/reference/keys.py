@@ -66,7 +66,7 @@ ABOUT = {
 
 
 @dataclass(frozen=True)
-class Key:
+class BlockKey:
     """A key of a block. `default` is empty where the key must be given."""
 
     path: str  # with the kinds of the blocks around: model.attention.mla.heads
@@ -97,13 +97,13 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockKeys:
     """A block: how it begins, what it means, its keys in the order of the schema."""
 
     path: str
     head: str  # `attention mla`, or `sources { NAME` of a block that is within another one
     meaning: str
-    keys: tuple[Key, ...]
+    keys: tuple[BlockKey, ...]
 
     @property
     def closing(self) -> str:
@@ -112,16 +112,16 @@ class Block:
 
 
 @cache
-def blocks() -> tuple[Block, ...]:
+def blocks() -> tuple[BlockKeys, ...]:
     """Every block, depth first: the run, what is in it, the model, the cluster, the precision."""
-    run = Block("run", "run NAME", _doc(Spec), tuple(_keys(Spec, "")))
+    run = BlockKeys("run", "run NAME", _doc(Spec), tuple(_keys(Spec, "")))
     inner = [block for name in fields_of(Spec) if name not in NAMED for block in _inner(Spec, name, "")]
     named = [block for name in NAMED for block in _inner(Spec, name, "")]
     return (run, *inner, *named)
 
 
 @cache
-def keys() -> dict[str, Key]:
+def keys() -> dict[str, BlockKey]:
     """Every key by its path."""
     return {key.path: key for block in blocks() for key in block.keys}
 
@@ -140,7 +140,7 @@ def told_at(path: str) -> str:
     )
 
 
-def related(key: Key) -> tuple[str, ...]:
+def related(key: BlockKey) -> tuple[str, ...]:
     """Paths of the keys that some rule reads together with this one."""
     mine, block = plain(key.path), key.path.rpartition(".")[0]
     rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
@@ -155,7 +155,7 @@ def related(key: Key) -> tuple[str, ...]:
 # ---------------------------------------------------------------- from the schema
 
 
-def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
+def _inner(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
     """The blocks that a field is written as, and those within them."""
     kind, info = fields_of(cls)[name], cls.model_fields[name]
     at = f"{path}.{name}".lstrip(".")
@@ -171,14 +171,14 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
         head = f"{name} {{ NAME" if kind.form == "entries" else head
         inner = f"{at}.{label}".rstrip(".")
-        yield Block(inner, head, _doc(each), tuple(_keys(each, inner)))
+        yield BlockKeys(inner, head, _doc(each), tuple(_keys(each, inner)))
         for field, of in fields_of(each).items():
             if each not in of.nodes:  # `more` may be within `more`, and has the same keys there
                 yield from _inner(each, field, inner)
     assert info.description, f"{cls.__name__}.{name}"
 
 
-def _keys(cls: type[Node], path: str) -> Iterator[Key]:
+def _keys(cls: type[Node], path: str) -> Iterator[BlockKey]:
     for name, kind in fields_of(cls).items():
         if kind.form == "label" or (path.endswith("layers") and name in ("first", "last")):
             continue
@@ -188,16 +188,16 @@ def _keys(cls: type[Node], path: str) -> Iterator[Key]:
             meaning = "steps of the run, or of a phase of it, in the place of `tokens`"
             bounds = "1 to 1,000,000,000"
             examples = ("steps = 1000", "steps = 1000 steps")
-            steps = Key("train.steps", meaning, "whole number", "`tokens` says it", UNITS["step"], bounds)
+            steps = BlockKey("train.steps", meaning, "whole number", "`tokens` says it", UNITS["step"], bounds)
             yield replace(steps, examples=examples, codes=("E0707",))
 
 
-def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> Key:
+def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> BlockKey:
     info = cls.model_fields[name]
     choices = next((tuple(mark.meanings.items()) for mark in info.metadata if isinstance(mark, Choices)), ())
     if len(kind.nodes) > 1:
         choices = tuple((each.model_fields["kind"].default, _doc(each)) for each in kind.nodes)
-    return Key(
+    return BlockKey(
         path=path,
         meaning=info.description or "",
         takes=_takes(name, kind, info.examples or ()),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from dsl.reference.keys import Block, Key, blocks, told_at
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, told_at
 from dsl.reference.lessons import COMMAND, Example, lesson
-from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, Unit, Word, family, sample
+from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, LanguageWord, UnitTopic, family, sample
 from dsl.rules.codes import CODES
 from dsl.schema import BUILT_IN
 
@@ -75,7 +75,7 @@ def slug(heading: str) -> str:
 # ---------------------------------------------------------------- keys
 
 
-def _block(block: Block) -> str:
+def _block(block: BlockKeys) -> str:
     rows = ((f"`{key.name}`", _takes(key), key.default or "", key.meaning) for key in block.keys)
     parts = [f"## {block.path}\n", f"`{block.head} {{ … {block.closing}`: {block.meaning}\n"]
     parts += [_table(("key", "takes", "default", "meaning"), rows)]
@@ -89,7 +89,7 @@ def _block(block: Block) -> str:
     return "\n".join(parts)
 
 
-def _takes(key: Key) -> str:
+def _takes(key: BlockKey) -> str:
     # the block itself, or those of its kinds; what is inside of it has another head
     at = told_at(key.path)
     inner = [block for block in blocks() if f"{block.path}.".startswith(f"{at}.")]
@@ -103,7 +103,7 @@ def _takes(key: Key) -> str:
     return key.value + (f"; {key.unit}" if key.unit else "")
 
 
-def _choices(block: Block) -> Iterator[str]:
+def _choices(block: BlockKeys) -> Iterator[str]:
     """What the words mean, once for all keys that take the same ones."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for key in block.keys:
@@ -114,7 +114,7 @@ def _choices(block: Block) -> Iterator[str]:
         yield "".join(f"- `{word}`: {meaning}\n" for word, meaning in choices)
 
 
-def _rules(block: Block) -> Iterator[str]:
+def _rules(block: BlockKeys) -> Iterator[str]:
     concerned = [key for key in block.keys if key.codes]
     if concerned:
         yield "Rules:\n"
@@ -140,11 +140,11 @@ def _example(shown: Example, with_command: bool) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def _unit(one: Unit) -> tuple[str, str]:
+def _unit(one: UnitTopic) -> tuple[str, str]:
     return f"`{one.text}`", one.exactly
 
 
-def _word(word: Word) -> tuple[str, ...]:
+def _word(word: LanguageWord) -> tuple[str, ...]:
     return f"`{word.text}`", word.meaning, f"`{word.example}`"
 
 

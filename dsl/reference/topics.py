@@ -13,7 +13,7 @@ from fractions import Fraction
 from dsl.canonical import INDENT, block_lines
 from dsl.facts import units, vocabulary
 from dsl.facts.units import BINARY, COUNTS, DECIMAL, TIMES
-from dsl.reference.keys import Block, Key, blocks, keys, plain, related, told_at
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, keys, plain, related, told_at
 from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.rules.codes import CODES, RETIRED
 from dsl.rules.precision import ALL_ROLES, ROLES
@@ -23,7 +23,7 @@ from dsl.schema import BUILT_IN, RECIPES
 
 
 @dataclass(frozen=True)
-class Word:
+class LanguageWord:
     """A word of the language."""
 
     text: str
@@ -33,42 +33,48 @@ class Word:
 
 
 RATE, PHASES = ("train.rate",), ("mtp.weight", "balance.bias_rate")
-WORDS: tuple[Word, ...] = (
-    Word("import", "brings in what another file defines; the path is relative to this file", 'import "tiny.dsc"'),
-    Word("let", "names a value, for use in arithmetic and references", "let width = 64"),
-    Word("extends", "a block starts from the keys of another one of its kind", "run mine extends tiny { }"),
-    Word(
+WORDS: tuple[LanguageWord, ...] = (
+    LanguageWord(
+        "import", "brings in what another file defines; the path is relative to this file", 'import "tiny.dsc"'
+    ),
+    LanguageWord("let", "names a value, for use in arithmetic and references", "let width = 64"),
+    LanguageWord("extends", "a block starts from the keys of another one of its kind", "run mine extends tiny { }"),
+    LanguageWord(
         "phase",
         "a block of a run: what is otherwise from where the phase before has ended",
         "phase long { train { sequence = 64, batch = 2, steps = 4 } }",
         ("train.sequence", "train.batch", "train.rate"),
     ),
-    Word("auto", "the value is found from others", "parallel { data = auto }", ("parallel.data",)),
-    Word("none", "there is no such thing, where a key allows that", "optimizer adamw { clip = none }"),
-    Word(
+    LanguageWord("auto", "the value is found from others", "parallel { data = auto }", ("parallel.data",)),
+    LanguageWord("none", "there is no such thing, where a key allows that", "optimizer adamw { clip = none }"),
+    LanguageWord(
         "train(entries)",
         "a byte-level BPE tokenizer of so many entries, trained on the data",
         "tokenizer = train(4096)",
         ("data.tokenizer",),
     ),
-    Word("python_stdlib", "the source files of the running Python", "source = python_stdlib", ("data.source",)),
-    Word("warmup", "a phase of the learning rate: a line from 0 to a rate", "warmup 2000 steps to 2.2e-4", RATE),
-    Word("linear", "a phase of the learning rate: a line", "linear to 0 over 1T tokens", RATE),
-    Word("constant", "a phase of the learning rate: the same rate", "constant until 10T tokens", RATE),
-    Word("cosine", "a phase of the learning rate: half a cosine", "cosine to 2.2e-5 over 4.3T tokens", RATE),
-    Word("from", "the rate, or the batch, at the beginning", "linear from 1e-5 to 1e-3 over 100 steps", RATE),
-    Word("to", "the rate, or the batch, at the end", "cosine to 2.2e-5", RATE),
-    Word("at", "the rate of a constant phase", "constant at 7.3e-6", RATE),
-    Word(
+    LanguageWord("python_stdlib", "the source files of the running Python", "source = python_stdlib", ("data.source",)),
+    LanguageWord(
+        "warmup", "a phase of the learning rate: a line from 0 to a rate", "warmup 2000 steps to 2.2e-4", RATE
+    ),
+    LanguageWord("linear", "a phase of the learning rate: a line", "linear to 0 over 1T tokens", RATE),
+    LanguageWord("constant", "a phase of the learning rate: the same rate", "constant until 10T tokens", RATE),
+    LanguageWord("cosine", "a phase of the learning rate: half a cosine", "cosine to 2.2e-5 over 4.3T tokens", RATE),
+    LanguageWord("from", "the rate, or the batch, at the beginning", "linear from 1e-5 to 1e-3 over 100 steps", RATE),
+    LanguageWord("to", "the rate, or the batch, at the end", "cosine to 2.2e-5", RATE),
+    LanguageWord("at", "the rate of a constant phase", "constant at 7.3e-6", RATE),
+    LanguageWord(
         "until",
         "where a phase ends, counted from the beginning of the run",
         "constant until 10T tokens",
         (*RATE, *PHASES),
     ),
-    Word("over", "how long a phase lasts, counted from the one before", "cosine to 2.2e-5 over 4.3T tokens", RATE),
-    Word("then", "what follows a phase of a value", "weight = 0.3 until 10T tokens then 0.1", PHASES),
-    Word("tokens", "a number of tokens", "constant until 10T tokens", ("train.tokens",)),
-    Word(
+    LanguageWord(
+        "over", "how long a phase lasts, counted from the one before", "cosine to 2.2e-5 over 4.3T tokens", RATE
+    ),
+    LanguageWord("then", "what follows a phase of a value", "weight = 0.3 until 10T tokens then 0.1", PHASES),
+    LanguageWord("tokens", "a number of tokens", "constant until 10T tokens", ("train.tokens",)),
+    LanguageWord(
         "steps",
         "a number of optimizer steps; the batch makes tokens of them",
         "warmup 2000 steps to 2.2e-4",
@@ -76,15 +82,15 @@ WORDS: tuple[Word, ...] = (
     ),
 )
 # The keys of `batch { … }`, which the schema keeps under other names.
-BATCH: tuple[Word, ...] = (
-    Word("from", "sequences of the first steps", "from = 3072"),
-    Word("to", "sequences of a step when the batch has grown", "to = 15360"),
-    Word("over", "tokens over which it grows", "over = 469B tokens"),
+BATCH: tuple[LanguageWord, ...] = (
+    LanguageWord("from", "sequences of the first steps", "from = 3072"),
+    LanguageWord("to", "sequences of a step when the batch has grown", "to = 15360"),
+    LanguageWord("over", "tokens over which it grows", "over = 469B tokens"),
 )
 
 
 @dataclass(frozen=True)
-class Unit:
+class UnitTopic:
     """A unit: one of it is `value` of `base`."""
 
     text: str
@@ -104,16 +110,16 @@ class Unit:
 FAMILIES = ("counts", "bytes", "bits", "rates", "compute", "time", "money", "words of the language")
 
 
-def unit(text: str) -> Unit | None:
+def unit(text: str) -> UnitTopic | None:
     """What one of a unit is; None if there is no such unit."""
     found = units.unit(text) if text else None
     if found is None:
         return None
     base = "" if found.dimension == units.PLAIN else units.spoken(found.dimension)
-    return Unit(text, found.value, base)
+    return UnitTopic(text, found.value, base)
 
 
-def family(name: str) -> tuple[Unit, ...]:
+def family(name: str) -> tuple[UnitTopic, ...]:
     """The units of a family, smallest first; of the rates, those per second."""
     small, large = list(DECIMAL), list(BINARY)
     found = {
@@ -218,7 +224,7 @@ def _structure(word: str) -> list[Topic]:
     """Blocks and keys whose path is, or ends in, what is asked for; kinds and numbers may be left out."""
     asked = [part for part in told_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
     exact, ending = [], []
-    entries: list[tuple[str, Block | Key]] = [(block.path, block) for block in blocks()]
+    entries: list[tuple[str, BlockKeys | BlockKey]] = [(block.path, block) for block in blocks()]
     entries += [(key.path, key) for key in keys().values() if not key.is_block or key.choices]
     for path, entry in entries:
         parts = [path.split("."), plain(path).split(".")]
@@ -227,7 +233,7 @@ def _structure(word: str) -> list[Topic]:
         elif asked and (any(each[-len(asked) :] == asked for each in parts) or _within(asked, parts[0])):
             ending.append(entry)
     others = tuple(entry.path for entry in ending) if exact else ()
-    return [_key(entry, others) if isinstance(entry, Key) else _block(entry, others) for entry in exact or ending]
+    return [_key(entry, others) if isinstance(entry, BlockKey) else _block(entry, others) for entry in exact or ending]
 
 
 def _within(asked: list[str], path: list[str]) -> bool:
@@ -236,7 +242,7 @@ def _within(asked: list[str], path: list[str]) -> bool:
     return len(asked) > 1 and path[-1] == asked[-1] and all(part in rest for part in asked)
 
 
-def _block(block: Block, others: tuple[str, ...]) -> Topic:
+def _block(block: BlockKeys, others: tuple[str, ...]) -> Topic:
     listed = tuple(f"{key.name:<{max(len(k.name) for k in block.keys)}}  {key.meaning}" for key in block.keys)
     itself = next((key for key in keys().values() if key.is_block and plain(key.path) == plain(block.path)), None)
     facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … {block.closing}",))]
@@ -248,7 +254,7 @@ def _block(block: Block, others: tuple[str, ...]) -> Topic:
     return Topic("block", block.path, block.meaning, "", tuple(facts), (("example", sample(block)),), (*others, *inner))
 
 
-def sample(block: Block) -> str:
+def sample(block: BlockKeys) -> str:
     """A block with an example of each of its keys, inner blocks closed."""
     inside = "\n".join(f"  {line}" for key in block.keys if key.name != "steps" for line in (shown(key),))
     heads = {"NAME": "mine", "FIRST..LAST": "0..2"}
@@ -256,13 +262,13 @@ def sample(block: Block) -> str:
     return f"{head} {{\n{inside}\n{block.closing}"
 
 
-def shown(key: Key) -> str:
+def shown(key: BlockKey) -> str:
     """The first example of a key."""
     assert key.examples, key.path
     return key.examples[0]
 
 
-def _key(key: Key, others: tuple[str, ...]) -> Topic:
+def _key(key: BlockKey, others: tuple[str, ...]) -> Topic:
     facts: list[tuple[str, tuple[str, ...]]] = [("takes", (_bare(key.value),))]
     facts += [("unit", (_bare(key.unit),))] if key.unit else []
     facts += [("choices", _columns(key.choices))] if key.choices else []
@@ -278,7 +284,7 @@ def _key(key: Key, others: tuple[str, ...]) -> Topic:
 NAMED_ENTRIES = {"data.sources": "web", "train.grpo.rewards": "correct"}  # and the name of one of them
 
 
-def _override(key: Key) -> str:
+def _override(key: BlockKey) -> str:
     """The key on a command line; empty where `-s` does not reach it, in a range of layers or as a block."""
     name, equals, value = key.examples[0].partition(" = ")
     path = plain(key.path)
@@ -317,7 +323,7 @@ def example(shown: Example, with_command: bool) -> str:
     return shown.abridged.rstrip("\n") + (f"\n\n$ {shown.command}" if with_command else "")
 
 
-def _word(word: Word) -> Topic:
+def _word(word: LanguageWord) -> Topic:
     kind = "key" if word in BATCH else "word"
     name = f"train.batch.{word.text}" if word in BATCH else word.text
     return Topic(
@@ -327,7 +333,7 @@ def _word(word: Word) -> Topic:
 
 def _choices(word: str) -> Iterator[Topic]:
     """A word that keys take, with what it means there; kinds of blocks are blocks already."""
-    meanings: dict[str, list[Key]] = {}
+    meanings: dict[str, list[BlockKey]] = {}
     for key in keys().values():
         for choice, meaning in key.choices:
             if choice == word and not key.is_block and _is_for(word, key):
@@ -348,7 +354,7 @@ def _choices(word: str) -> Iterator[Topic]:
         )
 
 
-def _is_for(word: str, key: Key) -> bool:
+def _is_for(word: str, key: BlockKey) -> bool:
     """Whether a key may have this word: dtypes of few bits are refused in most roles of a precision."""
     role = key.path.removeprefix("precision.")
     return word not in ROLES or role not in ALL_ROLES or role in ROLES[word][2]
@@ -367,7 +373,7 @@ def _precision(name: str) -> Topic:
     )
 
 
-def _unit(one: Unit) -> Topic:
+def _unit(one: UnitTopic) -> Topic:
     kind = one.base or "a count"
     meaning = {"a count": "a count; after a prefix it is bytes, as in GB"}.get(kind, kind) if one.text == "B" else kind
     facts = (("is exactly", (one.exactly,)),)

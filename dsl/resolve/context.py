@@ -11,7 +11,7 @@ from dsl.facts.units import Quantity
 from dsl.messages.diagnostics import Diagnostic, Note, Span, listed
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
-from dsl.schema import BUILT_IN, Node, Tile, Within
+from dsl.schema import BUILT_IN, Node, PhaseWithin, Tile
 from dsl.text.parser import MAX_DEPTH
 from dsl.text.syntax import Attribute, Block, Let, Number, Phrase, Word
 
@@ -64,7 +64,7 @@ class Context:
     lets: list[tuple[Scope, Let]] = field(default_factory=list)  # of the blocks that were looked at
     chosen: Mapping[str, Any] = field(default_factory=dict)  # path → value, of keys that are written `auto`
     opened: dict[str, Span] = field(default_factory=dict)  # the others of these, each with its `auto`
-    within: Within | None = None  # where this phase is in its run
+    within: PhaseWithin | None = None  # where this phase is in its run
     before: tuple[Size, ...] = ()  # sizes of the batch in the phases before this one
     rate_begin: int = 0  # the token at which the phase begins that says the rate
 

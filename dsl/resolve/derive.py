@@ -17,7 +17,7 @@ from dsl.messages.diagnostics import Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import STEP, TOKEN, convert, phrase, whole
 from dsl.resolve.merge import key_of, lost_keys
-from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Sm, Spec, Train, Unit, Within
+from dsl.schema import Batch, Device, More, Node, Parallel, PhaseWithin, ScheduleBlock, Sm, Spec, StoredUnit, Train
 from dsl.schema.base import MAX_TOKENS, broken_bound, fields_of
 from dsl.schema.parallel import MAX_DEGREE
 from dsl.text.syntax import Attribute, Block, Word
@@ -110,9 +110,9 @@ def data_degree(context: Context, span: Span | None = None) -> int:
     raise context.reject("E0801", message, place, hint)
 
 
-def default_schedule(context: Context) -> Schedule:
+def default_schedule(context: Context) -> ScheduleBlock:
     """The default schedule for the number of pipeline ranks."""
-    return Schedule.model_construct(name=default_of(peek(context, "parallel.pipeline")))
+    return ScheduleBlock.model_construct(name=default_of(peek(context, "parallel.pipeline")))
 
 
 def default_name(context: Context) -> str | None:
@@ -155,7 +155,7 @@ def default_sm(context: Context) -> Sm:
 
 DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
     Parallel: {"data": data_degree},
-    Schedule: {"name": default_name, "chunks": default_chunks},
+    ScheduleBlock: {"name": default_name, "chunks": default_chunks},
     Sm: {"communication": communicating_sms},
     Train: {"within": lambda context: context.within},
     Spec: {"parallel": default_parallel, "schedule": default_schedule, "sm": default_sm},
@@ -175,7 +175,7 @@ def ramp_of(context: Context) -> ramps.Ramp | None:
     """How the batch grows over the whole run, phases before this one included; None when what says so has failed."""
     ramp = own_ramp(context)
     try:
-        within: Within | None = peek(context, "train.within")
+        within: PhaseWithin | None = peek(context, "train.within")
         return ramp and (ramp.behind(context.before, within.first_step, within.first_token) if within else ramp)
     except (RejectedError, AttributeError):  # the latter: a part of `within` has failed
         return None
@@ -200,7 +200,7 @@ def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block
         raise context.reject("E0204", "`steps` is a value, not a block", statement.head, "write `steps = 1000`")
     span = statement.phrase.span
     quantity = phrase(context, scope, statement.phrase)
-    steps = whole(context, convert(context, quantity, Unit("step", bare=True), "steps", span), span, "steps")
+    steps = whole(context, convert(context, quantity, StoredUnit("step", bare=True), "steps", span), span, "steps")
     if not 1 <= steps <= 10**9:
         message = f"`steps = {span.text}` is out of bounds: at least 1 and at most 1,000,000,000"
         raise context.reject("E0303", message, span, "write `steps = 1000`")
@@ -227,7 +227,7 @@ def total_tokens(context: Context) -> int | None:
             quantity = phrase(silent, scope, statement.phrase)
             if key_of(statement) == "steps" or quantity.dimension == STEP:
                 return tokens_of_steps(silent, scope, statement)
-            value = convert(silent, quantity, Unit("token", bare=True), "tokens", statement.phrase.span)
+            value = convert(silent, quantity, StoredUnit("token", bare=True), "tokens", statement.phrase.span)
         except RejectedError:
             return None
         return int(value) if value.denominator == 1 and 0 < value <= MAX_TOKENS else None

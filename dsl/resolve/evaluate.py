@@ -13,7 +13,7 @@ from dsl.facts.units import PLAIN, Dimension, Quantity, spoken
 from dsl.messages.diagnostics import Note, Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.merge import key_of
-from dsl.schema import Unit
+from dsl.schema import StoredUnit
 from dsl.text.parser import MAX_DEPTH, MAX_NUMBER
 from dsl.text.syntax import (
     ALTERNATIVES,
@@ -158,7 +158,7 @@ def no_unit(number: Number) -> tuple[str, Span, str]:
     return f"there is no unit `{suffix}`", number.span, _unit_hint(number.text, suffix)
 
 
-def convert(context: Context, found: Quantity, unit: Unit | None, key: str, span: Span) -> Fraction:
+def convert(context: Context, found: Quantity, unit: StoredUnit | None, key: str, span: Span) -> Fraction:
     """The value of a quantity in the unit of a field, or a complaint about its unit."""
     if unit is None:
         if found.dimension != PLAIN:
@@ -180,7 +180,7 @@ def _in(dimension: Dimension) -> str:
     return "a plain number" if dimension == PLAIN else f"in {spoken(dimension)}"
 
 
-def _conversion(found: Quantity, unit: Unit, wanted: Dimension, key: str, text: str) -> str:
+def _conversion(found: Quantity, unit: StoredUnit, wanted: Dimension, key: str, text: str) -> str:
     if unit.bare and found.dimension in (STEP, TOKEN):  # as many of the others would be another length
         other = ALTERNATIVES.get(key)
         return f"write `{other} = {text}`" if other else f"write it in {spoken(wanted)}"

@@ -15,9 +15,9 @@ from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole
 from dsl.resolve.merge import key_of
 from dsl.resolve.values import string
-from dsl.schema import Batch, Phase, RatePhase, TrainTokenizer, Unit
+from dsl.schema import Batch, Phase, RatePhase, StoredUnit, TrainTokenizer
 from dsl.schema.base import MAX_TOKENS
-from dsl.text.syntax import Attribute, Binary, Block, Call, Line, Lost, Negate, Phrase, Value, Word
+from dsl.text.syntax import Attribute, Binary, Block, FunctionCall, Line, Lost, Negate, Phrase, Value, Word
 
 Shape = Literal["linear", "constant", "cosine"]
 SHAPES: dict[str, Shape] = {"warmup": "linear", "linear": "linear", "constant": "constant", "cosine": "cosine"}
@@ -103,7 +103,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
             rejected = True
             continue
         context.origins[inner.at(key)] = each.phrase.span
-        unit = Unit("token", bare=True) if key == "over" else None
+        unit = StoredUnit("token", bare=True) if key == "over" else None
         try:
             quantity = phrase(context, inner, each.phrase)
             found[key] = (convert(context, quantity, unit, key, each.phrase.span), each.phrase.span)
@@ -136,7 +136,7 @@ def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | Tra
     value = statement.phrase.items[0]
     if len(statement.phrase.items) > 1:
         raise context.reject("E0302", "`tokenizer` takes one value", statement.phrase.items[1].span, "remove the rest")
-    if not isinstance(value, Call):
+    if not isinstance(value, FunctionCall):
         return string(context, "tokenizer", value, is_path=True)
     if value.name != "train" or len(value.arguments) != 1:
         message = f"`{value.span.text}` is no tokenizer"

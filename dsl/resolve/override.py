@@ -24,7 +24,7 @@ from dsl.text.syntax import (
     NAMED,
     Attribute,
     Block,
-    Call,
+    FunctionCall,
     Let,
     Line,
     Number,
@@ -318,5 +318,5 @@ def _value(text: str, span: Span) -> Value:
         return Range(Number(match[1], span), Number(match[2], span), span)
     match = CALL.fullmatch(text)
     if match is not None:
-        return Call(match[1], (Number(match[2], span),), span)
+        return FunctionCall(match[1], (Number(match[2], span),), span)
     return Number(text, span) if text[0].isdigit() else Word(text, span)

@@ -17,7 +17,7 @@ from dsl.resolve.derive import own_ramp, peek, total_tokens
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import PHASE, label_of, merge
 from dsl.resolve.override import override
-from dsl.schema import Node, Within
+from dsl.schema import Node, PhaseWithin
 from dsl.schema.train import MAX_PHASES
 from dsl.text.syntax import Attribute, Block, Statement, Word
 
@@ -122,7 +122,7 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
         step, token = step + steps, token + ramp.tokens_at(steps)
     context.before = sizes
     longest = max(peek(each, "train.sequence") for each in contexts)
-    context.within = Within.model_construct(
+    context.within = PhaseWithin.model_construct(
         number=number + 1, phases=len(contexts), first_step=step, first_token=token, longest=longest
     )
 

@@ -18,7 +18,7 @@ from dsl.text.syntax import (  # fmt: skip
     Attribute,
     Binary,
     Block,
-    Call,
+    FunctionCall,
     Let,
     Line,
     ListOf,
@@ -137,7 +137,7 @@ def _within(values: Iterable[Value]) -> Iterator[Number]:
             yield value
         elif isinstance(value, ListOf):
             yield from _within(value.items)
-        elif isinstance(value, Call):
+        elif isinstance(value, FunctionCall):
             yield from _within(value.arguments)
         elif isinstance(value, Range):
             yield from _within((value.first, value.last))

@@ -14,7 +14,7 @@ from dsl.facts.units import exactly
 from dsl.messages.diagnostics import OVERRIDE, Span
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, number, phrase
-from dsl.schema import Tile, Unit
+from dsl.schema import StoredUnit, Tile
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, broken_bound
 from dsl.schema.train import LOCAL
 from dsl.text.parser import MAX_STRING
@@ -34,7 +34,7 @@ MOST_PARTS = 10**6  # of one, in an exact number: it has six decimals, or such a
 
 
 def out_of_bounds(
-    context: Context, what: str, span: Span, unit: Unit | None, bound: str, limit: int | float
+    context: Context, what: str, span: Span, unit: StoredUnit | None, bound: str, limit: int | float
 ) -> RejectedError:
     """Report a value, `hidden = 0`, that does not keep to a bound of its key."""
     words, edit = BOUNDS[bound]
@@ -170,7 +170,7 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
 
 
 def _typed(
-    context: Context, value: Fraction, wanted: Any, unit: Unit | None, key: str, span: Span
+    context: Context, value: Fraction, wanted: Any, unit: StoredUnit | None, key: str, span: Span
 ) -> int | float | Fraction:
     if wanted is float:
         return float(value)

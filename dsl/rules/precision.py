@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.facts.formats import FP8 as BLOCKS
-from dsl.facts.formats import PRODUCTS, Format
+from dsl.facts.formats import PRODUCTS, FormatFacts
 from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Compressed, Custom, DeltaNet, Dense, Dtype, Gqa, Mla, Moe, Precision, Spec
 from dsl.schema.precision import format_of
@@ -88,7 +88,7 @@ def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0921", message, f"precision.{role}", f"write `{role} = {precision.compute}`")
 
 
-def _alike(form: Format, precision: Precision) -> int:
+def _alike(form: FormatFacts, precision: Precision) -> int:
     """How many keys of a precision are those of a format."""
     tiles = ((t.rows, t.columns) if t else None for t in (precision.activation_tile, precision.weight_tile))
     found = (precision.linear, *tiles, precision.scale, precision.tensor_scale)

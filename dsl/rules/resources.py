@@ -120,7 +120,7 @@ def _last(spec: Spec, room: list[int]) -> int:
     return 0 if is_folded(spec) else len(room) - 1
 
 
-def _parts(spec: Spec, least: memory.Memory) -> str:
+def _parts(spec: Spec, least: memory.DeviceBytes) -> str:
     weights = f"weights (two copies, as {spec.schedule.name} keeps)" if is_mirrored(spec) else "weights"
     return (
         f"{weights} {size(least.weights)}, gradients {size(least.gradients)}, optimizer {size(least.optimizer)}, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dsl.facts.formats import FP8, Format
+from dsl.facts.formats import FP8, FormatFacts
 from dsl.rules.finding import Finding
 from dsl.rules.precision import OPERANDS
 from dsl.schema import BUILT_IN, DeltaNet, Gqa, Moe, Precision, Spec
@@ -50,7 +50,7 @@ def _differing(precision: Precision, recipe: Precision) -> list[str]:
     return [*words, *_of_few_bits(precision, recipe, format_of(precision))] if recipe.linear in OPERANDS else words
 
 
-def _of_few_bits(precision: Precision, recipe: Precision, form: Format | None) -> Iterator[str]:
+def _of_few_bits(precision: Precision, recipe: Precision, form: FormatFacts | None) -> Iterator[str]:
     """What products in few bits do not do. With FP8's own ops gradients are rounded to nearest and not transformed."""
     of_recipe = format_of(recipe)
     assert of_recipe, "a built-in recipe has a format"

@@ -26,9 +26,9 @@ from dsl.schema.base import (
     Node,
     Phase,
     Quiet,
+    StoredUnit,
     Strict,
     Syntax,
-    Unit,
     Unless,
     value_at,
 )
@@ -40,8 +40,8 @@ from dsl.schema.model import Balance, Clamp, Custom, Dense, HyperConnections, La
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
-from dsl.schema.run import Schedule, Sm, Spec
-from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate, Within
+from dsl.schema.run import ScheduleBlock, Sm, Spec
+from dsl.schema.train import Batch, Checkpoint, Ema, PhaseWithin, RatePhase, Train, Validate
 from dsl.schema.training_data import Chat, Data, DataSource, Filters, Prompts, TrainTokenizer
 
 __all__ = [
@@ -97,6 +97,7 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "Phase",
+    "PhaseWithin",
     "Precision",
     "Prompts",
     "Quiet",
@@ -104,21 +105,20 @@ __all__ = [
     "Reward",
     "Rope",
     "Scale",
-    "Schedule",
+    "ScheduleBlock",
     "Sm",
     "SoftmaxAttention",
     "Spec",
     "Spike",
     "StateTensor",
+    "StoredUnit",
     "Strict",
     "Syntax",
     "Tile",
     "Train",
     "TrainTokenizer",
-    "Unit",
     "Unless",
     "Validate",
-    "Within",
     "YarnScaling",
     "value_at",
 ]

@@ -54,7 +54,7 @@ class Node(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class StoredUnit:
     """The unit a number is stored in; what is written is converted. A `bare` number is taken to be in it."""
 
     name: str  # a unit of dsl.facts.units
@@ -69,7 +69,7 @@ class Syntax:
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class NumberBounds:
     """The bounds of a number, or of each number of a list, which pydantic's `Field` cannot say of both."""
 
     ge: int
@@ -165,7 +165,7 @@ class FieldType:
     types: tuple[Any, ...]  # alternatives, without None
     optional: bool
     required: bool
-    unit: Unit | None
+    unit: StoredUnit | None
     form: str
     is_path: bool  # a text that starts at the file it is written in
     bounds: tuple[tuple[str, int | float], ...]  # of LIMITS, with what they hold a value against
@@ -203,7 +203,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
             types=tuple(each for each in types if each is not NoneType),
             optional=NoneType in types and not unless,
             required=info.is_required() or bool(unless),
-            unit=next((mark for mark in info.metadata if isinstance(mark, Unit)), None),
+            unit=next((mark for mark in info.metadata if isinstance(mark, StoredUnit)), None),
             form=next((mark.form for mark in info.metadata if isinstance(mark, Syntax)), ""),
             is_path=any(isinstance(mark, FilePath) for mark in info.metadata),
             bounds=tuple(

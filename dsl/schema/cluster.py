@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dsl.schema.base import Derived, FilePath, Node, Quiet, Syntax, Unit
+from dsl.schema.base import Derived, FilePath, Node, Quiet, StoredUnit, Syntax
 
-ByteRate = Annotated[float | None, Field(ge=1, le=1e18), Unit("byte/s")]
-FlopRate = Annotated[float | None, Field(ge=1, le=1e21), Unit("flop/s")]
+ByteRate = Annotated[float | None, Field(ge=1, le=1e18), StoredUnit("byte/s")]
+FlopRate = Annotated[float | None, Field(ge=1, le=1e21), StoredUnit("flop/s")]
 OF_DATA_SHEET = Derived(
     "that of the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
 )  # dsl/facts/devices.py
@@ -31,7 +31,9 @@ class Device(Node):
         OF_DATA_SHEET,
         Field(ge=1, le=4096, description="streaming multiprocessors", examples=["sms = 132"]),
     ] = None
-    memory: Annotated[int, Field(ge=1, le=2**60, description="usable memory", examples=["memory = 80GB"]), Unit("byte")]
+    memory: Annotated[
+        int, Field(ge=1, le=2**60, description="usable memory", examples=["memory = 80GB"]), StoredUnit("byte")
+    ]
     hbm: Annotated[ByteRate, OF_DATA_SHEET, Field(description="peak memory bandwidth", examples=["hbm = 3.35TB/s"])] = (
         None
     )
@@ -46,7 +48,9 @@ class Device(Node):
         int | None, Field(ge=1, le=65536, description="CPU cores of this device", examples=["cores = 1"])
     ] = None
     price: Annotated[
-        float | None, Field(ge=0, le=1e6, description="price of an hour", examples=["price = 2USD/h"]), Unit("USD/h")
+        float | None,
+        Field(ge=0, le=1e6, description="price of an hour", examples=["price = 2USD/h"]),
+        StoredUnit("USD/h"),
     ] = None
 
 
@@ -93,7 +97,7 @@ class Failures(Node):
             "network among them",
             examples=["mtbf = 50_000h"],
         ),
-        Unit("s"),
+        StoredUnit("s"),
     ] = MTBF_S
     restart: Annotated[
         float,
@@ -103,12 +107,12 @@ class Failures(Node):
             description="from a failure to the next step, reading the checkpoint included",
             examples=["restart = 10min"],
         ),
-        Unit("s"),
+        StoredUnit("s"),
     ] = 600.0
     store: Annotated[
         float,
         Field(ge=1, le=1e18, description="what a node writes of a checkpoint", examples=["store = 2GB/s"]),
-        Unit("byte/s"),
+        StoredUnit("byte/s"),
     ] = 2e9
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Choices, FilePath, Node, Quiet, Syntax, Unit
+from dsl.schema.base import Choices, FilePath, Node, Quiet, StoredUnit, Syntax
 
 MAX_SEQUENCE = 16_777_216
 MAX_GROUP = 1024
@@ -106,12 +106,12 @@ class Grpo(Node):
             description="tokens of the longest prompt; a prompt with more is left out",
             examples=["prompt = 256"],
         ),
-        Unit("token", bare=True),
+        StoredUnit("token", bare=True),
     ]
     completion: Annotated[
         int,
         Field(ge=1, le=MAX_SEQUENCE, description="tokens of the longest completion", examples=["completion = 256"]),
-        Unit("token", bare=True),
+        StoredUnit("token", bare=True),
     ]
     temperature: Annotated[
         float,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, Choices, Node, Unit
+from dsl.schema.base import MAX_STEPS, Choices, Node, StoredUnit
 
 Action = Literal["stop", "skip", "rollback"]
 ACTIONS = Choices(
@@ -16,7 +16,7 @@ ACTIONS = Choices(
         "rollback": "the run goes back `back` steps, and on as if the samples since then were not in the data",
     }
 )
-Remembered = Annotated[int, Field(ge=1, le=10_000), Unit("step", bare=True)]
+Remembered = Annotated[int, Field(ge=1, le=10_000), StoredUnit("step", bare=True)]
 
 
 class Spike(Node):
@@ -87,7 +87,7 @@ class Health(Node):
             description="steps between comparisons of the bits of all replicas, or none; before each save, too",
             examples=["hash = 1000 steps"],
         ),
-        Unit("step", bare=True),
+        StoredUnit("step", bare=True),
     ] = None
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.facts.formats import PRODUCTS, Dtype, Format, Scale
+from dsl.facts.formats import PRODUCTS, Dtype, FormatFacts, Scale
 from dsl.schema.base import Choices, Node, Syntax
 
 Rounding = Literal["nearest", "stochastic"]
@@ -223,7 +223,7 @@ RECIPES = {
 }
 
 
-def format_of(precision: Precision) -> Format | None:
+def format_of(precision: Precision) -> FormatFacts | None:
     """The format of a precision's linears; None where they have no scales, or as no row has them."""
     tiles = _extents(precision.activation_tile), _extents(precision.weight_tile)
     wanted = (precision.linear, *tiles, precision.scale, precision.tensor_scale)

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from dsl.facts.devices import group_nodes, most_group_nodes
 from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
 from dsl.schema.adapter import Lora
-from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Within
+from dsl.schema.base import Choices, Derived, FilePath, Node, NumberBounds, Quiet, Syntax
 from dsl.schema.cluster import Cluster
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Model, Moe
@@ -33,7 +33,7 @@ else:
 MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
 
 
-class Schedule(Node):
+class ScheduleBlock(Node):
     """The order of forwards and backwards on the ranks of a pipeline: by its name, or from a file."""
 
     name: Annotated[
@@ -55,7 +55,7 @@ class Schedule(Node):
     cap: Annotated[
         Fraction | tuple[Fraction, ...] | None,
         Syntax("ranks"),
-        Within(ge=1, le=100_000_000),
+        NumberBounds(ge=1, le=100_000_000),
         Field(
             description="most activations that a rank holds at once, or that each pipeline rank holds, "
             f"of {AUTO}; each is that of 1/pipeline of the model, and a stage's where a rank has v of them 1/v of it",
@@ -212,7 +212,7 @@ class Spec(Node):
         Derived("data parallelism only"),
     ]
     schedule: Annotated[
-        Schedule,
+        ScheduleBlock,
         Field(description="the order of forwards and backwards", examples=[f"schedule {{ name = {DEFAULT} }}"]),
         Derived(f"{PLAIN} where pipeline = 1, else {DEFAULT}"),
     ]

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Quiet, Syntax, Unit
+from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Quiet, StoredUnit, Syntax
 from dsl.schema.grpo import MAX_SEQUENCE, Grpo
 from dsl.schema.health import Health
 from dsl.schema.optimizers import AnyOptimizer
 
 PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
-Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), StoredUnit("token", bare=True)]
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), StoredUnit("step", bare=True)]
 MAX_PHASES = 100
 LOCAL = "local"  # of the places of checkpoints: the folder of the run
 LearningRate = Annotated[float, Field(ge=0, le=10)]
@@ -37,7 +37,7 @@ class RatePhase(Node):
     end_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="where the phase ends")]
 
 
-class Within(Node):
+class PhaseWithin(Node):
     """Where a phase is in the run that it is of: what was trained before, and how the samples of the run lie."""
 
     number: Annotated[
@@ -88,7 +88,7 @@ class Checkpoint(Node):
             description="steps between checkpoints that are kept for ever, or none; a multiple of `every`",
             examples=["keep_every = 10_000 steps"],
         ),
-        Unit("step", bare=True),
+        StoredUnit("step", bare=True),
     ] = None
     failure: Annotated[
         Literal["continue", "stop"],
@@ -168,7 +168,7 @@ with warnings.catch_warnings():
         sequence: Annotated[
             int,
             Field(ge=1, le=MAX_SEQUENCE, description="tokens of a sequence", examples=["sequence = 4096"]),
-            Unit("token", bare=True),
+            StoredUnit("token", bare=True),
         ]
         micro_batch: Annotated[
             int,
@@ -254,7 +254,7 @@ with warnings.catch_warnings():
             ),
         ] = None
         within: Annotated[
-            Within | None,
+            PhaseWithin | None,
             Quiet(),
             Derived("none; of a phase, as its run has it"),
             Field(

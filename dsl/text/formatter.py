@@ -21,7 +21,7 @@ BEFORE_SIGN = frozenset({"EQUAL", "COMMA", "LPAR", "LSQUARE", "CALL"})  # a minu
 
 
 @dataclass(frozen=True)
-class Row:
+class FormattedLine:
     """One line of the text."""
 
     head: str  # what stands before the first `=` or `{`, if that is to be aligned
@@ -51,7 +51,7 @@ def formatted(source: Source) -> str:
     return "".join(lines)
 
 
-def _groups(rows: list[Row], column: Callable[[Row], str | None]) -> Iterator[list[int]]:
+def _groups(rows: list[FormattedLine], column: Callable[[FormattedLine], str | None]) -> Iterator[list[int]]:
     """Indices of consecutive lines, equally deep and without an empty line between them, of one column."""
     group: list[int] = []
     for index, row in enumerate(rows):
@@ -68,7 +68,7 @@ def _groups(rows: list[Row], column: Callable[[Row], str | None]) -> Iterator[li
 # ---------------------------------------------------------------- lines
 
 
-def _rows(source: Source) -> Iterator[Row]:
+def _rows(source: Source) -> Iterator[FormattedLine]:
     """The lines that are not empty. Empty ones are kept as one, but not at the start and the end of a block."""
     depths: list[int] = []  # for each open bracket, of the lines in it
     line: list[Token] = []
@@ -81,7 +81,7 @@ def _rows(source: Source) -> Iterator[Row]:
         comment = source.text[place : token.start].strip(" \t")
         if line or comment:
             keeps_blank = after_blank and not is_first and not (line and line[0].type in CLOSERS)
-            yield Row(*_columns(line), comment, _follow(depths, line), keeps_blank)
+            yield FormattedLine(*_columns(line), comment, _follow(depths, line), keeps_blank)
             is_first = bool(line) and line[-1].type in OPENERS
         after_blank = token.text.count("\n") > 1
         line, place = [], token.end

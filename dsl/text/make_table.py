@@ -53,8 +53,8 @@ def _reached(table: Any) -> list[Any]:
 
 
 def _rule(rule: Any) -> list[Any]:
-    """A rule as `dsl.text.table.Rule` has it. A name that begins with `_` is spread where it stands, as lark does
-    it."""
+    """A rule as `dsl.text.table.GrammarRule` has it. A name that begins with `_` is spread where it stands, as in
+    lark."""
     spread = [index for index, symbol in enumerate(rule.expansion) if symbol.name.startswith("_")]
     if rule.origin.name.startswith("_"):
         method = "*"

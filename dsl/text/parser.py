@@ -12,7 +12,7 @@ from itertools import islice
 
 from dsl.messages.diagnostics import Diagnostic, Note, Source, Span
 from dsl.text.syntax import KINDS, Document, Statement
-from dsl.text.table import Parser, Token, UnexpectedError, tokens
+from dsl.text.table import TableParser, Token, UnexpectedError, tokens
 from dsl.text.tree import Builder
 
 # --- Where a `}` is most likely missing: before the line whose indentation says that its block has ended
@@ -172,7 +172,7 @@ class _Feeder:
             self.tokens, self.broken = [], True
         self.tokens.append(self._inserted("NEWLINE", len(self.source.text)))
         self.builder = Builder(self.source)
-        self.parser = Parser(self.builder)
+        self.parser = TableParser(self.builder)
         self.opened: list[Token] = []
         self.at_start = True
         self.previous: Token | None = None

@@ -73,7 +73,7 @@ class Negate:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """`train(4096)`."""
 
     name: str
@@ -81,7 +81,7 @@ class Call:
     span: Span
 
 
-Value = Word | Number | String | ListOf | Range | Binary | Negate | Call
+Value = Word | Number | String | ListOf | Range | Binary | Negate | FunctionCall
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class GrammarRule:
     """What `length` values at the top of the stack become."""
 
     origin: str
@@ -38,24 +38,26 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Table:
+class ParseTable:
     """States of the parser: symbol → the next state, or for a reduction the complement of the rule's index."""
 
     pattern: re.Pattern[str]
     ignored: frozenset[str]
-    rules: tuple[Rule, ...]
+    rules: tuple[GrammarRule, ...]
     states: tuple[dict[str, int], ...]
     start: int
     end: int
 
 
 @cache
-def load() -> Table:
+def load() -> ParseTable:
     """The table of the package."""
     data = json.loads(Path(__file__).with_name("grammar.json").read_text("utf-8"))
-    rules = tuple(Rule(origin, length, tuple(spread), method) for origin, length, spread, method in data["rules"])
+    rules = tuple(
+        GrammarRule(origin, length, tuple(spread), method) for origin, length, spread, method in data["rules"]
+    )
     ignored, states = frozenset(data["ignored"]), tuple(data["states"])
-    return Table(re.compile(data["pattern"]), ignored, rules, states, data["start"], data["end"])
+    return ParseTable(re.compile(data["pattern"]), ignored, rules, states, data["start"], data["end"])
 
 
 def tokens(text: str) -> Iterator[Token]:
@@ -76,7 +78,7 @@ class UnexpectedError(Exception):
         super().__init__(f"one of {sorted(accepts)} was expected")
 
 
-class Parser:
+class TableParser:
     """A stack of states and values. What a rule finds is handed to the method of `builder` that is named like it."""
 
     def __init__(self, builder: object) -> None:

@@ -10,7 +10,7 @@ from dsl.text.syntax import (
     Attribute,
     Binary,
     Block,
-    Call,
+    FunctionCall,
     Import,
     Let,
     Line,
@@ -126,9 +126,9 @@ class Builder:
         items = tuple(part for part in parts if not isinstance(part, Token))
         return ListOf(items, self._span(parts[0]).to(self._span(parts[-1])))
 
-    def call(self, *parts: Any) -> Call:
+    def call(self, *parts: Any) -> FunctionCall:
         arguments = tuple(part for part in parts if not isinstance(part, Token))
-        return Call(parts[0].text[:-1], arguments, self._span(parts[0]).to(self._span(parts[-1])))
+        return FunctionCall(parts[0].text[:-1], arguments, self._span(parts[0]).to(self._span(parts[-1])))
 
     # ------------------------------------------------------------ help
 

@@ -16,8 +16,8 @@ from types import ModuleType
 
 from runtime.build.certificate import CertificateError, check_collectives, check_start, program_names, recheck
 from runtime.build.files import BuildError, OtherBuildError, read, versions
-from runtime.build.modules import Modules
-from runtime.contract import Plan, Program, check_programs
+from runtime.build.modules import BuildModules
+from runtime.contract import RunPlan, RunProgram, check_programs
 from runtime.contract.names import ProgramName
 from runtime.system.strict_json import FormError
 
@@ -37,8 +37,8 @@ class Build:
 
     folder: Path
     files: Mapping[str, bytes] = field(repr=False)
-    plan: Plan = field(repr=False)
-    programs: Mapping[ProgramName, Program] = field(repr=False)  # by file name without suffix: train_8, evaluate_2
+    plan: RunPlan = field(repr=False)
+    programs: Mapping[ProgramName, RunProgram] = field(repr=False)  # by file name without suffix: train_8, evaluate_2
     versions: Mapping[str, str]
     digest: str
     edits: tuple[str, ...] = ()
@@ -70,12 +70,12 @@ class Build:
             raise BuildError("; ".join(edits))
         file = "plan.json"
         try:
-            plan = Plan.from_json(found.files[file])
+            plan = RunPlan.from_json(found.files[file])
             if programs is None:  # of an edited build
                 programs = {}
                 for name in program_names(found.files):
                     file = f"program/{name}.json"
-                    programs[name] = Program.from_json(found.files[file])
+                    programs[name] = RunProgram.from_json(found.files[file])
                 file = "plan.json"
             check_programs(plan, programs)
             check_collectives(plan, programs)
@@ -115,9 +115,9 @@ class Build:
         return self._modules.folder / name if name in self.files else None
 
     @cached_property
-    def _modules(self) -> Modules:
+    def _modules(self) -> BuildModules:
         sources = {name: data for name, data in self.files.items() if name.endswith(".py") and "/" in name}
-        return Modules(f"dsc_build_{self.digest[:16]}", self.folder.absolute(), sources)
+        return BuildModules(f"dsc_build_{self.digest[:16]}", self.folder.absolute(), sources)
 
 
 def check_versions(folder: Path, compiled_by: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from runtime.contract import Call, Certificate, Collective, Exchanged, Opening, Plan, Program
+from runtime.contract import Call, Certificate, Collective, Exchanged, Opening, RunPlan, RunProgram
 from runtime.contract.mesh import Columns
 from runtime.contract.names import MessageName, ProgramName
 from runtime.system.strict_json import FormError
@@ -39,7 +39,7 @@ class Event(NamedTuple):
     where: str  # the step it happens in, (F3.7|B4.2)
 
 
-def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[ProgramName, Program]:
+def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[ProgramName, RunProgram]:
     """The programs of a build, by name; CertificateError unless each is what was proven. O(messages).
 
     files: the build's, by path. digests: sha256 of each.
@@ -63,10 +63,10 @@ def _names(files: Iterable[str], folder: str) -> list[str]:
     return sorted(file.removeprefix(start).removesuffix(suffix) for file in files if file.startswith(start))
 
 
-def _rechecked(name: str, files: Mapping[str, bytes], digests: Mapping[str, str]) -> Program:
+def _rechecked(name: str, files: Mapping[str, bytes], digests: Mapping[str, str]) -> RunProgram:
     try:
         certificate = Certificate.from_json(files[f"certificate/{name}.json"])
-        program = Program.from_json(files[f"program/{name}.json"])
+        program = RunProgram.from_json(files[f"program/{name}.json"])
         _check(name, program, certificate, digests)
     except (ValueError, LookupError) as error:
         words = str(error) if isinstance(error, FormError) else f"{type(error).__name__}: {error}"
@@ -74,7 +74,7 @@ def _rechecked(name: str, files: Mapping[str, bytes], digests: Mapping[str, str]
     return program
 
 
-def _check(name: str, program: Program, certificate: Certificate, digests: Mapping[str, str]) -> None:
+def _check(name: str, program: RunProgram, certificate: Certificate, digests: Mapping[str, str]) -> None:
     if not {"plan.json", f"program/{name}.json"} <= certificate.files.keys():
         raise CertificateError(f"certificate/{name}.json is not of program/{name}.json")
     for file, digest in certificate.files.items():
@@ -89,7 +89,7 @@ def _check(name: str, program: Program, certificate: Certificate, digests: Mappi
         raise CertificateError(f"program/{name}.json: {fault}")
 
 
-def schedule_text(program: Program) -> str:
+def schedule_text(program: RunProgram) -> str:
     """The schedule that a program carries out, in the text form of schedules; forwards of an evaluation are F too."""
     sizes = f"ranks={len(program.ranks)} micro_batches={program.micro_batches} placement={program.placement}"
     rows = [" ".join(call.label.replace("E", "F") for call in row) for row in program.ranks]
@@ -113,7 +113,7 @@ def events(calls: Sequence[Call], bodies: Mapping[str, Sequence[Exchanged]]) -> 
 # ---------------------------------------------------------------- the run
 def replay(ranks: Sequence[Sequence[Event]]) -> str:
     """What is wrong in one maximal run, which stands for all (straight lines, named peers); "" if nothing is."""
-    state = _Run(ranks)
+    state = _ProgramReplay(ranks)
     runnable = deque(range(len(ranks)))
     while runnable:
         rank = runnable.popleft()
@@ -132,7 +132,7 @@ def replay(ranks: Sequence[Sequence[Event]]) -> str:
     return state.end()
 
 
-class _Run:
+class _ProgramReplay:
     """How far every rank has come, and what is under way."""
 
     def __init__(self, ranks: Sequence[Sequence[Event]]) -> None:
@@ -217,7 +217,7 @@ TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "recor
 LOGITS = Collective("max", "logits")
 
 
-def check_collectives(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
+def check_collectives(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> None:
     """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
     alike = [bucket for bucket in shared if plan.is_reduced(bucket)]
@@ -243,11 +243,11 @@ def check_collectives(plan: Plan, programs: Mapping[ProgramName, Program]) -> No
             raise CertificateError(f"program/{name}.json: {problem}")
 
 
-def _pipeline_ranks(plan: Plan, holders: Iterable[int]) -> tuple[int, ...]:
+def _pipeline_ranks(plan: RunPlan, holders: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({holder // plan.mesh.columns for holder in holders}))
 
 
-def _wrong_starts(program: Program, shared: Collection[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+def _wrong_starts(program: RunProgram, shared: Collection[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     """What is wrong with the starts of reductions, or "": each rank starts those that it is in once, behind the last
     weight gradient of their stages, and all ranks of a channel start them in one order.
 
@@ -271,7 +271,7 @@ def _wrong_starts(program: Program, shared: Collection[tuple[tuple[int, ...], tu
     return ""
 
 
-def check_start(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
+def check_start(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> None:
     """Raise CertificateError unless all channels that programs use are opened once, and no others. O(messages)."""
     used, given = Counter({*_used(plan, programs)}), Counter(plan.openings)
     for opening in (*used, *given):
@@ -283,7 +283,7 @@ def check_start(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
             )
 
 
-def _used(plan: Plan, programs: Mapping[ProgramName, Program]) -> Iterator[Opening]:
+def _used(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> Iterator[Opening]:
     mesh = plan.mesh
     rows = [(rank, calls) for program in programs.values() for rank, calls in enumerate(program.ranks)]
     for source, rank in {(source, rank) for rank, calls in rows for call in calls for source, _ in call.posts}:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from runtime.contract import Manifest
+from runtime.contract import BuildManifest
 from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError, NoJsonError
 
@@ -157,11 +157,11 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
     return BuildFiles(folder, files, digests, manifest.versions, digest, tuple(map(printable, edits)))
 
 
-def _parsed(folder: Path, text: bytes) -> Manifest:
+def _parsed(folder: Path, text: bytes) -> BuildManifest:
     """The manifest of a build, which lists what a build may have and must have."""
     broken = f"{folder} is not what dsc compile wrote: {MANIFEST}"
     try:
-        manifest = Manifest.from_json(text)
+        manifest = BuildManifest.from_json(text)
     except NoJsonError:
         raise BuildError(f"{broken} is no JSON; compile it again") from None
     except FormError:

@@ -19,7 +19,7 @@ from types import ModuleType
 
 
 @dataclass(frozen=True, eq=False)
-class Modules(MetaPathFinder, InspectLoader):
+class BuildModules(MetaPathFinder, InspectLoader):
     """Finder and loader of one build. `sources`: path in the folder → bytes of the Python files."""
 
     package: str
@@ -82,6 +82,6 @@ class Modules(MetaPathFinder, InspectLoader):
 def module_at(path: Path) -> ModuleType | None:
     """The module of a build whose file is at `path`, imported; None where no build that is in use has it."""
     for finder in sys.meta_path:
-        if isinstance(finder, Modules) and (name := finder.name_of(path)):
+        if isinstance(finder, BuildModules) and (name := finder.name_of(path)):
             return finder.load(name)
     return None

@@ -18,15 +18,15 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from runtime.checkpoint import durable_files as files
-from runtime.checkpoint.places import Place, manifest_of
-from runtime.checkpoint.publish import Published, Saved
+from runtime.checkpoint.places import CopyPlace, manifest_of
+from runtime.checkpoint.publish import PublishedCheckpoint, Saved
 from runtime.checkpoint.retention import Keep
-from runtime.checkpoint.shard_manifest import MANIFEST, CheckpointError, Manifest, Shard, render
+from runtime.checkpoint.shard_manifest import MANIFEST, CheckpointError, CheckpointShard, Manifest, render
 
 _STOP = -1
 
 
-class Meeting(Protocol):
+class CopyMeeting(Protocol):
     """Where the threads of one place meet, one of each rank."""
 
     def all(self, yes: bool) -> bool:
@@ -54,17 +54,17 @@ class Copied:
 class Copier:
     """Copies checkpoints of the folder `checkpoints` to one place; every rank of a run makes it."""
 
-    place: Place
+    place: CopyPlace
     checkpoints: Path
     rank: int
     keep: Keep
-    meeting: Meeting
+    meeting: CopyMeeting
     moved: int = 0  # bytes of this rank that were written or read back, of `to_move`
     to_move: int = 0
     _ended: SimpleQueue[Copied] = field(default_factory=SimpleQueue)
     _change: threading.Condition = field(default_factory=threading.Condition)
-    _shards: dict[int, Shard] = field(default_factory=dict)  # of this rank, by step
-    _next: Published | None = None  # of rank 0
+    _shards: dict[int, CheckpointShard] = field(default_factory=dict)  # of this rank, by step
+    _next: PublishedCheckpoint | None = None  # of rank 0
     _now: str = ""  # what is being copied
     _closing: bool = False
     _manifests: dict[str, Manifest] = field(default_factory=dict)  # of the place, as far as they were read
@@ -133,7 +133,7 @@ class Copier:
         self._copy(step, name, new)
         return True
 
-    def _wait(self) -> Published | None:
+    def _wait(self) -> PublishedCheckpoint | None:
         """What rank 0 copies next; None where the run has come to its end."""
         with self._change:
             self._change.wait_for(lambda: self._next is not None or self._closing)
@@ -141,7 +141,7 @@ class Copier:
             self._now = new.name if new else ""
             return new
 
-    def _copy(self, step: int, name: str, new: Published | None) -> None:
+    def _copy(self, step: int, name: str, new: PublishedCheckpoint | None) -> None:
         """`new`: on rank 0."""
         start_s = time.perf_counter()
         with self._change:
@@ -176,7 +176,7 @@ class Copier:
             return str(error)
         return ""
 
-    def _begin(self, new: Published) -> None:
+    def _begin(self, new: PublishedCheckpoint) -> None:
         """Remove what a copy of this name has left that did not end. CheckpointError where it is another checkpoint."""
         if new.name not in self.place.names():
             return
@@ -186,7 +186,7 @@ class Copier:
         self._manifests.pop(new.name, None)
         self.place.remove(new.name)
 
-    def _copy_file(self, name: str, shard: Shard) -> None:
+    def _copy_file(self, name: str, shard: CheckpointShard) -> None:
         with files.open_folder(self.checkpoints / name) as folder, files.open_file(folder, shard.file) as file:
             if files.file_size(file) != shard.size:
                 raise CheckpointError(f"{self.checkpoints / name / shard.file}: is not what was written")
@@ -202,7 +202,7 @@ class Copier:
             yield chunk
             self.moved += len(chunk)
 
-    def _publish(self, new: Published) -> None:
+    def _publish(self, new: PublishedCheckpoint) -> None:
         text = render(new.manifest).encode()
         self.place.write(new.name, MANIFEST, [text])
         if b"".join(self.place.read(new.name, MANIFEST)) != text:

@@ -18,10 +18,10 @@ from runtime.checkpoint.durable_files import PUBLISHED
 from runtime.checkpoint.shard_manifest import (
     MANIFEST,
     CheckpointError,
-    Entry,
+    CheckpointShard,
     Manifest,
-    Parsed,
-    Shard,
+    ParsedManifests,
+    ShardEntry,
     base_of,
     manifests,
     read_manifest,
@@ -67,7 +67,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class LoadedCheckpoint:
     """A checkpoint whose manifest is sound. `refused`: newer ones that were not used, and why. `base`: of adapters, the
     checkpoint of the weights that they are beside, whose tensors are among those that are read here."""
 
@@ -75,7 +75,7 @@ class Checkpoint:
     manifest: Manifest
     verified: bool  # every shard's sha256 was compared; else `read` compares those it opens
     refused: tuple[str, ...] = ()
-    base: Checkpoint | None = None
+    base: LoadedCheckpoint | None = None
 
     @property
     def step(self) -> int:
@@ -96,9 +96,9 @@ class Checkpoint:
         return {**self.base.shapes, **held} if self.base else held
 
     @cached_property
-    def _places(self) -> Mapping[str, list[tuple[int, Entry, int]]]:
+    def _places(self) -> Mapping[str, list[tuple[int, ShardEntry, int]]]:
         """Logical name → (shard, entry, where in the shard it starts): one for a whole tensor, several for parts."""
-        places: dict[str, list[tuple[int, Entry, int]]] = {}
+        places: dict[str, list[tuple[int, ShardEntry, int]]] = {}
         for index, shard in enumerate(self.manifest.shards):
             for entry, start in zip(shard.entries, shard_layout(shard.entries)[1], strict=False):
                 places.setdefault(entry.name, []).append((index, entry, start))
@@ -112,7 +112,7 @@ class Checkpoint:
             return {name: together[name] for name in wanted}
         if missing := [name for name in wanted if name not in self._places]:
             raise CheckpointError(f"{self.path} holds no {', '.join(missing)}")
-        by_shard: dict[int, list[tuple[Entry, int]]] = defaultdict(list)
+        by_shard: dict[int, list[tuple[ShardEntry, int]]] = defaultdict(list)
         for name in wanted:
             for index, entry, start in self._places[name]:
                 by_shard[index].append((entry, start))
@@ -124,7 +124,7 @@ class Checkpoint:
         tensors = found.tensors()
         return {name: tensors[name] for name in wanted}
 
-    def verify(self) -> Checkpoint:
+    def verify(self) -> LoadedCheckpoint:
         """Compare every byte with what was written; CheckpointError names the file that differs."""
         for shard in self.manifest.shards:
             with self._open(shard, compare=True):
@@ -132,7 +132,7 @@ class Checkpoint:
         return replace(self, verified=True)
 
     @contextmanager
-    def _open(self, shard: Shard, *, compare: bool) -> Iterator[int]:
+    def _open(self, shard: CheckpointShard, *, compare: bool) -> Iterator[int]:
         """A shard's descriptor, its size and (where `compare`) its header and all its bytes as the manifest says."""
         try:
             with files.open_folder(self.path) as folder, files.open_file(folder, shard.file) as file:
@@ -148,7 +148,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.path / shard.file}: {error.strerror or error}") from error
 
 
-def load(path: Path, *, verify: bool = True) -> Checkpoint:
+def load(path: Path, *, verify: bool = True) -> LoadedCheckpoint:
     """The checkpoint at `path`, or the newest good one of a folder of them; CheckpointError if there is none.
 
     `verify=False` leaves the comparison of shards to `read`: for ranks that need few of them.
@@ -158,18 +158,18 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
         if found is None:
             raise CheckpointError(f"{path} holds no checkpoint")
         return found
-    opened = Checkpoint(path, read_manifest(path), verified=False)
+    opened = LoadedCheckpoint(path, read_manifest(path), verified=False)
     return opened.verify() if verify else opened
 
 
-def with_base(checkpoint: Checkpoint) -> Checkpoint:
+def with_base(checkpoint: LoadedCheckpoint) -> LoadedCheckpoint:
     """A checkpoint of adapters with the weights that they are beside; any other one as it is. CheckpointError where
     those weights are not there or not whole."""
     found = base_of(checkpoint.path, checkpoint.manifest)
-    return replace(checkpoint, base=Checkpoint(*found, verified=False).verify()) if found else checkpoint
+    return replace(checkpoint, base=LoadedCheckpoint(*found, verified=False).verify()) if found else checkpoint
 
 
-def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:
+def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
     """The newest good checkpoint of a folder, with what was `refused` on the way; None if it holds none.
 
     CheckpointError if it holds some and none is good: to begin anew then is not ours to decide.
@@ -187,10 +187,10 @@ def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:
     return None
 
 
-def published(folder: Path, parsed: Parsed | None = None) -> tuple[list[Checkpoint], list[str]]:
+def published(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[LoadedCheckpoint], list[str]]:
     """Checkpoints with a sound manifest, the newest first, and why others have none."""
     found, refused = manifests(folder, parsed)
-    return [Checkpoint(path, manifest, verified=False) for path, manifest in found], refused
+    return [LoadedCheckpoint(path, manifest, verified=False) for path, manifest in found], refused
 
 
 class _Assembled:
@@ -200,7 +200,7 @@ class _Assembled:
         self._whole: dict[str, Tensor] = {}
         self._slices: dict[tuple[str, Slice], Tensor] = {}  # those that several shards have parts of
 
-    def put(self, entry: Entry, data: bytearray) -> None:
+    def put(self, entry: ShardEntry, data: bytearray) -> None:
         """Put the data of an entry to its place in the whole tensor, or in the slice that it is a part of."""
         dtype = DTYPES[entry.dtype]
         values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)

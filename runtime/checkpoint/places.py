@@ -27,7 +27,7 @@ class PlaceError(ReportedError):
     """A place that a run cannot use."""
 
 
-class Place(Protocol):
+class CopyPlace(Protocol):
     """Where checkpoints are copied to. Every method raises OSError for what goes wrong there."""
 
     text: str  # as the spec has it
@@ -147,7 +147,7 @@ def _as_os_error() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def places_of(texts: Sequence[str], folder: Path, run: Path) -> list[Place]:
+def places_of(texts: Sequence[str], folder: Path, run: Path) -> list[CopyPlace]:
     """The places besides LOCAL that a spec names. Paths begin in `folder`; `run`: the folder of the run.
 
     Raises PlaceError where one cannot be used: it is in the folder of the run, or two are in one another, be it by a
@@ -185,7 +185,7 @@ class Inventory:
     with its place, the newest first. `problems`: places that cannot be listed, and manifests that are not sound."""
 
     names: tuple[str, ...] = ()
-    found: tuple[tuple[Place, str, Manifest], ...] = ()
+    found: tuple[tuple[CopyPlace, str, Manifest], ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -197,10 +197,10 @@ class Inventory:
 NOTHING = Inventory()
 
 
-def inventory(places: Sequence[Place]) -> Inventory:
+def inventory(places: Sequence[CopyPlace]) -> Inventory:
     """What is in these places. A copy that has not ended has no manifest, which is no problem."""
     names: list[str] = []
-    found: list[tuple[Place, str, Manifest]] = []
+    found: list[tuple[CopyPlace, str, Manifest]] = []
     problems: list[str] = []
     for place in places:
         try:
@@ -220,7 +220,7 @@ def inventory(places: Sequence[Place]) -> Inventory:
     return Inventory(tuple(names), tuple(found), tuple(problems))
 
 
-def manifest_of(place: Place, name: str) -> Manifest:
+def manifest_of(place: CopyPlace, name: str) -> Manifest:
     """The manifest of a checkpoint in a place. Raises OSError, ValueError or CheckpointError where it is not sound."""
     manifest = parse(b"".join(place.read(name, MANIFEST)))
     if int(name.partition(".")[0].removeprefix("step-")) != manifest.step:

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
-from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, Checkpoint, latest, load, published
+from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, LoadedCheckpoint, latest, load, published
 from runtime.checkpoint.places import NOTHING, Inventory
 from runtime.checkpoint.retention import Keep
 from runtime.checkpoint.shard_manifest import (
     CheckpointError,
-    Entry,
+    CheckpointShard,
     Manifest,
-    Parsed,
-    Shard,
+    ParsedManifests,
+    ShardEntry,
     check_complete,
     check_name,
     in_order,
@@ -43,7 +43,17 @@ from runtime.checkpoint.shard_manifest import (
 from runtime.contract.slices import Slice
 from runtime.system.outcome import printable
 
-__all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "Publisher", "latest", "load", "published"]
+__all__ = [
+    "MANIFEST",
+    "CheckpointError",
+    "Keep",
+    "LoadedCheckpoint",
+    "Publisher",
+    "TensorPart",
+    "latest",
+    "load",
+    "published",
+]
 
 LATEST = "LATEST"
 SEE_ITS_LOG = "see its log"
@@ -51,7 +61,7 @@ _LEFT_OVER = re.compile(r"\.(tmp|purge)-[0-9a-z.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Elements [start, start + len(values)) of a logical tensor of `shape`, or of a slice of it, flattened: `values` is
     1-D."""
 
@@ -61,11 +71,11 @@ class Part:
     slice: Slice | None = None
 
 
-ShardData: TypeAlias = Mapping[str, Tensor | Part]
+ShardData: TypeAlias = Mapping[str, Tensor | TensorPart]
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedCheckpoint:
     """The name of a checkpoint in its folder, and its manifest."""
 
     name: str
@@ -76,8 +86,8 @@ class Published:
 class Saved:
     """What a rank knows of a checkpoint that it saved: the shard that it wrote, and on rank 0 what was published."""
 
-    shard: Shard
-    published: Published | None
+    shard: CheckpointShard
+    published: PublishedCheckpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ class Publisher:
     keep: Keep
     held: Callable[[], Container[str]] = frozenset
     elsewhere: Inventory = NOTHING
-    _parsed: Parsed = field(default_factory=Parsed)
+    _parsed: ParsedManifests = field(default_factory=ParsedManifests)
 
     def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> Saved:
         """Publish a checkpoint of `step`; every rank calls it with the tensors it answers for.
@@ -113,8 +123,8 @@ class Publisher:
         self.barrier()
         if not _is_folder(place):
             raise CheckpointError(error or f"rank 0 could not make {place}", of_peer=not error)
-        written: list[Shard] = []
-        new: list[Published] = []
+        written: list[CheckpointShard] = []
+        new: list[PublishedCheckpoint] = []
         error = error or _attempt(place / shard_file(rank), lambda: _write_shard(place, rank, entries, written.append))
         self.barrier()
         if rank == 0 and not error:
@@ -129,7 +139,7 @@ class Publisher:
             raise CheckpointError(error or others, of_peer=not error or error.endswith(SEE_ITS_LOG))
         return Saved(written[0], new[0] if new else None)
 
-    def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> Published:
+    def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> PublishedCheckpoint:
         """Write the manifest and rename, on rank 0; from there on the new one stands, and only then old ones go."""
         folder = self.folder
         found, _ = published(folder, self._parsed)
@@ -145,13 +155,13 @@ class Publisher:
             files.sync(inner)
             name = free_name([*files.names(opened), *self.elsewhere.names], step)
             files.rename(opened, temporary, name)
-            new = Checkpoint(folder / name, manifest, verified=False)
+            new = LoadedCheckpoint(folder / name, manifest, verified=False)
             if problem := _attempt(folder, lambda: self._take_over(opened, new, text)):
                 note = f"checkpoint {name} is written, but older ones were not removed: {problem}"
                 print(printable(note), file=sys.stderr)
-        return Published(name, manifest)
+        return PublishedCheckpoint(name, manifest)
 
-    def _take_over(self, opened: int, new: Checkpoint, text: bytes) -> None:
+    def _take_over(self, opened: int, new: LoadedCheckpoint, text: bytes) -> None:
         """Make the rename last, point LATEST to the new one, read it back, and remove those that do not stay."""
         files.sync(opened)
         files.replace(opened, LATEST, new.path.name + "\n")
@@ -239,15 +249,18 @@ def remove(folder: Path, name: str) -> None:
         files.remove(opened, name)
 
 
-def _entry(name: str, tensor: Tensor | Part) -> Entry:
+def _entry(name: str, tensor: Tensor | TensorPart) -> ShardEntry:
     check_name(name)
-    part = Part(tensor, 0, tuple(tensor.shape)) if isinstance(tensor, Tensor) else tensor
+    part = TensorPart(tensor, 0, tuple(tensor.shape)) if isinstance(tensor, Tensor) else tensor
     dtype, count = DTYPE_NAMES[part.values.dtype], part.values.numel()
-    return Entry(name, dtype, part.shape, part.start, count, part.slice)
+    return ShardEntry(name, dtype, part.shape, part.start, count, part.slice)
 
 
 def _write_shard(
-    folder: Path, rank: int, tensors: Mapping[Entry, Tensor | Part], written: Callable[[Shard], None]
+    folder: Path,
+    rank: int,
+    tensors: Mapping[ShardEntry, Tensor | TensorPart],
+    written: Callable[[CheckpointShard], None],
 ) -> None:
     """The shard, which `written` is told, and beside it what rank 0 needs to know of it: its row of the manifest, or
     why there is none."""
@@ -262,7 +275,7 @@ def _write_shard(
     with files.open_folder(folder) as opened:
         try:
             size, sha256 = files.create(opened, shard_file(rank), chunks())
-            written(shard := Shard(shard_file(rank), size, sha256, entries))
+            written(shard := CheckpointShard(shard_file(rank), size, sha256, entries))
             files.create(opened, note, [json.dumps(shard_json(shard)).encode()])
         except OSError as error:
             with suppress(OSError):
@@ -294,7 +307,7 @@ def _follows(tensor: Tensor, other: Tensor) -> bool:
     return same and tensor.storage_offset() == other.storage_offset() + other.numel()
 
 
-def _read_note(folder: int, rank: int) -> Shard:
+def _read_note(folder: int, rank: int) -> CheckpointShard:
     try:
         with files.open_file(folder, f"note.{rank}.json") as file:
             row = json.loads(files.read_exactly(file, 0, files.file_size(file)))

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.loading import latest
-from runtime.checkpoint.places import Place, inventory
+from runtime.checkpoint.places import CopyPlace, inventory
 from runtime.checkpoint.publish import LATEST, free_name, prepare, remove
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, MANIFEST, CheckpointError, Manifest, read_manifest, render
 
 
 def restore(
     run: Path,
-    places: Sequence[Place],
+    places: Sequence[CopyPlace],
     say: Callable[[str], None],
     is_given_up: Callable[[Manifest], bool] = lambda _: False,
-) -> tuple[str, Manifest, Place] | None:
+) -> tuple[str, Manifest, CopyPlace] | None:
     """Take the newest good checkpoint of `places` into the run folder, unless that has one as new: the name that it has
     there, its manifest and where it is from.
 
@@ -56,7 +56,7 @@ def _newest(folder: Path) -> int:
     return 0
 
 
-def _take(folder: Path, place: Place, name: str, manifest: Manifest) -> str:
+def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
     """Copy a checkpoint of a place into a folder, where it takes the place of its damaged twin. Its name there."""
     temporary = f".tmp-of-{name}"
     prepare(folder, temporary)

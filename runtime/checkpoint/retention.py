@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.loading import LoadedCheckpoint
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
 
 Named = TypeVar("Named")
@@ -31,7 +31,7 @@ class Keep:
     def __post_init__(self) -> None:
         assert self.newest >= 1 and self.best >= 0 and (self.every is None or self.every >= 1)
 
-    def retired(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    def retired(self, found: Sequence[LoadedCheckpoint]) -> list[LoadedCheckpoint]:
         """The checkpoints of `found`, the newest first, that do not stay.
 
         Raises CheckpointError if the newest is not what was written. Without anything to remove nothing is read.
@@ -55,21 +55,21 @@ class Keep:
         stay |= {m.serial for _, m in found if self.every is not None and m.step % self.every == 0}
         return [each for each, m in found if m.serial < oldest and m.serial not in stay]
 
-    def _is_good(self, checkpoint: Checkpoint) -> bool:
+    def _is_good(self, checkpoint: LoadedCheckpoint) -> bool:
         try:
             self._verify(checkpoint)
         except CheckpointError:
             return False
         return True
 
-    def _verify(self, checkpoint: Checkpoint) -> None:
+    def _verify(self, checkpoint: LoadedCheckpoint) -> None:
         identity = _identity(checkpoint)
         if self._verified.get(checkpoint.path) != identity:
             checkpoint.verify()
             self._verified[checkpoint.path] = identity
 
 
-def _identity(checkpoint: Checkpoint) -> object:
+def _identity(checkpoint: LoadedCheckpoint) -> object:
     """Changes when a file of the checkpoint is written or replaced."""
     try:
         stats = [(checkpoint.path / shard.file).lstat() for shard in checkpoint.manifest.shards]

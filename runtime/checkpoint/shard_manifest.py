@@ -51,7 +51,7 @@ def shard_file(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ShardEntry:
     """Elements [start, start + count) of a logical tensor, or of a slice of it, flattened, that one shard holds:
     usually all of them."""
 
@@ -84,13 +84,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class CheckpointShard:
     """One file. Entries are in the order of their data."""
 
     file: str
     size: int
     sha256: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ShardEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ class Manifest:
     step: int
     serial: int
     meta: Mapping[str, Any]
-    shards: tuple[Shard, ...]
+    shards: tuple[CheckpointShard, ...]
 
 
 # ---------------------------------------------------------------- shards
-def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def in_order(entries: Iterable[ShardEntry]) -> tuple[ShardEntry, ...]:
     """The order of the data: wide elements first, so that all are aligned; then by key."""
     return tuple(sorted(entries, key=lambda e: (-ITEM_BYTES[e.dtype], e.key)))
 
 
-def shard_layout(entries: Iterable[Entry]) -> tuple[bytes, tuple[int, ...]]:
+def shard_layout(entries: Iterable[ShardEntry]) -> tuple[bytes, tuple[int, ...]]:
     """The bytes before the data of a shard, and for each entry (and the end) where in the file it starts."""
     rows, starts = {}, [0]
     for e in entries:
@@ -123,14 +123,14 @@ def shard_layout(entries: Iterable[Entry]) -> tuple[bytes, tuple[int, ...]]:
     return head, tuple(len(head) + start for start in starts)
 
 
-def check_complete(shards: Iterable[Shard]) -> None:
+def check_complete(shards: Iterable[CheckpointShard]) -> None:
     """Every logical tensor has each of its elements exactly once over all shards, else CheckpointError."""
-    parts: dict[str, list[Entry]] = defaultdict(list)
+    parts: dict[str, list[ShardEntry]] = defaultdict(list)
     for shard in shards:
         for entry in shard.entries:
             parts[entry.name].append(entry)
     for name, entries in parts.items():
-        first, slices = entries[0], defaultdict[Slice | None, list[Entry]](list)
+        first, slices = entries[0], defaultdict[Slice | None, list[ShardEntry]](list)
         for e in entries:
             if (e.dtype, e.shape) != (first.dtype, first.shape):
                 raise CheckpointError(f"{name} is {e.dtype} {e.shape} here, {first.dtype} {first.shape} there")
@@ -141,7 +141,7 @@ def check_complete(shards: Iterable[Shard]) -> None:
             raise CheckpointError(f"{name}: {problem}")
 
 
-def _check_parts(name: str, entries: list[Entry]) -> None:
+def _check_parts(name: str, entries: list[ShardEntry]) -> None:
     """Raise CheckpointError unless entries of one tensor, or of one slice of it, have each of its elements once."""
     at, size = 0, entries[0].num_elements
     for e in sorted(entries, key=lambda e: (e.start, e.count)):
@@ -156,7 +156,7 @@ def _check_parts(name: str, entries: list[Entry]) -> None:
 
 
 # ---------------------------------------------------------------- text
-def shard_json(shard: Shard) -> dict[str, Any]:
+def shard_json(shard: CheckpointShard) -> dict[str, Any]:
     tensors = [
         [e.name, e.dtype, list(e.shape), e.start, e.count, *([_slice_json(e.slice)] if e.slice else [])]
         for e in shard.entries
@@ -168,7 +168,7 @@ def _slice_json(of: Slice) -> list[Any]:
     return [of.dimension, [list(each) for each in of.ranges]]
 
 
-def shard_from_json(row: Any, file: str) -> Shard:
+def shard_from_json(row: Any, file: str) -> CheckpointShard:
     """ValueError if `row` is not what `shard_json` gives for a shard of that file name."""
     _demand(_is_record(row, "file", "size", "sha256", "tensors") and row["file"] == file, f"does not describe {file}")
     _demand(_is_count(row["size"]), f"bad size of {file}")
@@ -177,7 +177,7 @@ def shard_from_json(row: Any, file: str) -> Shard:
     entries = tuple(_entry(e) for e in row["tensors"])
     _demand(entries == in_order(entries) and len({e.key for e in entries}) == len(entries), f"bad order in {file}")
     _demand(shard_layout(entries)[1][-1] == row["size"], f"size and tensors of {file} differ")
-    return Shard(file, row["size"], row["sha256"], entries)
+    return CheckpointShard(file, row["size"], row["sha256"], entries)
 
 
 def render(manifest: Manifest) -> str:
@@ -227,14 +227,14 @@ def check_name(name: str) -> None:
     _demand(name != "__metadata__", "the name __metadata__ is the format's own")
 
 
-def _entry(row: Any) -> Entry:
+def _entry(row: Any) -> ShardEntry:
     _demand(isinstance(row, list) and len(row) in (5, 6), "bad tensor")
     name, dtype, shape, start, count, *sliced = row
     check_name(name)
     _demand(isinstance(dtype, str) and dtype in ITEM_BYTES, f"bad dtype of {name}")
     _demand(isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)), f"bad shape of {name}")
     of = _slice(sliced[0], tuple(shape), name) if sliced else None
-    entry = Entry(name, dtype, tuple(shape), start, count, of)
+    entry = ShardEntry(name, dtype, tuple(shape), start, count, of)
     sound = _is_count(start) and _is_count(count) and start + count <= entry.num_elements <= _MAX_ELEMENTS
     _demand(sound and (count > 0 or entry.num_elements == 0), f"bad elements of {name}")
     return entry
@@ -338,7 +338,7 @@ def base_named(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
     return {"path": os.path.relpath(base, folder), "sha256": digest(manifest)}
 
 
-class Parsed:
+class ParsedManifests:
     """Manifests that were parsed already, so that one is parsed once while its file stays as it is."""
 
     def __init__(self) -> None:
@@ -366,7 +366,7 @@ def _identity(path: Path) -> object:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def manifests(folder: Path, parsed: Parsed | None = None) -> tuple[list[tuple[Path, Manifest]], list[str]]:
+def manifests(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[tuple[Path, Manifest]], list[str]]:
     """Checkpoints of a folder that have a sound manifest, the newest first, and why others have none."""
     found, refused, read = [], [], parsed.read if parsed else read_manifest
     try:

@@ -248,14 +248,14 @@ class GlooSums:
             parts[here] if at == here else [part.new_empty(part.shape) for part in parts[here]]
             for at in range(len(parts))
         ]
-        return _Summing(communicator, _exchange(communicator, parts, rows), parts, rows, for_all=not shares)
+        return _PartSums(communicator, _exchange(communicator, parts, rows), parts, rows, for_all=not shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         _take(self.communicators["reduce", holders], _parts(flat, shares))
 
 
 @dataclass(frozen=True)
-class _Summing:
+class _PartSums:
     """Parts of a tensor that are under way: this rank's part of each holder, to its `rows`."""
 
     communicator: Communicator

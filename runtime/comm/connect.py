@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runtime.comm.collective import CollectiveLinks, Communicator, Meeting, name_of
 from runtime.comm.host import HostLinks, part_of, parts_of
-from runtime.comm.memory import Address, Memory, can_share, make_memory, map_memory
+from runtime.comm.memory import Address, SharedMemory, can_share, make_memory, map_memory
 from runtime.comm.transport import (
     Alone,
     Carrier,
@@ -33,7 +33,7 @@ from runtime.comm.transport import (
     Sums,
     Swap,
     SwapKind,
-    Wanted,
+    WantedChannels,
     Work,
 )
 from runtime.contract.options import START_TIMEOUT_S
@@ -123,7 +123,7 @@ class StagedEdge:
 
     def post(self, name: str, buffer: Tensor) -> Pending:
         staged = _like(buffer)
-        return Pending([_Arrival([self.host.post(name, staged)], staged, buffer)], buffer)
+        return Pending([_StagedArrival([self.host.post(name, staged)], staged, buffer)], buffer)
 
 
 @dataclass(frozen=True)
@@ -134,24 +134,24 @@ class StagedSwap:
         sent, room = given.packed().cpu(), taken.room()
         staged = _like(room)
         works = self.host.start(name, Rows(sent, given.counts), Rows(staged, taken.counts))
-        return [_Arrival(works, staged, room, keep=sent, places=None if room is taken.tensor else taken)]
+        return [_StagedArrival(works, staged, room, keep=sent, places=None if room is taken.tensor else taken)]
 
 
 @dataclass(frozen=True)
 class StagedParts:
     host: Parts
 
-    def scatter(self, name: str, flat: Tensor, room: Tensor) -> _Arrival:
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> _StagedArrival:
         staged = flat.cpu()
-        return _Arrival([self.host.scatter(name, staged, staged)], staged, room)
+        return _StagedArrival([self.host.scatter(name, staged, staged)], staged, room)
 
-    def gather(self, name: str, flat: Tensor) -> _Arrival:
+    def gather(self, name: str, flat: Tensor) -> _StagedArrival:
         staged = flat.cpu()
-        return _Arrival([self.host.gather(name, staged)], staged, flat)
+        return _StagedArrival([self.host.gather(name, staged)], staged, flat)
 
 
 @dataclass(frozen=True)
-class _Arrival:
+class _StagedArrival:
     """What is to come to the host, and then to the device, where rows go on to their `places`. `keep` must live until
     then."""
 
@@ -184,7 +184,7 @@ class StagedSums:
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         staged = self._copy_of(bucket, flat)
         staged.copy_(flat)
-        return _Arrival([self.host.sums.start_reduce(bucket, holders, staged, shares)], staged, flat)
+        return _StagedArrival([self.host.sums.start_reduce(bucket, holders, staged, shares)], staged, flat)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         staged = self._copy_of(bucket, flat)
@@ -226,7 +226,7 @@ class Endpoint:
     start_timeout_s: float = START_TIMEOUT_S
     sms: int = 0
 
-    def connect(self, rank: int, wanted: Wanted, set_action: Callable[[str], None] = lambda _: None) -> Links:
+    def connect(self, rank: int, wanted: WantedChannels, set_action: Callable[[str], None] = lambda _: None) -> Links:
         """Open the channels of `rank`, in the one order of all ranks. `set_action`: is told which.
 
         Raises MissingRankError where a rank does not come; ChannelError where another one is at the end of a channel;
@@ -253,7 +253,7 @@ class Endpoint:
             made[channel].greet(device)
         return CollectiveLinks(made, self.checked)
 
-    def _host_links(self, rank: int, wanted: Wanted, meeting: Meeting) -> Links:
+    def _host_links(self, rank: int, wanted: WantedChannels, meeting: Meeting) -> Links:
         channels = wanted.channels(rank)
         if self.transport == "gloo":
             return self._collective_links(rank, channels, meeting, CPU)
@@ -285,7 +285,7 @@ def channels_of(links: Links) -> dict[Carrier, list[str]]:
 class Sharing:
     """The memories that a rank has mapped, and which ranks have mapped which: that is the same on all ranks."""
 
-    memories: Mapping[int, Memory]
+    memories: Mapping[int, SharedMemory]
     addresses: Mapping[int, Address]
     mapped: Sequence[frozenset[int]]  # by each rank
     problem: str  # why one rank has not mapped another; "": all have mapped all
@@ -296,13 +296,13 @@ class Sharing:
         return all(members <= self.mapped[rank] for rank in members)
 
 
-def share(rank: int, wanted: Wanted) -> Sharing:
+def share(rank: int, wanted: WantedChannels) -> Sharing:
     """Make the memory of this rank, and map those of the others that can be reached. All ranks call it together.
 
     A rank of another machine cannot be reached, nor can one whose memory this process may not open. Every rank hears
     what the others have mapped, so the ends of a channel agree on what carries it.
     """
-    memories, problems, address = dict[int, Memory](), list[str](), None
+    memories, problems, address = dict[int, SharedMemory](), list[str](), None
     try:
         if not can_share():
             raise OSError("this processor or system does not promise an order of stores")

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runtime.comm.transport import ChannelError, Layout, Pending, Rows, Swap, Work, digest, empty_rows, raw
+from runtime.comm.transport import ChannelError, Pending, RowLayout, Rows, Swap, Work, digest, empty_rows, raw
 from runtime.contract import MoeLayer
 from runtime.contract.names import ExchangeName
 
 # --- Numbers of a device that its host must know: the counts of rows by which it takes memory and starts exchanges
 
 
-class Given(Protocol):
+class AwaitedTensor(Protocol):
     """What a tensor comes from, or is made of, by who waits for it."""
 
     def wait(self) -> torch.Tensor: ...
@@ -36,7 +36,7 @@ class HostReads:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type != "cpu" else None
 
-    def read(self, pending: Given) -> Any:
+    def read(self, pending: AwaitedTensor) -> Any:
         """Wait for a tensor; its numbers."""
         if self._stream is None:
             return pending.wait().tolist()
@@ -101,7 +101,7 @@ class RankRoute(Route):
     """The rows that go to each rank of a group, and those that come from each, and where they lie here."""
 
     sent: tuple[int, ...]
-    received: Layout
+    received: RowLayout
 
 
 @dataclass
@@ -134,7 +134,7 @@ class RankExchange:
         stamps = [row[-1] for row in theirs]
         if stamps != [row[-1] for row in mine]:
             raise ChannelError(f"{name}: members of the expert group are in different exchanges: {stamps}")
-        layout = Layout(tuple(tuple(row[:-1]) for row in theirs), self.alignment)
+        layout = RowLayout(tuple(tuple(row[:-1]) for row in theirs), self.alignment)
         route = RankRoute(layout.num_rows, sent=tuple(sum(row[:-1]) for row in mine), received=layout)
         return route, ends_of(pending.result[1, :, :-1].sum(0), self.alignment).to(torch.int32)
 

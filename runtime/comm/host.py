@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer, pipe_bytes
+from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, PipeReader, PipeWriter, SharedMemory, pipe_bytes
 from runtime.comm.transport import (
     All,
     Carrier,
@@ -23,14 +23,14 @@ from runtime.comm.transport import (
     Sums,
     Swap,
     SwapKind,
-    Wanted,
+    WantedChannels,
     Work,
     copy_rows,
     digest,
 )
 
 
-def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
+def parts_of(rank: int, wanted: WantedChannels) -> dict[str, int]:
     """What lies in a rank's memory, in bytes: pipes to the ranks it writes to, circles, and flat tensors."""
     pipes = [f"edge {ranks}" for ranks in wanted.of(rank, "edge") if ranks[0] == rank]
     swaps = [
@@ -71,7 +71,7 @@ class HostLinks:
         rank: int,
         channels: Collection[Channel],
         flats: Mapping[str, tuple[tuple[int, ...], int]],
-        memories: Mapping[int, Memory],
+        memories: Mapping[int, SharedMemory],
         timeout_s: float,
     ) -> None:
         """`memories`: by rank, of the members of `channels`. `flats`: as in Wanted."""
@@ -88,8 +88,8 @@ class HostLinks:
     def edge(self, source: int, destination: int) -> HostEdge:
         part = f"edge {(source, destination)}"
         if source == self._rank:
-            return HostEdge(Writer(self._memories[source], part, self._timeout_s), None)
-        return HostEdge(None, Reader(self._memories[source], part, self._timeout_s))
+            return HostEdge(PipeWriter(self._memories[source], part, self._timeout_s), None)
+        return HostEdge(None, PipeReader(self._memories[source], part, self._timeout_s))
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         return HostSwap(*self._pipes(kind, members)) if len(members) > 1 else None
@@ -97,13 +97,15 @@ class HostLinks:
     def parts(self, kind: PartsKind, members: tuple[int, ...]) -> HostParts:
         return HostParts(*self._pipes(f"{kind} {members}", members))
 
-    def _pipes(self, part: str, members: tuple[int, ...]) -> tuple[int, list[Writer | None], list[Reader | None]]:
+    def _pipes(
+        self, part: str, members: tuple[int, ...]
+    ) -> tuple[int, list[PipeWriter | None], list[PipeReader | None]]:
         """This rank's place among members, and its pipes to and from each of the others."""
         here, memories, timeout_s = self._rank, self._memories, self._timeout_s
         return (
             members.index(here),
-            [Writer(memories[here], f"{part} {here}>{m}", timeout_s) if m != here else None for m in members],
-            [Reader(memories[m], f"{part} {m}>{here}", timeout_s) if m != here else None for m in members],
+            [PipeWriter(memories[here], f"{part} {here}>{m}", timeout_s) if m != here else None for m in members],
+            [PipeReader(memories[m], f"{part} {m}>{here}", timeout_s) if m != here else None for m in members],
         )
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -116,8 +118,8 @@ class HostLinks:
 class HostEdge:
     """One end of a pipe."""
 
-    writer: Writer | None
-    reader: Reader | None
+    writer: PipeWriter | None
+    reader: PipeReader | None
     sequence: int = 0
 
     def send(self, name: str, tensor: Tensor) -> Pending:
@@ -135,7 +137,7 @@ class HostEdge:
 class Arrival:
     """A message of a pipe that is to come."""
 
-    reader: Reader
+    reader: PipeReader
     message: int
     places: Sequence[Tensor]
     name: str
@@ -152,8 +154,8 @@ class HostSwap:
     copied at once."""
 
     index: int
-    writers: Sequence[Writer | None]
-    readers: Sequence[Reader | None]
+    writers: Sequence[PipeWriter | None]
+    readers: Sequence[PipeReader | None]
     sequence: int = 0
 
     def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
@@ -175,8 +177,8 @@ class HostParts:
     """Pipes to and from each of the members of a channel. Parts are read from a pipe to their places."""
 
     index: int
-    writers: Sequence[Writer | None]
-    readers: Sequence[Reader | None]
+    writers: Sequence[PipeWriter | None]
+    readers: Sequence[PipeReader | None]
     sequence: int = 0
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:

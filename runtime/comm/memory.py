@@ -75,7 +75,7 @@ class Address:
     token: str  # what the file begins with, in hexadecimal digits
 
 
-class Memory:
+class SharedMemory:
     """A file of memory with named parts: this rank's own, or another rank's, mapped."""
 
     def __init__(self, mapped: mmap.mmap, parts: Mapping[str, int]) -> None:
@@ -99,7 +99,7 @@ class Memory:
         return self._words[start : start + count]
 
 
-def make_memory(sizes: Mapping[str, int]) -> tuple[Memory, Address]:
+def make_memory(sizes: Mapping[str, int]) -> tuple[SharedMemory, Address]:
     """Memory of this process with parts of so many bytes; untouched, it takes no room."""
     parts, size = {}, 0
     for name, extent in {TOKEN: TOKEN_BYTES, **sizes}.items():
@@ -109,10 +109,10 @@ def make_memory(sizes: Mapping[str, int]) -> tuple[Memory, Address]:
     os.ftruncate(descriptor, size)
     mapped, token = mmap.mmap(descriptor, size), os.urandom(TOKEN_BYTES)
     mapped[:TOKEN_BYTES] = token
-    return Memory(mapped, parts), Address(machine(), os.getpid(), descriptor, size, parts, token.hex())
+    return SharedMemory(mapped, parts), Address(machine(), os.getpid(), descriptor, size, parts, token.hex())
 
 
-def map_memory(address: Address) -> Memory:
+def map_memory(address: Address) -> SharedMemory:
     """Map another rank's memory. OSError where it cannot be reached, as from another machine."""
     if address.machine != machine():
         raise OSError("another machine")
@@ -121,7 +121,7 @@ def map_memory(address: Address) -> Memory:
         token = os.pread(descriptor, TOKEN_BYTES, 0)
         if os.fstat(descriptor).st_size != address.size or token.hex() != address.token:
             raise OSError("another file")
-        return Memory(mmap.mmap(descriptor, address.size), address.parts)
+        return SharedMemory(mmap.mmap(descriptor, address.size), address.parts)
     finally:
         os.close(descriptor)
 
@@ -169,10 +169,10 @@ def pipe_bytes(message: int) -> int:
     return _CONTROL_BYTES + max(HEAP_BYTES, IN_FLIGHT * (message + LINE))
 
 
-class Writer:
+class PipeWriter:
     """The writing end of a pipe, in memory of its own. A message stays until it was read; `write` seldom waits."""
 
-    def __init__(self, memory: Memory, part: str, timeout_s: float) -> None:
+    def __init__(self, memory: SharedMemory, part: str, timeout_s: float) -> None:
         self._words = memory.words(part, _ACKS_AT + ENTRIES)
         self._heap = Heap(memory.extent(part) - _CONTROL_BYTES)
         self._heap_bytes = memory.tensor(part, self._heap.size, torch.uint8, _CONTROL_BYTES)
@@ -210,10 +210,10 @@ class Writer:
         return found
 
 
-class Reader:
+class PipeReader:
     """The reading end, in the writer's memory. Messages have numbers, in the order in which they were written."""
 
-    def __init__(self, memory: Memory, part: str, timeout_s: float) -> None:
+    def __init__(self, memory: SharedMemory, part: str, timeout_s: float) -> None:
         self._words = memory.words(part, _ACKS_AT + ENTRIES)
         self._heap_bytes = memory.tensor(part, memory.extent(part) - _CONTROL_BYTES, torch.uint8, _CONTROL_BYTES)
         self._timeout_s = timeout_s
@@ -244,7 +244,7 @@ def _rows_in(block: Tensor, like: Tensor) -> Tensor:
 class Circle:
     """Ranks that meet: `memories` are theirs in one order that is the same on all of them, mine at `index`."""
 
-    memories: Sequence[Memory]
+    memories: Sequence[SharedMemory]
     index: int
     part: str  # of the words by which they meet, and of a slot for small tensors
     timeout_s: float

@@ -23,9 +23,9 @@ from torch.nn.functional import embedding_bag
 from runtime.comm.exchange import HostReads, Route, ends_of
 from runtime.comm.transport import (
     ChannelError,
-    Layout,
     Links,
     Pending,
+    RowLayout,
     Rows,
     Swap,
     SwapKind,
@@ -47,7 +47,7 @@ class NodeRoute(Route):
     """Who sends how much to whom in one layer and micro-batch."""
 
     sent: tuple[int, ...]  # rows of this rank, to each node
-    received: Layout  # of its experts, and where they lie here
+    received: RowLayout  # of its experts, and where they lie here
     copies_sent: tuple[int, ...]  # to each node
     copies: tuple[int, ...]  # that came from each rank of the column, to be forwarded
     rows: tuple[tuple[int, ...], ...]  # to be forwarded, [rank of the node][rank of the column that they come from]
@@ -87,7 +87,7 @@ class Hops:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a rank stands in its expert group: on which of `nodes` nodes. `tokens`: T, those of a micro-batch."""
 
     size: int  # ranks of the group
@@ -107,7 +107,7 @@ class Counts:
 
     name: ExchangeName
     hops: Hops
-    place: Place
+    place: NodePlace
     num_experts: int
     words: Pending
     made: tuple[Tensor, ...] = ()  # of each local expert the rows, copies_S, forwards_2X with more columns behind
@@ -139,13 +139,13 @@ class Counts:
         stamps = take(place.nodes + place.on_node)
         if len({*stamps}) > 1:
             raise ChannelError(f"{self.name}: members of the expert group are in different exchanges: {stamps}")
-        layout = Layout(tuple(take(self.num_experts // place.size) for _ in range(place.size)), alignment)
+        layout = RowLayout(tuple(take(self.num_experts // place.size) for _ in range(place.size)), alignment)
         sent, copies_sent, copies = (take(place.nodes) for _ in range(3))
         rows = tuple(take(place.nodes) for _ in range(place.on_node))
         return NodeRoute(layout.num_rows, sent, layout, copies_sent, copies, rows)
 
 
-def copies_of(place: Place, rows_N: Tensor, tokens_S: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def copies_of(place: NodePlace, rows_N: Tensor, tokens_S: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """rows_N (to each node), tokens_S -> copies_S, and of each node the rows and the copies that are sent to it.
 
     Of the rows of a token on a node the first is copied; copies are in the order of nodes, then of tokens, and 0 fills
@@ -161,7 +161,7 @@ def copies_of(place: Place, rows_N: Tensor, tokens_S: Tensor) -> tuple[Tensor, t
     return copies_S, (rows_N, sent.view(place.nodes, -1).sum(1))
 
 
-def forwards_of(place: Place, rows: Tensor, tokens_NS: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def forwards_of(place: NodePlace, rows: Tensor, tokens_NS: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """rows (of each source of the column, [node, rank]), tokens_NS -> forwards_2X with more columns behind, and the
     copies of each source and the rows [rank, source].
 
@@ -195,7 +195,7 @@ class NodeExchange:
 
     rows: Hops
     counts: Hops
-    place: Place
+    place: NodePlace
     reads: HostReads
     alignment: int = 1
     sequence: int = 0
@@ -289,7 +289,7 @@ class NodeExchange:
                 return self.rows.swap("column", name, Rows(values, counts), Rows(result, route.sent))
             sums = sums_of(forwarded, forwards[0], sum(route.copies))
             came = self.rows.swap("column", name, Rows(sums, route.copies), _room(tensor, route.copies_sent))
-            return Pending([_Placed(came, copies, result)], result)
+            return Pending([_PlacedSums(came, copies, result)], result)
 
         return TwoHops(first, then), result
 
@@ -303,7 +303,7 @@ class NodeExchange:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedSums:
     """Sums that come, one for each copy that was sent. They go to the row that was copied; the token's other rows on
     that node are zero, so that adding a token's rows adds its nodes."""
 
@@ -327,7 +327,7 @@ def exchange_of(
         Hops(*(links.swap(kind, group) if len(group) > 1 else None for group in (column, inside)))
         for kind in get_args(SwapKind)
     )
-    return NodeExchange(rows, counts, Place(len(members), len(groups), node, tokens), reads, alignment)
+    return NodeExchange(rows, counts, NodePlace(len(members), len(groups), node, tokens), reads, alignment)
 
 
 def sums_of(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:

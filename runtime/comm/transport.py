@@ -31,7 +31,7 @@ from runtime.contract import Mesh, Opening
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """The rows that an expert rank receives: expert after expert, of each expert source after source, then padding to a
     multiple of `alignment` rows."""
 
@@ -75,7 +75,7 @@ class Rows:
 
     tensor: Tensor
     counts: tuple[int, ...]  # of each member
-    layout: Layout | None = None  # None: they lie member after member
+    layout: RowLayout | None = None  # None: they lie member after member
     sources: tuple[tuple[int, ...], ...] = ()  # of a layout, that each member brings or takes; (): itself
 
     def pieces(self) -> list[Sequence[Tensor]]:
@@ -254,7 +254,7 @@ class Parts(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedChannels:
     """The channels of a world, in the order in which they are opened, and the flat tensors that are summed and gathered
     over holders. `parted`: the channels of flat tensors in equal parts, and the bytes of their largest part."""
 
@@ -297,7 +297,7 @@ class Links(Protocol):
 class Alone:
     """The transport of a world of one rank, which has nobody to talk to."""
 
-    class _Sums:
+    class _SumsAlone:
         def all_reduce(self, tensor: Tensor, largest: bool = False) -> None: ...
 
         def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
@@ -305,7 +305,7 @@ class Alone:
 
         def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None: ...
 
-    sums: Sums = _Sums()
+    sums: Sums = _SumsAlone()
     carriers: Mapping[Channel, Carrier] = {}
 
     def edge(self, source: int, destination: int) -> Edge:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from runtime.contract.recipe import Amount, Share, Vocab
-from runtime.system.strict_json import Pattern, Range, read
+from runtime.system.strict_json import NumberRange, Pattern, read
 
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 MAX_PERIOD = 100_000  # samples after which the order of sources repeats
@@ -20,7 +20,7 @@ class TrainedTokenizer:
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatRecipe:
     """Conversations. `template`: a file of a chat template, or None for the one beside the tokenizer; `long`: what
     becomes of a row with more tokens than a sequence; `pack`: whether a sequence holds several rows."""
 
@@ -30,7 +30,7 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptsRecipe:
     """Prompts that completions are written to. `prompt` and `answer`: where they are in a row; None: the answer is
     where rows of other trainers have it."""
 
@@ -39,7 +39,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Filters:
+class FiltersRecipe:
     """Which documents of a source are left out. `shortest`, `longest`: characters; `similarity`: from which on two
     documents are near duplicates."""
 
@@ -51,19 +51,19 @@ class Filters:
 
 
 @dataclass(frozen=True)
-class Source:
+class BlendSource:
     """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to; `fim` and
     `filters`: those of this source."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")]
     files: Annotated[str, Pattern(".{1,4096}")]
-    weight: Annotated[int, Range(0, MAX_PERIOD)]
+    weight: Annotated[int, NumberRange(0, MAX_PERIOD)]
     fim: Share = 0.0
-    filters: Filters | None = None
+    filters: FiltersRecipe | None = None
 
 
 @dataclass(frozen=True)
-class Data:
+class DataRecipe:
     """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
 
     `source` is None where there are several `sources`. `chat`: lines of the text are conversations; `prompts`: rows are
@@ -76,14 +76,14 @@ class Data:
     source: Annotated[str, Pattern(".{1,4096}")] | None
     tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer | None
     validation: Share
-    chat: Chat | None = None
+    chat: ChatRecipe | None = None
     documents: Literal["joined", "masked"] = "joined"
     column: Annotated[str, Pattern(".{1,256}")] = "text"
-    sources: tuple[Source, ...] = ()
+    sources: tuple[BlendSource, ...] = ()
     fim: Share = 0.0
     end_id: Amount | None = None
-    filters: Filters | None = None
-    prompts: Prompts | None = None
+    filters: FiltersRecipe | None = None
+    prompts: PromptsRecipe | None = None
 
     @property
     def pads_rows(self) -> bool:
@@ -100,7 +100,7 @@ class Data:
 class DataRequest:
     """The parts of a plan by which the data is prepared, which are known before the plan is."""
 
-    data: Data
+    data: DataRecipe
     vocab: Vocab
     seed: Amount
 

@@ -9,11 +9,11 @@ from runtime.contract.mesh import Rank
 from runtime.contract.names import BIAS, TABLE, StoredName
 from runtime.contract.recipe import Amount, Count, Dtype, Name, Shape
 from runtime.contract.slices import Slice, held_elements, held_shape
-from runtime.system.strict_json import Range
+from runtime.system.strict_json import NumberRange
 
 
 @dataclass(frozen=True)
-class StateTensor:
+class OptimizerTensor:
     """A tensor that the optimizer keeps of each parameter, of its shape; checkpoints have it under its name."""
 
     name: Name
@@ -26,21 +26,21 @@ class OptimizerState:
 
     `rest`: what it keeps of parameters in the buckets of the rest, which owners cut anywhere."""
 
-    state: tuple[StateTensor, ...]
+    state: tuple[OptimizerTensor, ...]
     unit: Literal["element", "matrix"]
-    rest: tuple[StateTensor, ...] = ()
+    rest: tuple[OptimizerTensor, ...] = ()
 
-    def state_of(self, bucket: Bucket) -> tuple[StateTensor, ...]:
+    def state_of(self, bucket: PlannedBucket) -> tuple[OptimizerTensor, ...]:
         """What is kept of each parameter of a bucket."""
         return self.rest if bucket.rest else self.state
 
-    def is_whole(self, bucket: Bucket) -> bool:
+    def is_whole(self, bucket: PlannedBucket) -> bool:
         """Whether an owner of a parameter of a bucket has all of it."""
         return self.unit == "matrix" and not bucket.rest
 
 
 @dataclass(frozen=True)
-class Parameter:
+class HeldParameter:
     """A logical parameter of `shape`, or the slice of it that the holders of its bucket have.
 
     `tensor` is what segments take, with the experts of a rank stacked in it. `matrices`: rows of each matrix in it that
@@ -50,7 +50,7 @@ class Parameter:
     name: Name
     tensor: Name
     shape: Shape
-    init: Annotated[float, Range(0)] | None  # standard deviation; None: ones
+    init: Annotated[float, NumberRange(0)] | None  # standard deviation; None: ones
     decay: bool
     uniform: bool = False  # whether first values are even between two bounds, or else normal
     slice: Slice | None = None
@@ -74,7 +74,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class PlannedBucket:
     """Parameters with the same holders that the same stages use: one flat buffer, one reduction.
 
     `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
@@ -86,7 +86,7 @@ class Bucket:
     name: Name
     holders: tuple[Rank, ...]
     stages: tuple[Amount, ...]  # ascending
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[HeldParameter, ...]
     owners: tuple[Rank, ...] = ()
     sites: tuple[Name, ...] = ()
     rest: bool = False
@@ -108,7 +108,7 @@ class Bias:
 
 
 @dataclass(frozen=True)
-class Table:
+class ExpertTable:
     """The experts that each token of the vocabulary goes to: a row of different whole numbers below `below`."""
 
     name: Name
@@ -123,7 +123,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Quantised:
+class QuantisedTensor:
     """A tensor that products read in few bits, of which a rank holds a copy of them after each step of the optimizer.
 
     `op` makes it, on CUDA the kernel in the file `kernel`, if there is one. The names of its tensors are that of the

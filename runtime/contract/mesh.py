@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from runtime.system.strict_json import MAX_INT, Pattern, Range
+from runtime.system.strict_json import MAX_INT, NumberRange, Pattern
 
 MAX_RANKS = 1 << 20
-Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
+Rank = Annotated[int, NumberRange(0, MAX_RANKS - 1)]
 Columns = Literal[
     "each", "block", "node", "across", "member", "experts", "tensor", "context", "sequence", "slice", "all"
 ]  # fmt: skip
-Degree = Annotated[int, Range(1, MAX_RANKS)]
+Degree = Annotated[int, NumberRange(1, MAX_RANKS)]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Mesh:
     ep: Degree
     tp: Degree
     cp: Degree
-    node: Annotated[int, Range(0, MAX_RANKS)] = 0
+    node: Annotated[int, NumberRange(0, MAX_RANKS)] = 0
     etp: Degree = 1
     sq: Degree = 1
 
@@ -138,7 +138,7 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
 
 MAX_NODES = 1 << 20
 MAX_SMS = 4096
-Several = Annotated[int, Range(1, MAX_NODES)]
+Several = Annotated[int, NumberRange(1, MAX_NODES)]
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class NodeKind:
     nodes: Several
     devices: Several
     device: Annotated[str, Pattern(".{1,200}")]
-    sms: Annotated[int, Range(1, MAX_SMS)] | None
-    memory: Annotated[int, Range(1, MAX_INT)]
+    sms: Annotated[int, NumberRange(1, MAX_SMS)] | None
+    memory: Annotated[int, NumberRange(1, MAX_INT)]
 
 
 def node_kind(cluster: Sequence[NodeKind], rank: int) -> NodeKind:

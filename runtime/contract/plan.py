@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from runtime.contract.data import Data, DataRequest
-from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised, Table
+from runtime.contract.data import DataRecipe, DataRequest
+from runtime.contract.held import (
+    NO_HOST,
+    Bias,
+    ExpertTable,
+    HeldParameter,
+    Host,
+    OptimizerState,
+    PlannedBucket,
+    QuantisedTensor,
+)
 from runtime.contract.mesh import MAX_RANKS, MAX_SMS, Mesh, NodeKind, Opening
 from runtime.contract.names import Site
 from runtime.contract.recipe import (
@@ -23,11 +32,11 @@ from runtime.contract.recipe import (
     Name,
     Placement,
     Shape,
-    Train,
+    TrainRecipe,
     Vocab,
 )
 from runtime.contract.slices import Slice, tiling_problem
-from runtime.system.strict_json import FormError, Pattern, Range, Tree, read
+from runtime.system.strict_json import FormError, NumberRange, Pattern, Tree, read
 
 # --- What a plan predicts of the time of bodies and programs, for people
 
@@ -50,7 +59,7 @@ class ProgramTimes:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class OverlapTimes:
     """Predicted times by the names of bodies and of programs."""
 
     bodies: Mapping[str, BodyTimes]
@@ -61,7 +70,7 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Precision:
+class PlannedPrecision:
     """Dtype of each role."""
 
     parameter: Dtype
@@ -76,7 +85,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PlannedPhase:
     """Value of a phased quantity until this many tokens have been trained on; None: to the end."""
 
     value: float
@@ -85,7 +94,7 @@ class Phase:
 
 # ---------------------------------------------------------------- the model
 @dataclass(frozen=True)
-class Layers:
+class PlannedLayers:
     """The layers [first, last] with one feed-forward part, and with an attention of their own or the model's."""
 
     first: Layer
@@ -95,7 +104,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Model:
+class PlannedModel:
     """The model as its spec has it. A Tree is compared with that of a checkpoint, and no key of it is read."""
 
     name: str
@@ -104,14 +113,14 @@ class Model:
     init_std: float
     norm_eps: float
     attention: Tree
-    layers: tuple[Layers, ...]
+    layers: tuple[PlannedLayers, ...]
     mtp: Tree | None
     more: Tree | None = None  # other keys of the model block, where they are not their defaults
 
 
 # ---------------------------------------------------------------- what ranks hold and exchange
 @dataclass(frozen=True)
-class Message:
+class StageMessage:
     """What one stage sends to the next."""
 
     shape: Shape
@@ -134,28 +143,28 @@ class MoeLayer:
     held_rows: Count  # that memory is planned for: as many as are sent, with the most padding that those can need
     sequence_loss: float
     bias: Name | None
-    bias_rate: tuple[Phase, ...] | None
+    bias_rate: tuple[PlannedPhase, ...] | None
     slots: tuple[Amount, ...] | None = None
     replays: Count | None = None
 
 
 @dataclass(frozen=True)
-class Indexer:
+class PlannedIndexer:
     """What chooses the keys of a layer's attention: where it is, and the weight of its loss."""
 
     site: Site
-    loss: Annotated[float, Range(0)]
+    loss: Annotated[float, NumberRange(0)]
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClippedRows:
     """Rows of a parameter that make queries or keys: from row `first` on, of each of `heads` heads the rows of `parts`,
     (rows, exponent), one part below the other. A part is multiplied by γ to the power of its exponent, 0 to 1."""
 
     parameter: Name
     first: Amount
     heads: Count
-    parts: tuple[tuple[Count, Annotated[float, Range(0, 1)]], ...]
+    parts: tuple[tuple[Count, Annotated[float, NumberRange(0, 1)]], ...]
 
     @property
     def end(self) -> int:
@@ -170,81 +179,81 @@ class ClippedAttention:
     name: Name  # of the block: layers.3
     heads: Count
     key_heads: Count
-    rows: tuple[Rows, ...]
+    rows: tuple[ClippedRows, ...]
 
 
 # ---------------------------------------------------------------- the plan
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """All that a rank needs to know beside its program."""
 
     run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # it becomes the name of a folder
     mesh: Mesh
     cluster: tuple[NodeKind, ...]  # that the plan is for
-    communication_sms: Annotated[int, Range(0, MAX_SMS)]  # of a device, that compute leaves to communication
+    communication_sms: Annotated[int, NumberRange(0, MAX_SMS)]  # of a device, that compute leaves to communication
     placement: Placement
-    zero: Annotated[int, Range(0, 3)]
-    precision: Precision
+    zero: Annotated[int, NumberRange(0, 3)]
+    precision: PlannedPrecision
     row_alignment: Count  # the rows that an expert receives are padded to a multiple of it
-    model: Model
-    train: Train
+    model: PlannedModel
+    train: TrainRecipe
     optimizer: OptimizerState
-    data: Data
-    steps: Annotated[int, Range(1, MAX_STEPS)]  # of the phase, where there are several
+    data: DataRecipe
+    steps: Annotated[int, NumberRange(1, MAX_STEPS)]  # of the phase, where there are several
     batches: Batches  # counted from its first step
-    mtp_weight: tuple[Phase, ...] | None
-    message: Message | None  # None: one stage
+    mtp_weight: tuple[PlannedPhase, ...] | None
+    message: StageMessage | None  # None: one stage
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
     records: tuple[Annotated[str, Pattern(r"[a-z_]+( [A-Za-z0-9_.]+)?")], ...]
     moe_layers: tuple[MoeLayer, ...]
     stages: tuple[tuple[Site, ...], ...]  # sites of each
-    overlap: Overlap
+    overlap: OverlapTimes
     memory: tuple[Amount, ...]  # predicted bytes, by pipeline rank
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[PlannedBucket, ...]
     biases: tuple[Bias, ...]
-    indexers: tuple[Indexer, ...] = ()
-    quantised: tuple[Quantised, ...] = ()
+    indexers: tuple[PlannedIndexer, ...] = ()
+    quantised: tuple[QuantisedTensor, ...] = ()
     host: Host = NO_HOST
-    frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are
+    frozen: tuple[PlannedBucket, ...] = ()  # of weights that stay as they are
     adapter: Adapter | None = None
     sequence_part: Amount = 0  # bytes of the largest part of sequences that a context rank gives the others
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ExpertTable, ...] = ()
     choices_part: Amount = 0  # bytes of the choices that a rank counts in its parts of sequences
     clipped: tuple[ClippedAttention, ...] = ()  # in the order of the blocks
 
     @staticmethod
-    def from_json(text: str | bytes) -> Plan:
+    def from_json(text: str | bytes) -> RunPlan:
         """A plan whose parts fit one another. Raises FormError."""
-        plan = read(Plan, text, "a plan")
+        plan = read(RunPlan, text, "a plan")
         _check_parts(plan)
         return plan
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[HeldParameter, ...]:
         """All logical parameters that are trained."""
         return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
 
     @property
-    def untrained(self) -> tuple[Bias | Table, ...]:
+    def untrained(self) -> tuple[Bias | ExpertTable, ...]:
         """What routers have beside weights: no gradients move it. Where adapters are trained nothing does."""
         return (*self.biases, *self.tables)
 
-    def gathers(self, bucket: Bucket) -> bool:
+    def gathers(self, bucket: PlannedBucket) -> bool:
         """Whether the holders of a bucket have parts of its weights, which segments gather."""
         return self.zero == 3 and bool(bucket.sites)
 
-    def peers(self, bucket: Bucket, rank: int) -> tuple[int, ...]:
+    def peers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
         """The holders of a bucket that keep the same of its gradients as one of them: all, or of a divided one those
         of the same column."""
         columns = self.mesh.columns
         return tuple(h for h in bucket.holders if not bucket.sites or (h - rank) % columns == 0)
 
-    def dividers(self, bucket: Bucket, rank: int) -> tuple[int, ...]:
+    def dividers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
         """The holders of a bucket on the pipeline rank of one of them, which divide it if it has sites."""
         columns = self.mesh.columns
         return tuple(h for h in bucket.holders if h // columns == rank // columns)
 
-    def is_reduced(self, bucket: Bucket) -> bool:
+    def is_reduced(self, bucket: PlannedBucket) -> bool:
         """Whether several holders keep the same gradients, which are summed once a step."""
         return len(self.peers(bucket, bucket.holders[0])) > 1 and not bucket.still
 
@@ -263,7 +272,7 @@ class Plan:
         return DataRequest(self.data, self.model.vocab, self.train.seed)
 
 
-def _check_parts(plan: Plan) -> None:
+def _check_parts(plan: RunPlan) -> None:
     """Raise FormError where two parts of a plan contradict each other. O(size of the plan)."""
     mesh, layers, batches = plan.mesh, plan.model.layers, plan.batches
     demand(mesh.world <= MAX_RANKS and mesh.columns % mesh.expert_group == 0, "mesh")
@@ -332,7 +341,7 @@ def _check_parts(plan: Plan) -> None:
     demand(all(size > 0 and size % sequences == 0 for _, size in batches), "batches")
 
 
-def _check_grpo(plan: Plan) -> None:
+def _check_grpo(plan: RunPlan) -> None:
     grpo = plan.train.grpo
     demand((grpo is None) == (plan.data.prompts is None), "data.prompts")
     if grpo is None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from runtime.contract.mesh import Rank
 from runtime.contract.names import ActionName, BodyName, MessageName, ProgramName
-from runtime.contract.plan import Plan, demand
+from runtime.contract.plan import RunPlan, demand
 from runtime.contract.recipe import Amount, Count, Name, Placement
 from runtime.system.strict_json import read, tree
 
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class RunProgram:
     """program/*.json: the calls of each pipeline rank, for a number of micro-batches, and the collectives of all ranks.
 
     `prologue`: before the first call; `epilogue`: after the last one; `update`: with the update of the weights;
@@ -78,9 +78,9 @@ class Program:
     order: tuple[Amount, ...] = ()
 
     @staticmethod
-    def from_json(text: str | bytes) -> Program:
+    def from_json(text: str | bytes) -> RunProgram:
         """Raises FormError."""
-        return read(Program, text, "a program")
+        return read(RunProgram, text, "a program")
 
     def to_json(self) -> str:
         """The text of the file, a line for each call and collective."""
@@ -119,7 +119,7 @@ def _messages(ends: Sequence[tuple[int, str]]) -> str:
     return ", ".join([f'[{rank}, "{message}"]' for rank, message in ends]) if ends else ""
 
 
-def check_programs(plan: Plan, programs: Mapping[ProgramName, Program]) -> None:
+def check_programs(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> None:
     """Raise FormError unless a plan has its programs, and those fit it. `programs`: by name, as in train_8."""
     sequences = plan.mesh.dp * plan.train.micro_batch
     for _, size in plan.batches:
@@ -204,13 +204,13 @@ def _bodies(bodies: Bodies) -> str:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class BuildManifest:
     """manifest.json: sha256 of every other file, and the versions of the packages that emitted them."""
 
     versions: Mapping[str, str]
     files: Mapping[str, str]
 
     @staticmethod
-    def from_json(text: str | bytes) -> Manifest:
+    def from_json(text: str | bytes) -> BuildManifest:
         """Raises FormError."""
-        return read(Manifest, text, "a manifest")
+        return read(BuildManifest, text, "a manifest")

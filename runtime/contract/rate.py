@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from runtime.contract import Batches, Phase, Plan, RatePhase
+from runtime.contract import Batches, PlannedPhase, RecipeRatePhase, RunPlan
 
 
-def learning_rate(phases: Sequence[RatePhase], tokens: int) -> float:
+def learning_rate(phases: Sequence[RecipeRatePhase], tokens: int) -> float:
     """The rate of the step after which `tokens` tokens have been trained on; past the last phase its end."""
     begin = 0
     for phase in phases:
@@ -23,7 +23,7 @@ def learning_rate(phases: Sequence[RatePhase], tokens: int) -> float:
     return phases[-1].end
 
 
-def value_at(phases: Sequence[Phase], tokens: int) -> float:
+def value_at(phases: Sequence[PlannedPhase], tokens: int) -> float:
     """The value of a phased quantity when `tokens` tokens have been trained on."""
     return next(p.value for p in phases if p.until_tokens is None or tokens < p.until_tokens)
 
@@ -39,7 +39,7 @@ def tokens_after(batches: Batches, sequence: int, steps: int) -> int:
     return growth[-1][0]
 
 
-def tokens_to_train(plan: Plan) -> int:
+def tokens_to_train(plan: RunPlan) -> int:
     """Tokens that a build trains on, counted from its first: of the run, or of a phase up to the beginning of the next.
 
     A phase that another follows ends with a whole step, where that one begins.

@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from runtime.system.strict_json import MAX_INT, Pattern, Range
+from runtime.system.strict_json import MAX_INT, NumberRange, Pattern
 
 # --- Numbers and words of the files of a build, with their bounds
 
 MAX_LAYERS = 10_000
 MAX_STEPS = 10**12
 MAX_VOCAB = 1 << 31
-Count = Annotated[int, Range(1, MAX_INT)]
-Amount = Annotated[int, Range(0, MAX_INT)]
-Layer = Annotated[int, Range(0, MAX_LAYERS)]
-Vocab = Annotated[int, Range(1, MAX_VOCAB)]
-Step = Annotated[int, Range(0, MAX_STEPS)]
-Share = Annotated[float, Range(0, 1)]
+Count = Annotated[int, NumberRange(1, MAX_INT)]
+Amount = Annotated[int, NumberRange(0, MAX_INT)]
+Layer = Annotated[int, NumberRange(0, MAX_LAYERS)]
+Vocab = Annotated[int, NumberRange(1, MAX_VOCAB)]
+StepNumber = Annotated[int, NumberRange(0, MAX_STEPS)]
+Share = Annotated[float, NumberRange(0, 1)]
 Name = Annotated[str, Pattern(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")]
 Kind = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Shape = tuple[Count, ...]
-Batches = tuple[tuple[Step, Step], ...]  # (first step, sequences of a step), ascending
+Batches = tuple[tuple[StepNumber, StepNumber], ...]  # (first step, sequences of a step), ascending
 Placement = Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]  # of stages on pipeline ranks
 
 
@@ -49,7 +49,7 @@ class UpdateOfRest:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerRecipe:
     """How weights are updated: the file of runtime/state/optimizers, and what it takes, in the order in which it takes
     it.
 
@@ -62,11 +62,11 @@ class Optimizer:
     weight_decay: float
     clip: float | None
     rest: UpdateOfRest | None = None
-    qk_clip: Annotated[float, Range(0)] | None = None
+    qk_clip: Annotated[float, NumberRange(0)] | None = None
 
 
 @dataclass(frozen=True)
-class RatePhase:
+class RecipeRatePhase:
     """The learning rate goes from `start` to `end`, where it is after `end_tokens` tokens."""
 
     shape: Literal["linear", "constant", "cosine"]
@@ -98,7 +98,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Ema:
+class EmaRecipe:
     """The moving average of the weights, of which a step leaves the share `decay`."""
 
     decay: Share
@@ -106,11 +106,11 @@ class Ema:
 
 
 Action = Literal["stop", "skip", "rollback"]
-Deviations = Annotated[float, Range(0)] | None
+Deviations = Annotated[float, NumberRange(0)] | None
 
 
 @dataclass(frozen=True)
-class Spike:
+class SpikeRecipe:
     """How many standard deviations above the mean of a window the loss or gradient norm of a spike is, and what then
     follows."""
 
@@ -120,7 +120,7 @@ class Spike:
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthRecipe:
     """What follows a step whose loss or gradient norm is not finite or a spike, of the mean of `window` steps.
 
     A rollback is of `back` steps; after `most` skips and rollbacks in a window the run ends. `rerun`: the step is first
@@ -128,7 +128,7 @@ class Health:
     """
 
     not_finite: Action
-    spike: Spike | None
+    spike: SpikeRecipe | None
     window: Count
     back: Count
     most: Count
@@ -137,7 +137,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Reward:
+class RewardRecipe:
     """What a completion is rewarded for. `pattern`: of "regex". `file`: of "python", where the build has it; its
     `function` may take so many `seconds` for those of a rank. `named`: what the spec calls the file, for messages."""
 
@@ -147,12 +147,12 @@ class Reward:
     pattern: Annotated[str, Pattern(".{1,4096}")] | None = None
     file: Annotated[str, Pattern(r"rewards/[A-Za-z_]\w{0,63}\.py")] | None = None
     function: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")] = "reward"
-    seconds: Annotated[float, Range(0, 86_400)] = 5.0
+    seconds: Annotated[float, NumberRange(0, 86_400)] = 5.0
     named: Annotated[str, Pattern(".{1,4096}")] | None = None
 
 
 @dataclass(frozen=True)
-class Grpo:
+class GrpoRecipe:
     """Training on completions that the model writes, by their rewards: `group` completions of a prompt.
 
     `prompt` and `completion`: tokens of the longest. `temperature` divides logits. A rollout is trained on `iterations`
@@ -161,17 +161,17 @@ class Grpo:
     by. `slots`: completions that a column writes at the same time; None: all of a step.
     """
 
-    group: Annotated[int, Range(2, 1024)]
+    group: Annotated[int, NumberRange(2, 1024)]
     prompt: Count
     completion: Count
-    temperature: Annotated[float, Range(0, 100)]
+    temperature: Annotated[float, NumberRange(0, 100)]
     iterations: Count
     clip_low: Share
-    clip_high: Annotated[float, Range(0, 1000)]
-    kl: Annotated[float, Range(0, 1000)]
+    clip_high: Annotated[float, NumberRange(0, 1000)]
+    kl: Annotated[float, NumberRange(0, 1000)]
     loss: Literal["grpo", "dapo", "dr_grpo"]
     scale: Literal["group", "batch", "none"]
-    rewards: tuple[Reward, ...]
+    rewards: tuple[RewardRecipe, ...]
     slots: Count | None = None
     kl_form: Literal["corrected", "k3"] = "corrected"
 
@@ -193,12 +193,12 @@ class Adapter:
 
     kind: Literal["lora"]
     rank: Count
-    factor: Annotated[float, Range(0)]
+    factor: Annotated[float, NumberRange(0)]
     on: tuple[Kind, ...]
 
 
 @dataclass(frozen=True)
-class Within:
+class PhaseSteps:
     """Where a phase is in its run: its number from 1, how many there are, and the steps and tokens of those before it.
 
     `longest`: tokens of the longest sequence of the run. The phase reads whole pieces of so many tokens.
@@ -216,23 +216,23 @@ class Within:
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainRecipe:
     """Recipe of the run, or of a phase of it: then `tokens` are the phase's, and the rate is that of the whole run."""
 
     sequence: Count
     micro_batch: Count
     batch: BatchGrowth
     tokens: Count
-    optimizer: Optimizer
-    rate: tuple[RatePhase, ...]
+    optimizer: OptimizerRecipe
+    rate: tuple[RecipeRatePhase, ...]
     seed: Amount
     checkpoint: Checkpoints | None
     validate: Validation | None
-    ema: Ema | None = None
+    ema: EmaRecipe | None = None
     initial: Initial | None = None
-    within: Within | None = None
-    health: Health | None = None
-    grpo: Grpo | None = None
+    within: PhaseSteps | None = None
+    health: HealthRecipe | None = None
+    grpo: GrpoRecipe | None = None
 
     @property
     def first_step(self) -> int:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from runtime.contract.recipe import Amount, Count, Share
-from runtime.system.strict_json import Pattern, Range, pretty, read
+from runtime.system.strict_json import NumberRange, Pattern, pretty, read
 
-Positive = Annotated[float, Range(0)]
+Positive = Annotated[float, NumberRange(0)]
 Text = Annotated[str, Pattern(".{1,2048}")]
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """What a planned step moves over all links of a class for one purpose, with even load on the experts."""
 
     level: Text
@@ -23,11 +23,11 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsSinks:
     """Where the numbers of a run go besides its folder, as the `metrics` block says it."""
 
     tensorboard: bool = False
-    prometheus: Annotated[int, Range(0, 65535)] | None = None  # port
+    prometheus: Annotated[int, NumberRange(0, 65535)] | None = None  # port
     listen: Text = LOOPBACK
     wandb: Text | None = None  # project
     mlflow: Text | None = None  # experiment
@@ -35,7 +35,7 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatchFacts:
     """What is predicted of a step of the largest batch, as `dsc plan` shows it; bytes of a device, by pipeline rank.
 
     `flops_per_token`: of training, attention masked. `peak_flops`: of all devices in BF16, None where one has no peak.
@@ -57,8 +57,8 @@ class Watch:
     bubble: Share
     memory_bytes: tuple[Amount, ...]
     capacity_bytes: tuple[Amount, ...]
-    links: tuple[Link, ...]
-    metrics: Metrics | None = None
+    links: tuple[LinkTraffic, ...]
+    metrics: MetricsSinks | None = None
     calibrated: bool = True
 
     def to_json(self) -> str:
@@ -66,6 +66,6 @@ class Watch:
         return pretty(self)
 
     @staticmethod
-    def from_json(text: str | bytes) -> Watch:
+    def from_json(text: str | bytes) -> WatchFacts:
         """The value of the text. Raises FormError."""
-        return read(Watch, text, "a watch file")
+        return read(WatchFacts, text, "a watch file")

@@ -44,7 +44,7 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """Rows [start, end) of a tensor of a checkpoint. A vector has rows of one number. `in_turn`: the published rows are
     those of the first and of the second half of these, in turn."""
 
@@ -56,7 +56,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTensor:
     """A tensor as it is published; its rows are those of its pieces, one piece after the other.
 
     `kind`: a "linear" may be stored in blocks of FP8, a "buffer" is FP32 always. `optional`: it repeats what another
@@ -69,7 +69,7 @@ class Published:
     name: Key
     shape: tuple[Amount, ...]
     kind: Literal["linear", "plain", "buffer", "table", "spread"]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowPiece, ...]
     optional: bool = False
     stacked: bool = False
     from_one: bool = False
@@ -78,21 +78,21 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Import:
+class ImportRequest:
     """Published tensors that become a checkpoint. `files`: where each of them and each scale is; what is optional and
     missing is in neither list. `block`: rows and columns that share a scale."""
 
     folder: Path
     out: Path  # folder of checkpoints
-    tensors: tuple[Published, ...]
+    tensors: tuple[PublishedTensor, ...]
     files: Mapping[Key, FileName]
     block: tuple[Count, Count]
     meta: Tree  # of the checkpoint
 
     @staticmethod
-    def from_json(text: str | bytes) -> Import:
+    def from_json(text: str | bytes) -> ImportRequest:
         """Raises FormError."""
-        return read(Import, text, "a request")
+        return read(ImportRequest, text, "a request")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Export:
 
     checkpoint: Path
     out: Path  # an empty folder
-    tensors: tuple[Published, ...]
+    tensors: tuple[PublishedTensor, ...]
     format: Format
     average: bool
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import MAX_PERIOD
-from runtime.data.cuts import Cut, left_out
+from runtime.data.cuts import EpochCut, left_out
 from runtime.data.order import Order
 
 _WALKS = Lock()
@@ -33,7 +33,7 @@ def seed_of(seed: int, source: str) -> int:
 
 
 @dataclass(frozen=True)
-class Share:
+class SourceShare:
     """A source of a blend. `order`: that of its samples, of which `first` is the first that is drawn; `cuts`: what was
     drawn of that one's epoch before, under earlier orders."""
 
@@ -41,7 +41,7 @@ class Share:
     weight: int
     order: Order
     first: int = 0
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[EpochCut, ...] = ()
 
     def index(self, number: int) -> int:
         """The index in its order of the sample that this source gives after `number` others."""
@@ -59,7 +59,7 @@ class Share:
 
 
 @lru_cache(maxsize=64)
-def _walk(order: Order, first: int, cuts: tuple[Cut, ...]) -> list[int]:
+def _walk(order: Order, first: int, cuts: tuple[EpochCut, ...]) -> list[int]:
     """The samples that were found not to be left out, to be continued."""
     return []
 
@@ -71,7 +71,7 @@ class Blend:
     Of a phase that another follows, `samples` is how many it draws; `phase` is its number, 0 in a run without phases.
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[SourceShare, ...]
     first: int = 0
     samples: int | None = None
     phase: int = 0
@@ -156,7 +156,7 @@ def _sources(weights: Sequence[int]) -> Iterator[int]:
         yield number
 
 
-def in_phase(share: Share, begin: int, samples: int | None) -> Share:
+def in_phase(share: SourceShare, begin: int, samples: int | None) -> SourceShare:
     """The share of a phase, which reads whole pieces from token `begin` of the source's count on: as many as hold its
     samples, or all there are."""
     order, piece = share.order, share.order.piece

@@ -18,11 +18,11 @@ from typing import Any
 
 from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, prepare, store
-from runtime.data.encode import Progress, Split
+from runtime.data.encode import Progress, TextSplit
 from runtime.data.files import DataError, write_synced
 from runtime.data.filters import FILE
 from runtime.data.pieces import Journal
-from runtime.data.prepare import FORMAT, Guard, Prepared, Say, Task
+from runtime.data.prepare import FORMAT, Guard, PreparationTask, Prepared, Say
 from runtime.data.token_files import TokenTask
 from runtime.data.tokenizer_files import TOKENIZER
 
@@ -57,7 +57,7 @@ def prepare_data(
                 raise
             raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
         prepare.say_skipped(tasks, dict(_requests(request)), say)
-        blend = Blend(request, spec_folder, tasks, progress, say)
+        blend = BlendRequest(request, spec_folder, tasks, progress, say)
         if (meta := store.verified(out / blend.key)) is not None:
             return Prepared(out / blend.key, store.renamed(out / blend.key, meta, blend.about), reused=True)
         if cache is not None:
@@ -80,20 +80,20 @@ def prepare_shared(
         return prepare.shared(task, cache, prepare.about_of(request, task), purpose, say)
     tasks = {name: prepare.task_of(one, spec_folder, progress, jobs) for name, one in _requests(request)}
     prepare.say_skipped(tasks, dict(_requests(request)), say)
-    return Blend(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
+    return BlendRequest(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
 
 
 # Makes the folder of a source: its name, what it is made from, and what meta.json says of who asked.
-Part = Callable[[str, Task | TokenTask, dict[str, Any]], Prepared]
+Part = Callable[[str, PreparationTask | TokenTask, dict[str, Any]], Prepared]
 
 
 @dataclass(frozen=True)
-class Blend:
+class BlendRequest:
     """What the folder of several sources is made from. `tasks`: of each source, before the tokenizer is trained."""
 
     request: DataRequest
     spec_folder: Path
-    tasks: Mapping[str, Task | TokenTask]
+    tasks: Mapping[str, PreparationTask | TokenTask]
     progress: Progress
     say: Say
     jobs: int = 1
@@ -130,25 +130,29 @@ class Blend:
             parts = {}
             for name, one in _requests(self.request, tokenizer):
                 task = self.tasks[name]
-                if isinstance(task, Task):  # of text: with the tokenizer that is known now
+                if isinstance(task, PreparationTask):  # of text: with the tokenizer that is known now
                     task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
                 parts[name] = part(name, self._passed(name, task, where, guard), prepare.about_of(one, task))
             meta = store.publish(where, self.key, lambda at: _put_together(parts, at) | self.about)
         return Prepared(where / self.key, meta, reused=all(each.reused for each in parts.values()))
 
-    def _passed(self, name: str, task: Task | TokenTask, where: Path, guard: Guard) -> Task | TokenTask:
+    def _passed(
+        self, name: str, task: PreparationTask | TokenTask, where: Path, guard: Guard
+    ) -> PreparationTask | TokenTask:
         """The task of a source, of what passes its filters."""
         return task.passed(where, guard, lambda text: self.say(f"{name}: {text}"))
 
-    def _trained(self, tasks: Collection[Task | TokenTask], vocab: int, folder: Path, journal: Journal) -> str:
+    def _trained(
+        self, tasks: Collection[PreparationTask | TokenTask], vocab: int, folder: Path, journal: Journal
+    ) -> str:
         """The file of a tokenizer that is trained on the training documents of all sources, whatever their weights."""
-        texts = [task for task in tasks if isinstance(task, Task)]
+        texts = [task for task in tasks if isinstance(task, PreparationTask)]
         assert len(texts) == len(tasks), "token ids were refused: they are of no tokenizer that is trained here"
         files = tuple(file for task in texts for file in task.files)
         seed = max(task.divided.seed for task in texts)
         limit = max(task.divided.limit for task in texts)  # what any source holds out
         special = next((task.special for task in texts if task.special), ())
-        text = encode.tokenizer_of(files, Split(seed, limit), vocab, seed, self.progress, journal, special)
+        text = encode.tokenizer_of(files, TextSplit(seed, limit), vocab, seed, self.progress, journal, special)
         write_synced(folder / TOKENIZER, text)
         return str((folder / TOKENIZER).absolute())
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from runtime.contract import Chat, Prompts
+from runtime.contract import ChatRecipe, PromptsRecipe
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.files import DataError
 from runtime.data.readers import LINE_SUFFIXES, SourceFile, json_lines
@@ -53,7 +53,7 @@ class Settings:
     template: str | None
     path: str | None
     tokens: Mapping[str, str]
-    prompts: Prompts | None = None
+    prompts: PromptsRecipe | None = None
 
     @property
     def digest(self) -> str:
@@ -65,13 +65,13 @@ class Settings:
         return asdict(self)
 
 
-def read_settings(data: Chat | Prompts, tokenizer_path: Path, folder: Path) -> Settings:
+def read_settings(data: ChatRecipe | PromptsRecipe, tokenizer_path: Path, folder: Path) -> Settings:
     """The template that a spec in `folder` names, or that of the tokenizer's folder, and its special tokens.
 
     Raises DataError where a file is named or there, and cannot be used.
     """
-    prompts = data if isinstance(data, Prompts) else None
-    named = data.template if isinstance(data, Chat) else None
+    prompts = data if isinstance(data, PromptsRecipe) else None
+    named = data.template if isinstance(data, ChatRecipe) else None
     config_path = tokenizer_path.with_name(tokenizer_files.CONFIG)
     tokens = tokenizer_files.special_tokens(tokenizer_path)
     beside = tokenizer_path.with_name(tokenizer_files.TEMPLATE)

@@ -66,7 +66,7 @@ class Template:
         text = self._render(messages, given)
         if not self.marks_assistant:
             return text, []
-        self._environment.marks = mark = unused_character(text)  # type: ignore[attr-defined]  # read by `_Generation`
+        self._environment.marks = mark = unused_character(text)  # type: ignore[attr-defined]  # read by `_GenerationTag`
         try:
             marked = self._render(messages, given)
         finally:
@@ -160,7 +160,7 @@ def _with_text_at_the_end(message: Mapping[str, Any], text: str) -> dict[str, An
 # ---------------------------------------------------------------- what templates may use
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """The `generation` tag: it puts `environment.marks` around its body, where there is one."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -185,7 +185,7 @@ class _Dict:
         return dict.fromkeys(*args)
 
 
-class _Namespace(Namespace):
+class _TemplateNamespace(Namespace):
     """`namespace` in a template, without names that begin with an underscore."""
 
     def __init__(*args: Any, **names: Any) -> None:
@@ -207,11 +207,11 @@ def _check_name(name: object) -> None:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(raise_exception=_raise, dict=_Dict())
-    environment.globals["namespace"] = _Namespace
+    environment.globals["namespace"] = _TemplateNamespace
     return environment
 
 

@@ -14,7 +14,7 @@ Ranges = tuple[tuple[int, int], ...]  # [first, end) of indices of samples, asce
 
 
 @dataclass(frozen=True)
-class Cut:
+class EpochCut:
     """What was drawn of an epoch under an earlier order: the samples before `next`, and those in `skip`."""
 
     order: Order
@@ -26,7 +26,7 @@ class Cut:
         """The fields, as a checkpoint has them."""
         return vars(self) | {"order": self.order.to_json(), "skip": [list(each) for each in self.skip]}
 
-    def seen(self, first: int, end: int, earlier: Sequence[Cut]) -> Iterator[tuple[int, int]]:
+    def seen(self, first: int, end: int, earlier: Sequence[EpochCut]) -> Iterator[tuple[int, int]]:
         """The parts of the tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
         size, windows = self.order.sequence, self.order.windows
         for window in range(first // size, min(windows, -(-end // size))):
@@ -36,14 +36,14 @@ class Cut:
                 yield max(first, window * size), min(end, (window + 1) * size)
 
 
-def left_out(order: Order, index: int, cuts: Sequence[Cut]) -> bool:
+def left_out(order: Order, index: int, cuts: Sequence[EpochCut]) -> bool:
     """Whether more than half of the sample's window was seen in this epoch under earlier orders."""
     if not cuts or index // order.windows != cuts[0].epoch:
         return False
     return 2 * num_seen(order, index, cuts) > order.sequence
 
 
-def num_seen(order: Order, index: int, cuts: Sequence[Cut]) -> int:
+def num_seen(order: Order, index: int, cuts: Sequence[EpochCut]) -> int:
     """How many tokens of the sample's window were seen in this epoch under earlier orders."""
     first, end = order.tokens_of(index)
     parts = sorted(part for k, cut in enumerate(cuts) for part in cut.seen(first, end, cuts[:k]))

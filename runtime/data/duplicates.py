@@ -96,7 +96,7 @@ def _library() -> Any:
     return extra(LIBRARY, PURPOSE)
 
 
-class Seen:
+class SeenDocuments:
     """The documents that were kept so far. `similarity`: None where equal documents alone are duplicates.
 
     A document that is kept takes about 7 KB of memory where near duplicates are found, else some 100 bytes.

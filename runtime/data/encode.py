@@ -18,11 +18,11 @@ import tokenizers
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.files import DataError, open_regular, write_synced
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.pieces import Journal, journaled
 from runtime.data.prompts import PromptWriter, reader_of
 from runtime.data.readers import Batch, SourceFile, batches, documents
-from runtime.data.shards import Notices, Reader, RowReader, RowWriter, Writer
+from runtime.data.shards import Notices, RowReader, RowWriter, ShardReader, ShardWriter
 from runtime.data.store import Meta
 from runtime.data.tokenizer import Encoder
 from runtime.data.tokenizer_files import TOKENIZER
@@ -37,7 +37,7 @@ RANKS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TextSplit:
     """Held out is what has a rank below `limit`; a limit of 0 holds out nothing."""
 
     seed: int
@@ -53,7 +53,7 @@ def split(
     fraction: float,
     seed: int,
     read: Callable[[SourceFile], Iterable[str]] = documents,
-) -> Split:
+) -> TextSplit:
     """A split that holds out about `fraction` of the documents, and none of them if it is 0. `read`: those of a file.
 
     Both sides get at least one: where chance leaves a side empty, the limit is moved to the nearest rank. Reads as many
@@ -63,7 +63,7 @@ def split(
     if not 0 <= fraction < 1:
         raise DataError(f"validation = {fraction!r}: expected a share of the documents, from 0 to below 1")
     if fraction == 0:
-        return Split(0, 0)  # the seed decides nothing
+        return TextSplit(0, 0)  # the seed decides nothing
     limit = max(1, int(fraction * RANKS))
     lowest, highest, file = RANKS, -1, None
     for file in files:
@@ -71,13 +71,13 @@ def split(
             found = rank(seed, file.name if file.is_one_document else text)
             lowest, highest = min(lowest, found), max(highest, found)
             if lowest < limit <= highest:
-                return Split(seed, limit)
+                return TextSplit(seed, limit)
     if lowest >= highest:
         raise DataError(
             f"{file.path if file else 'data'}: a single document cannot be divided: give more files, write its parts "
             "as lines of a .jsonl, or leave `validation` out"
         )
-    return Split(seed, highest if highest < limit else lowest + 1)
+    return TextSplit(seed, highest if highest < limit else lowest + 1)
 
 
 def rank(seed: int, word: str) -> int:
@@ -111,7 +111,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Work:
+class EncodingWork:
     """How documents are encoded: in how many processes, what keeps the ids of batches, and the folder of the shards."""
 
     jobs: int
@@ -123,11 +123,11 @@ class Work:
 @contextmanager
 def trained(
     files: tuple[SourceFile, ...],
-    divided: Split,
+    divided: TextSplit,
     vocab: int,
     seed: int,
     progress: Progress,
-    work: Work,
+    work: EncodingWork,
     special: Sequence[str] = (),
 ) -> Iterator[Tokens]:
     """A BPE that is trained on the training documents. `special`: tokens that it has beside the end of a document."""
@@ -147,7 +147,7 @@ def trained(
 
 def tokenizer_of(
     files: tuple[SourceFile, ...],
-    divided: Split,
+    divided: TextSplit,
     vocab: int,
     seed: int,
     progress: Progress,
@@ -163,7 +163,7 @@ def tokenizer_of(
 
 
 @contextmanager
-def given(path: Path, content: bytes, vocab: int, work: Work, chat: Settings | None = None) -> Iterator[Tokens]:
+def given(path: Path, content: bytes, vocab: int, work: EncodingWork, chat: Settings | None = None) -> Iterator[Tokens]:
     """A user's tokenizer. Raises DataError if it has more tokens than `vocab`, or if it is none."""
     with _processes(path, content, chat, work) as (process, encoded):
         facts = {**process.facts, "library": tokenizers.__version__}
@@ -174,12 +174,12 @@ def given(path: Path, content: bytes, vocab: int, work: Work, chat: Settings | N
 
 @contextmanager
 def _processes(
-    path: Path, content: bytes, chat: Settings | None, work: Work
-) -> Iterator[tuple[Given, Callable[[Iterable[Batch]], Iterator[tuple[Batch, Piece]]]]]:
+    path: Path, content: bytes, chat: Settings | None, work: EncodingWork
+) -> Iterator[tuple[GivenTokenizer, Callable[[Iterable[Batch]], Iterator[tuple[Batch, Piece]]]]]:
     """Processes of one tokenizer: the first of them, and what encodes batches in all of them."""
     with ExitStack() as stack:
         threads = None if work.jobs == 1 else 1
-        processes = [stack.enter_context(Given(path, content, chat, threads)) for _ in range(work.jobs)]
+        processes = [stack.enter_context(GivenTokenizer(path, content, chat, threads)) for _ in range(work.jobs)]
 
         def stop() -> None:
             for process in processes:
@@ -189,7 +189,7 @@ def _processes(
         yield processes[0], lambda batches: _worked(batches, workers, work.journal, stop)
 
 
-def _ask(process: Given, batch: Batch) -> Piece:
+def _ask(process: GivenTokenizer, batch: Batch) -> Piece:
     process.notices = Notices()
     return process.encode(batch), process.notices
 
@@ -228,10 +228,12 @@ def check_vocab(path: Path, size: int, vocab: int) -> None:
 
 def again(folder: Path, meta: Meta) -> Tokens:
     """The tokens of the same text in a verified folder that divides it otherwise: nothing is encoded."""
-    was = Split(**meta["split"])
+    was = TextSplit(**meta["split"])
     is_chat, ends = "chat" in meta, "prompts" not in meta  # a prompt has no end token behind it
     sides = [
-        _rows(folder / name) if is_chat else (ids[:-1] if ends else ids for ids in _documents(Reader(folder / name)))
+        _rows(folder / name)
+        if is_chat
+        else (ids[:-1] if ends else ids for ids in _documents(ShardReader(folder / name)))
         for name in ("train", "validation")
     ]
     with open_regular(folder / TOKENIZER) as stream:
@@ -246,7 +248,7 @@ def again(folder: Path, meta: Meta) -> Tokens:
     return Tokens(text, dict(meta["tokenizer"]), "divide", encoded, tokenizer_files.beside(folder / TOKENIZER))
 
 
-def _documents(reader: Reader) -> Iterator[Ids]:
+def _documents(reader: ShardReader) -> Iterator[Ids]:
     return (reader.document(index) for index in range(reader.num_documents))
 
 
@@ -255,7 +257,7 @@ def _rows(prefix: Path) -> Iterator[Ids]:
     return (reader.row(index) for index in range(reader.num_rows))
 
 
-def _sample(files: tuple[SourceFile, ...], divided: Split, seed: int, progress: Progress) -> Iterator[str]:
+def _sample(files: tuple[SourceFile, ...], divided: TextSplit, seed: int, progress: Progress) -> Iterator[str]:
     """What the BPE learns from: the training documents, up to a bound, files in the order of their hash."""
     num_bytes = 0
     for done, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
@@ -276,8 +278,8 @@ class _Side:
 
     def __init__(self, folder: Path, name: str, vocab: int, end: int, chat: Settings | None) -> None:
         self._end = end
-        kind = Writer if chat is None else RowWriter if chat.prompts is None else PromptWriter
-        self.writer: Writer | RowWriter | PromptWriter = kind(folder / name, vocab)
+        kind = ShardWriter if chat is None else RowWriter if chat.prompts is None else PromptWriter
+        self.writer: ShardWriter | RowWriter | PromptWriter = kind(folder / name, vocab)
         self.documents: dict[str, int] = {}  # of each file
         self.num_bytes = 0
 
@@ -301,7 +303,7 @@ class _Side:
 def write_shards(
     folder: Path,
     files: tuple[SourceFile, ...],
-    divided: Split,
+    divided: TextSplit,
     tokens: Tokens,
     progress: Progress,
     chat: Settings | None = None,
@@ -359,11 +361,11 @@ def _unigram_nats(folder: Path, vocab: int, chat: Settings | None) -> float | No
     """What `unigram_nats` gives of the shards of a folder; None of prompts, which no loss is on."""
     if chat is not None and chat.prompts is not None:
         return None
-    kind: type[Reader | RowReader] = Reader if chat is None else RowReader
+    kind: type[ShardReader | RowReader] = ShardReader if chat is None else RowReader
     return unigram_nats(kind(folder / "train"), kind(folder / "validation"), vocab)
 
 
-def unigram_nats(train: Reader | RowReader, validation: Reader | RowReader, vocab: int) -> float | None:
+def unigram_nats(train: ShardReader | RowReader, validation: ShardReader | RowReader, vocab: int) -> float | None:
     """Cross-entropy, nats a token, of the validation tokens under the training frequencies: what knowing only how
     often each token occurs achieves. p_i = (count_i + 1) / (training tokens + vocab). Of rows, only tokens count that
     the loss is on. None without validation tokens.
@@ -376,6 +378,6 @@ def unigram_nats(train: Reader | RowReader, validation: Reader | RowReader, voca
     return math.fsum((-validation_V * log_p_V).tolist()) / num_validation
 
 
-def _counts(reader: Reader | RowReader, vocab: int) -> Ids:
+def _counts(reader: ShardReader | RowReader, vocab: int) -> Ids:
     chunks = (chunk[chunk >= 0] for chunk in reader.chunks())
     return sum((np.bincount(chunk, minlength=vocab) for chunk in chunks), np.zeros(vocab, np.int64))

@@ -30,7 +30,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.contract import Filters
+from runtime.contract import FiltersRecipe
 from runtime.data import duplicates
 from runtime.data.files import DataError, open_regular, sync_folder, write_synced
 from runtime.data.pieces import Journal, journaled
@@ -212,7 +212,7 @@ def said(facts: Mapping[str, Any]) -> str:
     return f"{facts['kept']:,} of {facts['documents']:,} documents pass the filters; left out: {reasons or 'none'}"
 
 
-def key(settings: Filters, text: str) -> str:
+def key(settings: FiltersRecipe, text: str) -> str:
     """What the fates of the documents of a text depend on. Raises DataError where a library is missing."""
     versions = [unicodedata.unidata_version]  # of the letters and the forms of composition
     versions += [duplicates.version()] if settings.duplicates == "near" else []
@@ -242,7 +242,7 @@ class Judged:
         return cls(fates, [content[i : i + size] for i in range(at, end, size)], signatures)
 
 
-def judged(settings: Filters, texts: Sequence[str]) -> bytes:
+def judged(settings: FiltersRecipe, texts: Sequence[str]) -> bytes:
     """What is known of each text by itself."""
     fates = np.array([_fate(settings, text) for text in texts], np.uint8)
     kept = [text for text, fate in zip(texts, fates, strict=True) if fate == KEPT]
@@ -251,7 +251,7 @@ def judged(settings: Filters, texts: Sequence[str]) -> bytes:
     return Judged(fates, digests, np.array(signatures, np.uint32).reshape(-1, duplicates.MINIMA)).to_bytes()
 
 
-def _fate(settings: Filters, text: str) -> int:
+def _fate(settings: FiltersRecipe, text: str) -> int:
     if settings.shortest is not None and len(text) < settings.shortest:
         return 1 + NAMES.index("shortest")
     if settings.longest is not None and len(text) > settings.longest:
@@ -262,12 +262,12 @@ def _fate(settings: Filters, text: str) -> int:
 
 # ---------------------------------------------------------------- all documents
 def filtered(
-    files: Sequence[SourceFile], settings: Filters, jobs: int, journal: Journal, progress: Progress
+    files: Sequence[SourceFile], settings: FiltersRecipe, jobs: int, journal: Journal, progress: Progress
 ) -> Filtered:
     """What becomes of the documents of some files; `jobs` processes judge them. Raises DataError where none is kept."""
     total = max(1, sum(file.path.stat().st_size for file in files))
     sizes, fates, done = dict.fromkeys(files, 0), [], 0
-    seen = duplicates.Seen(settings.similarity if settings.duplicates == "near" else None)
+    seen = duplicates.SeenDocuments(settings.similarity if settings.duplicates == "near" else None)
     with ExitStack() as stack:
         workers: list[Callable[[Batch], bytes]] = [lambda batch: judged(settings, [text for _, text in batch])]
         processes = [stack.enter_context(_Judge(settings)) for _ in range(jobs if jobs > 1 else 0)]
@@ -293,7 +293,7 @@ def filtered(
     return result
 
 
-def _with_duplicates(found: Judged, seen: duplicates.Seen) -> Fates:
+def _with_duplicates(found: Judged, seen: duplicates.SeenDocuments) -> Fates:
     fates = found.fates.copy()
     signatures = list(found.signatures) or [None] * len(found.digests)
     places = np.flatnonzero(fates == KEPT).tolist()
@@ -332,7 +332,7 @@ def write(where: Path, key: str, found: Filtered) -> None:
 class _Judge:
     """A process that judges batches, as a context manager."""
 
-    def __init__(self, settings: Filters) -> None:
+    def __init__(self, settings: FiltersRecipe) -> None:
         self._settings = settings
 
     def __enter__(self) -> _Judge:
@@ -382,7 +382,7 @@ def main() -> int:
     end_with_parent()
     lines: Iterator[bytes] = iter(sys.stdin.buffer)
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        judge = partial(judged, Filters(**json.loads(next(lines, b"{}"))))
+        judge = partial(judged, FiltersRecipe(**json.loads(next(lines, b"{}"))))
         for line in lines:
             answer = judge(json.loads(line))
             sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)

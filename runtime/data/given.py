@@ -54,7 +54,7 @@ class _EndedError(Exception):
     """The process has ended, or has said that it cannot go on; the message is the reason."""
 
 
-class Given:
+class GivenTokenizer:
     """A tokenizer in a process with limits, as a context manager.
 
     Entering it raises DataError, naming the file, if `content` is no tokenizer.json or no token of it ends a document.
@@ -74,7 +74,7 @@ class Given:
             tokenizer_files.special_tokens(path).get("eos_token") if chat is None else chat.tokens.get("eos_token")
         )
 
-    def __enter__(self) -> Given:
+    def __enter__(self) -> GivenTokenizer:
         self._start()
         return self
 

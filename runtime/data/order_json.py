@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from runtime.data.blend import MAX_PERIOD, Blend, Share
-from runtime.data.cuts import MAX_CUTS, Cut, Ranges
+from runtime.data.blend import MAX_PERIOD, Blend, SourceShare
+from runtime.data.cuts import MAX_CUTS, EpochCut, Ranges
 from runtime.data.order import Order
 
 MAX_RANGES = 10_000
@@ -24,7 +24,7 @@ def ranges(value: Any) -> Ranges:
     return found
 
 
-def cuts(value: Any) -> tuple[Cut, ...]:
+def cuts(value: Any) -> tuple[EpochCut, ...]:
     """What was drawn of one epoch under earlier orders."""
     demand(isinstance(value, list) and len(value) <= MAX_CUTS)
     found = tuple(map(_cut, value))
@@ -32,9 +32,9 @@ def cuts(value: Any) -> tuple[Cut, ...]:
     return found
 
 
-def _cut(value: Any) -> Cut:
+def _cut(value: Any) -> EpochCut:
     demand(isinstance(value, dict) and value.keys() == {"order", "epoch", "next", "skip"})
-    return Cut(_order(value["order"]), count(value["epoch"]), count(value["next"]), ranges(value["skip"]))
+    return EpochCut(_order(value["order"]), count(value["epoch"]), count(value["next"]), ranges(value["skip"]))
 
 
 def order(value: Any) -> Order | Blend:
@@ -51,11 +51,11 @@ def blend(value: Mapping[str, Any]) -> Blend:
     return Blend(shares, count(value["first"]), samples, count(value["phase"]))
 
 
-def _share(value: Any) -> Share:
+def _share(value: Any) -> SourceShare:
     demand(isinstance(value, Mapping) and value.keys() == {"name", "weight", "order", "first", "cuts"})
     demand(isinstance(value["name"], str))
     of = _order(value["order"], least=0)  # of a source without weight a phase draws nothing
-    return Share(value["name"], count(value["weight"]), of, count(value["first"]), cuts(value["cuts"]))
+    return SourceShare(value["name"], count(value["weight"]), of, count(value["first"]), cuts(value["cuts"]))
 
 
 def _order(value: Any, least: int = 1) -> Order:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from runtime.data import order_json
 from runtime.data.blend import Blend, in_phase
-from runtime.data.cuts import MAX_CUTS, Cut, Ranges, left_out, num_seen
+from runtime.data.cuts import MAX_CUTS, EpochCut, Ranges, left_out, num_seen
 from runtime.data.order import Order
 
 _MAX_COUNTED = 1 << 13  # windows of an epoch that are few enough to count what is skipped and repeated
@@ -41,7 +41,7 @@ class Position:
     next: int = 0
     skip: Ranges = ()
     order: Order | Blend | None = None
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[EpochCut, ...] = ()
 
     def draw(self, size: int) -> npt.NDArray[np.int64]:
         """Indices of the next `size` samples."""
@@ -95,7 +95,7 @@ class Position:
         if not same_text:  # what was seen of another text says nothing about this one
             return replace(self, order=order, cuts=(), skip=(), next=self.next * was.sequence // order.sequence)
         epoch, place = divmod(self.next, was.windows)
-        cut = Cut(was, epoch, self.next, tuple(each for each in self.skip if each[0] < (epoch + 1) * was.windows))
+        cut = EpochCut(was, epoch, self.next, tuple(each for each in self.skip if each[0] < (epoch + 1) * was.windows))
         cuts = (*self.cuts, cut) if place or cut.skip else ()
         return replace(self, order=order, skip=(), next=epoch * order.windows, cuts=cuts[-MAX_CUTS:])
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import tokenizers
 
-from runtime.contract import DataRequest, Filters, TrainedTokenizer
+from runtime.contract import DataRequest, FiltersRecipe, TrainedTokenizer
 from runtime.data import chat, corpus, encode, filters, prompts, store, token_files, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
-from runtime.data.encode import Progress, Split, Tokens, split
+from runtime.data.encode import Progress, TextSplit, Tokens, split
 from runtime.data.files import DataError, write_synced
 from runtime.data.filters import Filtered
 from runtime.data.infill import OF_TRAINED, Rate
@@ -100,7 +100,7 @@ def prepare(
         return linked(out, shared(task, cache, about, str(out), say), about, say)
 
 
-def made(task: Task | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
+def made(task: PreparationTask | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
     """Make the folder of a task. Under the lock of its text."""
     with store.journal(where, task.text_key) as journal:
 
@@ -112,7 +112,7 @@ def made(task: Task | TokenTask, where: Path, about: dict[str, Any]) -> Prepared
     return Prepared(where / task.key, meta, reused=False)
 
 
-def shared(task: Task | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
+def shared(task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
     """The folder of a task in the cache, made there unless it is there already."""
     with store.shared_lock(cache, task.text_key, purpose, say):
         if (meta := store.verified(cache / task.key)) is None:
@@ -121,9 +121,11 @@ def shared(task: Task | TokenTask, cache: Path, about: dict[str, Any], purpose: 
         return Prepared(cache / task.key, meta, reused=True)
 
 
-def say_skipped(tasks: Mapping[str, Task | TokenTask], requests: Mapping[str, DataRequest], say: Say) -> None:
+def say_skipped(
+    tasks: Mapping[str, PreparationTask | TokenTask], requests: Mapping[str, DataRequest], say: Say
+) -> None:
     """Say which files of sources are not read, and which are in several. Keys: the names of the sources."""
-    texts = {name: task for name, task in tasks.items() if isinstance(task, Task)}
+    texts = {name: task for name, task in tasks.items() if isinstance(task, PreparationTask)}
     notes = [
         corpus.said_of_skipped(f"{requests[name].data.source}", len(task.files), task.skipped)
         for name, task in texts.items()
@@ -151,7 +153,7 @@ def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
     return Prepared(out / entry.folder.name, meta, reused=entry.reused)
 
 
-def about_of(request: DataRequest, task: Task | TokenTask) -> dict[str, Any]:
+def about_of(request: DataRequest, task: PreparationTask | TokenTask) -> dict[str, Any]:
     """What meta.json says of who asked for a folder."""
     found = {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
     return found | task.places
@@ -214,7 +216,7 @@ def asked_for(request: DataRequest) -> Meta:
 
 
 @dataclass(frozen=True)
-class Task:
+class PreparationTask:
     """What a folder is made from. `text_key`: of the text and its tokenizer; `key`: of the division, too."""
 
     files: tuple[SourceFile, ...]
@@ -230,16 +232,16 @@ class Task:
     jobs: int = 1  # processes that encode
     special: tuple[str, ...] = ()  # tokens of a tokenizer that is trained, beside its own
     fim: Rate | None = None
-    filters: tuple[str, Filters] | None = None  # with the key of what becomes of each document
+    filters: tuple[str, FiltersRecipe] | None = None  # with the key of what becomes of each document
     filtered: Filtered | None = None
 
     @cached_property
-    def divided(self) -> Split:
+    def divided(self) -> TextSplit:
         """How the documents are divided that pass the filters."""
         assert self.filters is None or self.filtered is not None, "documents are filtered before they are divided"
         return split(self.files, self.fraction, self.seed, prompts.reader_of(self.chat))
 
-    def passed(self, where: Path, guard: Guard, say: Say) -> Task:
+    def passed(self, where: Path, guard: Guard, say: Say) -> PreparationTask:
         """The task of the documents that pass the filters, which are found once for all tasks of `where`. Raises
         DataError where none does."""
         if self.filters is None or self.filtered is not None:
@@ -267,7 +269,7 @@ class Task:
         """Write the shards into `folder`, and return what meta.json says of them. Beside it, in `where`, may be the
         same text with the same tokenizer, divided otherwise. `journal`: what was encoded before a process was killed.
         """
-        with self._tokens(where, encode.Work(self.jobs, journal, folder)) as tokens:
+        with self._tokens(where, encode.EncodingWork(self.jobs, journal, folder)) as tokens:
             found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
         found["split"] = {"seed": self.divided.seed, "limit": self.divided.limit}
         if self.filtered is not None:
@@ -276,7 +278,7 @@ class Task:
         return found
 
     @contextmanager
-    def _tokens(self, where: Path, work: encode.Work) -> Iterator[Tokens]:
+    def _tokens(self, where: Path, work: encode.EncodingWork) -> Iterator[Tokens]:
         for folder in store.folders(where):
             if folder.name.startswith(f"{self.text_key}-") and (meta := store.verified(folder)) is not None:
                 self.check(meta)
@@ -291,10 +293,10 @@ class Task:
             yield tokens
 
 
-def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int = 1) -> Task | TokenTask:
+def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int = 1) -> PreparationTask | TokenTask:
     """Find what is read, text or token ids, and the tokenizer, and divide it."""
     assert request.data.source is not None, "of several sources each is a task"
-    task: Task | TokenTask
+    task: PreparationTask | TokenTask
     if prefixes := corpus.token_files(request.data.source, spec_folder):
         if request.data.filters:
             raise DataError(f"data source {request.data.source!r}: token ids have no text to filter: remove `filters`")
@@ -306,7 +308,7 @@ def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: i
     return replace(task, key=f"{task.key}-{key_of(['fim', rate, request.seed])[:8]}", fim=Rate(rate, request.seed))
 
 
-def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int) -> Task:
+def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int) -> PreparationTask:
     wanted, fraction = request.data.tokenizer, float(request.data.validation)
     if isinstance(wanted, TrainedTokenizer) and wanted.vocab > request.vocab:
         raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {request.vocab}")
@@ -347,7 +349,7 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
     of_filters = [{"filters": chosen[0]}] if chosen else []
     text_key = key_of([FORMAT, tokenizers.__version__, text, named, *of_files, *of_chat, *of_filters])[:16]
     key = f"{text_key}-{key_of(division)[:8]}"
-    task = Task(
+    task = PreparationTask(
         found.files,
         dict(found.skipped),
         fraction,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from runtime.contract import Plan, Prompts
+from runtime.contract import PromptsRecipe, RunPlan
 from runtime.data import chat, store, tokenizer
 from runtime.data.chat import Encoded, RowEncoder, Settings, as_inputs, messages_fault, more_fault
 from runtime.data.files import DataError
@@ -36,7 +36,7 @@ from runtime.data.readers import (
     suffix_of,
 )
 from runtime.data.rewards.scoring import ANSWER, Case
-from runtime.data.shards import Notices, Reader, Tokens, Writer
+from runtime.data.shards import Notices, ShardReader, ShardWriter, Tokens
 from runtime.data.store import META
 from runtime.data.tokenizer_files import TOKENIZER, special_tokens
 
@@ -63,12 +63,12 @@ def place_of(settings: Settings, file: SourceFile, text: str) -> str:
 
 
 # ---------------------------------------------------------------- rows
-def rows(file: SourceFile, keys: Prompts) -> Iterator[str]:
+def rows(file: SourceFile, keys: PromptsRecipe) -> Iterator[str]:
     """What is kept of each row of a file. Raises DataError with file and line, or row, for one without a prompt."""
     return (text for _, text in _placed(file, keys))
 
 
-def _placed(file: SourceFile, keys: Prompts) -> Iterator[tuple[str, str]]:
+def _placed(file: SourceFile, keys: PromptsRecipe) -> Iterator[tuple[str, str]]:
     for place, row in _values(file):
         if fault := row_fault(row, keys):
             raise DataError(f"{place}: {fault}")
@@ -86,13 +86,13 @@ def _values(file: SourceFile) -> Iterator[tuple[str, Any]]:
         yield f"{file.path}: row {number:,}", json.loads(text)
 
 
-def _kept(row: Mapping[str, Any], keys: Prompts) -> dict[str, Any]:
+def _kept(row: Mapping[str, Any], keys: PromptsRecipe) -> dict[str, Any]:
     columns = {name: value for name, value in row.items() if name != keys.prompt}
     answer = next(filter(_is_there, (_at(row, path) for path in _answers(keys))), None)
     return {"prompt": _at(row, keys.prompt), "columns": columns if answer is None else columns | {ANSWER: answer}}
 
 
-def _answers(keys: Prompts) -> tuple[str, ...]:
+def _answers(keys: PromptsRecipe) -> tuple[str, ...]:
     return ANSWERS if keys.answer is None else (keys.answer,)
 
 
@@ -110,7 +110,7 @@ def _is_there(value: object) -> bool:
     return value is not None
 
 
-def row_fault(row: object, keys: Prompts) -> str:
+def row_fault(row: object, keys: PromptsRecipe) -> str:
     """Why a value is no row, or ""."""
     if not isinstance(row, dict):
         return f'expected an object with a prompt under "{keys.prompt}"'
@@ -167,7 +167,7 @@ class PromptWriter:
     """Writes a shard of prompts, as a context manager. The files must not exist; all are synced at the end."""
 
     def __init__(self, prefix: Path, vocab: int) -> None:
-        self._writer = Writer(prefix, vocab)
+        self._writer = ShardWriter(prefix, vocab)
         self._rows = _rows_path(prefix).open("xb")
         self._unanswered, self._first_unanswered = 0, -1
 
@@ -206,7 +206,7 @@ class PromptReader:
     """A memory-mapped shard of prompts. Raises DataError, naming the file, unless its files agree."""
 
     def __init__(self, prefix: Path) -> None:
-        self.reader = Reader(prefix)
+        self.reader = ShardReader(prefix)
         path = _rows_path(prefix)
         if path.is_symlink() or not path.is_file():
             raise DataError(f"{path}: no such file of a shard")
@@ -249,7 +249,7 @@ def _rows_path(prefix: Path) -> Path:
 Ids = npt.NDArray[np.int64]
 
 
-def open_prompts(plan: Plan, folder: Path) -> PromptSamples:
+def open_prompts(plan: RunPlan, folder: Path) -> PromptSamples:
     """The prompts that a run of `train.grpo` draws. `folder`: its prepared data, `Loop.corpus`.
 
         prompts = open_prompts(plan, loop.corpus)           # on each rank; ranks share nothing but the files
@@ -277,7 +277,7 @@ def open_prompts(plan: Plan, folder: Path) -> PromptSamples:
     return PromptSamples(folder, grpo.prompt, grpo.group, plan.train.seed, meta["tokenizer"]["end_of_document"])
 
 
-class Survey:
+class PromptSurvey:
     """The prompts of one split, and which of them are drawn: those of at most `longest` tokens. `numbers`: of these."""
 
     def __init__(self, folder: Path, split: str, longest: int) -> None:
@@ -305,7 +305,7 @@ class PromptSamples:
 
     def __init__(self, folder: Path, longest: int, group: int, seed: int, end: int) -> None:
         self.group, self.end = group, end
-        self.survey = Survey(folder, "train", longest)
+        self.survey = PromptSurvey(folder, "train", longest)
         num = len(self.survey.numbers)
         if not num:
             raise DataError(f"no prompt is left: {'; '.join(self.survey.notes())}")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from runtime.contract import Chat
+from runtime.contract import ChatRecipe
 from runtime.data import store
 from runtime.data.blend import Blend
 from runtime.data.files import DataError
@@ -31,7 +31,7 @@ Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
 _KEPT = {"train": "to train on", "validation": "held out"}
 
 
-class _Drawn:
+class _WindowSamples:
     """What samples of a text and of conversations have alike: windows, which training draws in an order."""
 
     split: str
@@ -52,7 +52,7 @@ class _Drawn:
         return self.order.windows_of(indices) if self.split == "train" else indices
 
 
-class Samples(_Drawn):
+class Samples(_WindowSamples):
     """The samples of one split of a prepared folder. Training is permuted anew each epoch, validation is in order.
 
     `order`: that of training, where it is a phase's; `source`: the one that is read, of a blend. Raises DataError when
@@ -105,7 +105,7 @@ class Samples(_Drawn):
         return sums(_pairs(ends - begins), parts)
 
 
-class Survey:
+class ChatSurvey:
     """The rows of one split of conversations, and what becomes of each under a sequence: it is a sample, or in one with
     others if they are packed, or of either its end is cut, or it is left out because it is too long under `drop`, or
     because it has no target.
@@ -158,7 +158,7 @@ class Survey:
         return found + self._notices.notes()
 
 
-class RowSamples(_Drawn):
+class RowSamples(_WindowSamples):
     """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens; or those rows
     are that `pack` puts together.
 
@@ -180,7 +180,7 @@ class RowSamples(_Drawn):
     ) -> None:
         assert extra >= 0
         self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
-        self.survey = Survey(folder, split, sequence, long, pack=pack)
+        self.survey = ChatSurvey(folder, split, sequence, long, pack=pack)
         self.num_windows = self.survey.facts["samples"]
         self.order = Order(sequence, self.num_windows, seed)
         if self.num_windows == 0:
@@ -278,7 +278,7 @@ def samples_of(
     extra: int,
     *,
     seed: int,
-    chat: Chat | None,
+    chat: ChatRecipe | None,
     order: Order | Blend | None = None,
 ) -> AnySamples:
     """The samples of one split of a prepared folder: windows of text, of one source or several, in this order, or rows

@@ -35,7 +35,7 @@ def dtype_code(vocab: int) -> int:
     return 8 if vocab < UINT16_VOCAB else 4
 
 
-class Writer:
+class ShardWriter:
     """Writes a shard, document by document, as a context manager. The files must not exist; both are synced at the end.
 
     Without a clean end there is no index, so a torn shard is never read.
@@ -48,7 +48,7 @@ class Writer:
         self._index = prefix.with_name(prefix.name + ".idx")
         self._data: BinaryIO = prefix.with_name(prefix.name + ".bin").open("xb")
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ShardWriter:
         return self
 
     def add(self, ids: Sequence[int] | Tokens) -> npt.NDArray[Any]:
@@ -116,7 +116,7 @@ class Stream(Protocol):
             yield self.tokens(first, min(first + num_tokens, self.num_tokens))
 
 
-class Reader(Stream):
+class ShardReader(Stream):
     """A memory-mapped shard, as one stream of tokens and as documents.
 
     Raises DataError, naming the file, unless header, index and length of the data agree in every byte.
@@ -225,7 +225,7 @@ class RowWriter:
     """Writes a shard of rows, as a context manager. The files must not exist; all are synced at the end."""
 
     def __init__(self, prefix: Path, vocab: int) -> None:
-        self._writer = Writer(prefix, vocab)
+        self._writer = ShardWriter(prefix, vocab)
         self._loss = _loss_path(prefix).open("xb")
 
     @property
@@ -256,7 +256,7 @@ class RowReader:
     """A memory-mapped shard of rows. Raises DataError, naming the file, unless its files agree."""
 
     def __init__(self, prefix: Path) -> None:
-        self.reader = Reader(prefix)
+        self.reader = ShardReader(prefix)
         path, size = _loss_path(prefix), self.reader.num_tokens
         if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
             raise DataError(f"{path}: not a file of {size} bytes, one for each token")

@@ -93,7 +93,7 @@ def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> I
 # ---------------------------------------------------------------- the process
 
 
-class _FaultError(Exception):
+class _TableFaultError(Exception):
     """Why the file cannot be read."""
 
 
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
         for row, value in enumerate(_values(kind, column), 1):
             content = b"" if value is None else value
             if len(content) > most:
-                raise _FaultError(f"row {row:,} is longer than {most >> 20} MiB")
+                raise _TableFaultError(f"row {row:,} is longer than {most >> 20} MiB")
             out.write(LENGTH.pack(len(content)) + content)
         out.write(LENGTH.pack(END))
         out.flush()
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> int:
         _say(out, too_much_memory(data_bytes))
     except Exception as error:  # pyarrow raises ArrowInvalid, OSError, and others for what it cannot read
         said = f"{error}".splitlines() or [type(error).__name__]
-        _say(out, said[0] if isinstance(error, _FaultError) else f"cannot be read as {kind}: {said[0]}")
+        _say(out, said[0] if isinstance(error, _TableFaultError) else f"cannot be read as {kind}: {said[0]}")
     return 0
 
 
@@ -150,7 +150,7 @@ def _rows(batches: Iterator[Any]) -> Iterator[bytes]:
             try:
                 found = part.to_pylist()
             except UnicodeDecodeError:
-                raise _FaultError(f"a text of rows {row + 1:,} to {row + len(part):,} is not UTF-8") from None
+                raise _TableFaultError(f"a text of rows {row + 1:,} to {row + len(part):,} is not UTF-8") from None
             for each in found:
                 row += 1
                 yield b"{%s}" % b", ".join(_json(row, name, value) for name, value in each.items())
@@ -161,7 +161,7 @@ def _json(row: int, name: str, value: object) -> bytes:
     try:
         return f"{json.dumps(name)}: {json.dumps(value, default=_text)}".encode()
     except TypeError:
-        raise _FaultError(f'row {row:,}: column "{name}" holds bytes, as of an image: leave it out') from None
+        raise _TableFaultError(f'row {row:,}: column "{name}" holds bytes, as of an image: leave it out') from None
 
 
 def _text(value: object) -> str:
@@ -200,7 +200,7 @@ def _check(schema: Any, column: str | None) -> None:
 
     if column is None:
         if twice := [name for name in schema.names if schema.names.count(name) > 1]:
-            raise _FaultError(f'several columns "{twice[0]}"')
+            raise _TableFaultError(f'several columns "{twice[0]}"')
         return
 
     def holds_texts(field: Any) -> bool:
@@ -209,16 +209,16 @@ def _check(schema: Any, column: str | None) -> None:
 
     found = [field for field in schema if field.name == column]
     if len(found) > 1:
-        raise _FaultError(f'several columns "{column}"')
+        raise _TableFaultError(f'several columns "{column}"')
     if not found:
         names = [field.name for field in schema if holds_texts(field)][:MAX_SHOWN]
-        raise _FaultError(
+        raise _TableFaultError(
             f'no column "{column}"; of strings are {", ".join(names)}: write `column = "{names[0]}"`'
             if names
             else f'no column "{column}", and none of strings'
         )
     if not holds_texts(found[0]):
-        raise _FaultError(f'column "{column}" is of {found[0].type}, not of strings')
+        raise _TableFaultError(f'column "{column}" is of {found[0].type}, not of strings')
 
 
 def _plain(values: Any) -> Any:

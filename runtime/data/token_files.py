@@ -21,9 +21,9 @@ from runtime.contract import DataRequest
 from runtime.data import encode, store, tokenizer
 from runtime.data.encode import Progress
 from runtime.data.files import DataError, fingerprint, open_regular, write_synced
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.infill import SENTINELS, Infilled, Rate, sentinels
-from runtime.data.shards import Reader, Stream, Tokens
+from runtime.data.shards import ShardReader, Stream, Tokens
 from runtime.data.store import key_of, place
 from runtime.data.tokenizer_files import TOKENIZER
 
@@ -38,7 +38,7 @@ from runtime.data.tokenizer_files import TOKENIZER
 class Joined(Stream):
     """Documents [first, end) of several shards, one shard after the other."""
 
-    def __init__(self, parts: Sequence[tuple[Reader, int, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[ShardReader, int, int]]) -> None:
         self.data_path = parts[0][0].data_path
         self._readers = [reader for reader, _, _ in parts]
         self._begins = [int(reader.starts[first]) for reader, first, _ in parts]
@@ -94,10 +94,10 @@ def _stream(folder: Path, meta: store.Meta, split: str, source: str) -> Stream:
     stream: Stream
     if files := meta.get("token_files", {}).get(source):
         places = meta["places"][source]
-        readers = (Reader(Path(each["prefix"])) for each in places)
+        readers = (ShardReader(Path(each["prefix"])) for each in places)
         stream = Joined([(reader, *file[split]) for reader, file in zip(readers, files, strict=True)])
     else:
-        stream = Reader(folder / shard_name(split, source))
+        stream = ShardReader(folder / shard_name(split, source))
     infill = meta.get("infill", {}).get(source)
     return Infilled(stream, **infill) if infill and split == "train" else stream
 
@@ -109,12 +109,12 @@ THREADS = 8  # that read and hash blocks, which needs no lock of the interpreter
 
 
 @dataclass(frozen=True)
-class Shard:
+class TokenShard:
     """A pair of files. `name` is that of both without suffix; `digest` is of the tokens, in blocks."""
 
     name: str
     prefix: Path
-    reader: Reader
+    reader: ShardReader
     index: dict[str, Any]
     digest: str
 
@@ -123,7 +123,7 @@ class Shard:
 class TokenTask:
     """A folder that names files of token ids: what `Task` is for text."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
     held_out: int  # documents
     facts: dict[str, Any]  # of the tokenizer
     text: str | None  # tokenizer.json, if there is one
@@ -214,14 +214,14 @@ def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any],
             'write `tokenizer = "tokenizer.json"`, or `end_id`, the id that ends a document, in its place'
         )
     path = spec_folder / data.tokenizer
-    with Given(path, tokenizer.read(path)) as process:
+    with GivenTokenizer(path, tokenizer.read(path)) as process:
         facts = dict(process.facts)
     encode.check_vocab(path, facts["vocab"], request.vocab)
     return facts, facts.pop("json"), encode.files_beside(path, None)
 
 
-def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress) -> Iterator[Shard]:
-    readers = [Reader(prefix) for prefix in prefixes]
+def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress) -> Iterator[TokenShard]:
+    readers = [ShardReader(prefix) for prefix in prefixes]
     if not sum(reader.num_tokens for reader in readers):
         raise DataError(f"{prefixes[0]}.bin: no tokens")
     total, done = sum(reader.num_tokens for reader in readers), 0
@@ -229,19 +229,19 @@ def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress
         for prefix, reader in zip(prefixes, readers, strict=True):
             digests = hashlib.sha256()
             firsts = range(0, reader.num_tokens, BLOCK)
-            for first, digest in zip(firsts, threads.map(_Block(reader, limit, whose), firsts), strict=True):
+            for first, digest in zip(firsts, threads.map(_TokenBlock(reader, limit, whose), firsts), strict=True):
                 digests.update(digest)
                 progress("ids", done + first, total)
             done += reader.num_tokens
-            yield Shard(prefix.name, prefix, reader, fingerprint(reader.index_path), digests.hexdigest())
+            yield TokenShard(prefix.name, prefix, reader, fingerprint(reader.index_path), digests.hexdigest())
     progress("ids", total, total)
 
 
 @dataclass(frozen=True)
-class _Block:
+class _TokenBlock:
     """The digest of the block of tokens that begins at a place. DataError for an id that the vocabulary has not."""
 
-    reader: Reader
+    reader: ShardReader
     limit: int
     whose: str
 

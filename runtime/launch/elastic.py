@@ -19,7 +19,7 @@ from pathlib import Path
 from runtime.build.build import Build, BuildError
 from runtime.data.preparation import UsageError
 from runtime.launch.rank_process import die_with_parent
-from runtime.launch.torchrun_meet import Place
+from runtime.launch.torchrun_meet import TorchrunRank
 from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE
 
 FOLDER = "builds"  # of a run folder
@@ -28,7 +28,7 @@ LOOK_S = 0.5
 LONGEST_S = 1800.0  # that a compilation may take
 
 
-def build_for(build: Build, place: Place, run: Path, say: Callable[[str], None]) -> Build:
+def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str], None]) -> Build:
     """The build of the same spec for the ranks that torchrun started. UsageError where there is none."""
     nodes, rest = divmod(place.world, place.local_world)
     if rest:

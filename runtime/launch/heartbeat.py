@@ -31,7 +31,7 @@ _LAST = struct.Struct("@q")  # then, on its own for only rank 0 writes it, the s
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class RankBeat:
     """A rank's last entry: its step, its action (`B3.7`), and since when, in ns of CLOCK_MONOTONIC."""
 
     step: int
@@ -150,10 +150,10 @@ class Board:
 
     # -------------------------------------------------------- read by the supervisor
 
-    def read(self, rank: int) -> Beat:
+    def read(self, rank: int) -> RankBeat:
         base = rank * _PAGE
         step, since_ns, action = _ENTRY.unpack_from(self._memory, base + _ENTRIES + self._memory[base] * _ENTRY.size)
-        return Beat(step, action.rstrip(b"\0").decode(errors="replace"), since_ns)
+        return RankBeat(step, action.rstrip(b"\0").decode(errors="replace"), since_ns)
 
     def finished(self, rank: int) -> bool:
         return self._memory[rank * _PAGE + _FINISHED] == 1

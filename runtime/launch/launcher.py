@@ -27,7 +27,7 @@ import torch
 
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import STOP_SIGNALS, Seat, Target, run_rank
-from runtime.launch.rank_watch import Interrupts, Process, Supervision
+from runtime.launch.rank_watch import Interrupts, RankProcess, Supervision
 from runtime.launch.run_lock import lock_folder
 from runtime.system.outcome import Outcome, oom_kills_so_far
 
@@ -53,7 +53,7 @@ def launch(
     """
     assert world >= 1 and threading.current_thread() is threading.main_thread() and not torch.cuda.is_initialized()
     board = Board(world)
-    processes: list[Process] = []
+    processes: list[RankProcess] = []
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     lock = nullcontext() if is_locked else _locked(folder)
     with lock, _meeting_place(folder) as meeting, Interrupts() as interrupts:
@@ -117,7 +117,7 @@ def _prepare_fork() -> None:
             stream.flush()
 
 
-def _fork(target: Target, seat: Seat, board: Board) -> Process:
+def _fork(target: Target, seat: Seat, board: Board) -> RankProcess:
     mine = board.bind(seat.rank)
     mine.set_action("start")
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the rank has its own handlers
@@ -127,10 +127,10 @@ def _fork(target: Target, seat: Seat, board: Board) -> Process:
             run_rank(target, seat, mine)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    return Process(seat.rank, pid, os.pidfd_open(pid), seat.log)
+    return RankProcess(seat.rank, pid, os.pidfd_open(pid), seat.log)
 
 
-def _kill(processes: Iterable[Process]) -> None:
+def _kill(processes: Iterable[RankProcess]) -> None:
     """End what is left, and collect all: no process and no zombie remains."""
     for process in processes:
         with suppress(ProcessLookupError):

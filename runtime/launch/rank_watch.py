@@ -32,7 +32,7 @@ _TOP_FRAME = re.compile(r"\(most recent call first\):\n  File \"([^\"\n]*)\", li
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RankProcess:
     """A forked rank. `pidfd` becomes readable when it ends."""
 
     rank: int
@@ -45,7 +45,7 @@ class Process:
 class Death:
     """A rank that ended before its end, with what is known of when and why."""
 
-    process: Process
+    process: RankProcess
     time_ns: int
     lost_peer: bool
     how: str
@@ -53,7 +53,7 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _RankFrame:
     """Where a rank was: `file.py:12 in function`, and whether that is communication (ours or torch's)."""
 
     text: str
@@ -110,7 +110,7 @@ class Supervision:
         if self.on_poll:
             self.on_poll(board)
 
-    def watch(self, processes: Sequence[Process], board: Board, interrupts: Interrupts, oom_kills: int) -> Outcome:
+    def watch(self, processes: Sequence[RankProcess], board: Board, interrupts: Interrupts, oom_kills: int) -> Outcome:
         """Watch until all ranks have come to their end, or the first has failed, or all hang, or a signal insists."""
         alive = {p.pidfd: p for p in processes}
         poll = select.poll()
@@ -152,7 +152,9 @@ class Stillness:
         return self.still_s
 
 
-def _collect(poll: select.poll, wait_s: float, alive: dict[int, Process], board: Board, oom_kills: int) -> list[Death]:
+def _collect(
+    poll: select.poll, wait_s: float, alive: dict[int, RankProcess], board: Board, oom_kills: int
+) -> list[Death]:
     """Wait for an event; take the ended ranks out of `alive` and return those that ended before their end."""
     deaths = []
     for descriptor, _ in poll.poll(wait_s * 1000):
@@ -168,7 +170,7 @@ def _collect(poll: select.poll, wait_s: float, alive: dict[int, Process], board:
     return deaths
 
 
-def _death(process: Process, board: Board, end: os.waitid_result, oom_kills: int) -> Death:
+def _death(process: RankProcess, board: Board, end: os.waitid_result, oom_kills: int) -> Death:
     failure = board.failure(process.rank)
     if failure is not None:
         return _raised(process, board)
@@ -180,14 +182,14 @@ def _death(process: Process, board: Board, end: os.waitid_result, oom_kills: int
     return Death(process, when, False, how)
 
 
-def _raised(process: Process, board: Board) -> Death:
+def _raised(process: RankProcess, board: Board) -> Death:
     failure = board.failure(process.rank)
     assert failure is not None
     return Death(process, failure.time_ns, failure.lost_peer, failure.summary, failure.detail)
 
 
 def _failure(
-    deaths: list[Death], poll: select.poll, alive: dict[int, Process], board: Board, oom_kills: int
+    deaths: list[Death], poll: select.poll, alive: dict[int, RankProcess], board: Board, oom_kills: int
 ) -> Outcome:
     """The cause: the first death by time, but one for want of a peer only if no other is found."""
     until = time.monotonic() + SETTLE_S
@@ -204,7 +206,7 @@ def _failure(
     )
 
 
-def _kept_waiting(stopped: Process, processes: Sequence[Process], board: Board) -> Outcome:
+def _kept_waiting(stopped: RankProcess, processes: Sequence[RankProcess], board: Board) -> Outcome:
     """The outcome of ranks that gave up waiting for one that is stopped."""
     now, beat = time.monotonic_ns(), board.read(stopped.rank)
     others = sorted({p.rank: p for p in processes if p is not stopped}.items())
@@ -217,14 +219,14 @@ def _kept_waiting(stopped: Process, processes: Sequence[Process], board: Board) 
     return Outcome("hung", how, stopped.rank, beat.step, beat.action, stopped.log, waiting=waiting)
 
 
-def _state(process: Process) -> str:
+def _state(process: RankProcess) -> str:
     try:
         return process_state(process.pid)
     except OSError:  # it has ended, and was collected
         return "ended"
 
 
-def _hang(alive: Sequence[Process], board: Board, still_s: float) -> Outcome:
+def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome:
     """Name who is stopped, else who is not in communication, else who has waited longest; and what all wait in."""
     sizes = {p.rank: p.log.stat().st_size if p.log.exists() else 0 for p in alive}
     states = {p.rank: process_state(p.pid) for p in alive}
@@ -235,7 +237,7 @@ def _hang(alive: Sequence[Process], board: Board, still_s: float) -> Outcome:
     frames = {p.rank: _top_frame(p.log, sizes[p.rank]) for p in alive}
     now = time.monotonic_ns()
 
-    def suspicion(process: Process) -> tuple[bool, bool, int]:
+    def suspicion(process: RankProcess) -> tuple[bool, bool, int]:
         rank = process.rank
         return states[rank] not in _STOPPED, frames[rank].waits_for_peer, board.read(rank).since_ns
 
@@ -260,7 +262,7 @@ def process_state(pid: int) -> str:
     return _STATES.get(letter, letter)
 
 
-def _top_frame(log: Path, start: int) -> _Frame:
+def _top_frame(log: Path, start: int) -> _RankFrame:
     """Innermost frame of the stack a rank wrote into its log from byte `start` on."""
     text = ""
     with suppress(FileNotFoundError), log.open("rb") as file:
@@ -268,9 +270,9 @@ def _top_frame(log: Path, start: int) -> _Frame:
         text = file.read(1 << 16).decode(errors="replace")
     match = _TOP_FRAME.search(text)
     if match is None:
-        return _Frame("", False)
+        return _RankFrame("", False)
     path = Path(match[1])
-    return _Frame(f"{path.name}:{match[2]} in {match[3]}", is_communication(path))
+    return _RankFrame(f"{path.name}:{match[2]} in {match[3]}", is_communication(path))
 
 
 def is_communication(path: Path) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.checkpoint.durable_files import num_published
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.system.outcome import EXIT_RETRY, refusal_code
 
 GB = 10**9
@@ -17,7 +17,7 @@ BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
 def lack(
-    plan: Plan, ranks: range | None = None, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+    plan: RunPlan, ranks: range | None = None, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> str:
     """Why `ranks`, those of plan.json that this machine has, cannot all run in its memory, or "". None: all ranks.
 
@@ -58,7 +58,7 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 TABLE_BYTES = 4  # of an element
 
 
-def checkpoint_bytes(plan: Plan) -> int:
+def checkpoint_bytes(plan: RunPlan) -> int:
     """Bytes of the tensors of a checkpoint: master weights, their average, the optimizer's state, balancing biases.
 
     Where adapters are trained, of these alone."""
@@ -72,7 +72,7 @@ def checkpoint_bytes(plan: Plan) -> int:
     return found
 
 
-def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:
+def cannot_save(plan: RunPlan, run: Path, steps: int) -> tuple[str, int] | None:
     """Why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, and the exit code.
 
     None where they can.

@@ -27,15 +27,15 @@ from runtime.launch.torchrun_meet import (
     Ending,
     Hello,
     MeetingError,
-    Place,
-    Session,
+    MeetSession,
     Stores,
+    TorchrunRank,
     interface_to,
     make_board,
     meet,
     new_nonce,
 )
-from runtime.launch.torchrun_watch import Watch
+from runtime.launch.torchrun_watch import TorchrunWatch
 from runtime.system.machine import machine
 from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
 
@@ -54,9 +54,9 @@ class RefusedError(RuntimeError):
 class Attached:
     """A rank that has met the others, and is watched."""
 
-    place: Place
-    session: Session
-    watch: Watch
+    place: TorchrunRank
+    session: MeetSession
+    watch: TorchrunWatch
     stores: Stores
     lock: int | None  # descriptor; of rank 0, held until its process ends
 
@@ -109,7 +109,7 @@ class Attached:
 
 
 def attach(
-    place: Place, run: Path, digest: str, hang_timeout_s: float | None, start_timeout_s: float = START_TIMEOUT_S
+    place: TorchrunRank, run: Path, digest: str, hang_timeout_s: float | None, start_timeout_s: float = START_TIMEOUT_S
 ) -> Attached:
     """Meet the other ranks and begin to watch. RefusedError where they cannot train in this folder.
 
@@ -121,10 +121,10 @@ def attach(
     board.set_action("meet")
     mine = Hello(new_nonce(), place.rank, machine(), place.agent, os.getpid(), descriptor, place.restarts, digest)
     lock: list[int] = []
-    watch: list[Watch] = []
+    watch: list[TorchrunWatch] = []
 
     def enter(session: str) -> None:
-        watch[:] = [Watch(place.rank, board, stores.connect(session), place.agent, hang_timeout_s)]
+        watch[:] = [TorchrunWatch(place.rank, board, stores.connect(session), place.agent, hang_timeout_s)]
         watch[0].enter()
 
     def decide(session: str, hellos: Sequence[Hello], restarted: bool) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ State = Literal["prepare", "train", "done", "leaving"]
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class AgentBeat:
     """What a rank tells the others. `number` grows; `since_ns` is of its machine's clock."""
 
     number: int
@@ -126,13 +126,13 @@ class Peer:
     """What is known of another rank. `pidfd` and `board`: of a rank that the same torchrun started."""
 
     rank: int
-    beat: Beat
+    beat: AgentBeat
     heard_s: float = 0.0  # since its last beat, by time this process ran
     pidfd: int | None = None
     board: Board | None = None
     ended: bool = False
 
-    def hear(self, beat: Beat) -> None:
+    def hear(self, beat: AgentBeat) -> None:
         if beat.number != self.beat.number:
             self.heard_s = 0.0
         self.beat = beat
@@ -164,7 +164,7 @@ class MeetingError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TorchrunRank:
     """What the environment says of a rank. `agent`: the number of the torchrun process that started it."""
 
     rank: int
@@ -178,7 +178,7 @@ class Place:
     agent_has_store: bool
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> Place:
+    def of(environment: Mapping[str, str]) -> TorchrunRank:
         """ValueError where a variable is missing or is no number."""
 
         def number(name: str, default: int | None = None) -> int:
@@ -190,7 +190,7 @@ class Place:
         rank, world = number("RANK"), number("WORLD_SIZE")
         if rank >= world:
             raise ValueError(f"RANK={rank} in the environment is not below WORLD_SIZE={world}: start with torchrun")
-        return Place(
+        return TorchrunRank(
             rank,
             world,
             number("LOCAL_RANK", rank),
@@ -218,7 +218,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Session:
+class MeetSession:
     """One attempt: its keys in the store, who takes part, and what rank 0 decided for all."""
 
     name: str
@@ -233,7 +233,7 @@ class Session:
 class Stores:
     """Connections to the store, one for each thread: a call that waits holds its connection."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TorchrunRank) -> None:
         self._place = place
         one_machine = place.local_world == place.world
         self.host = LOOPBACK if one_machine and not place.agent_has_store else place.host
@@ -277,7 +277,7 @@ def meet(
     enter: Callable[[str], None],
     decide: Callable[[str, Sequence[Hello], bool], Mapping[str, Any]],
     timeout_s: float,
-) -> Session:
+) -> MeetSession:
     """Agree with all ranks on a session. `store`: of no session.
 
     A rank says hello; rank 0 invites all that it sees by their nonces, again when one of them changes, for it may see
@@ -310,7 +310,7 @@ def meet(
                     restarted = store.add("sessions", 1) > 1 or any(hello.restarts for hello in hellos)
                     store.set(go, json.dumps(decide(session, hellos, restarted)))
                 if store.check([go]):
-                    met = Session(session, hellos, json.loads(store.get(go)))
+                    met = MeetSession(session, hellos, json.loads(store.get(go)))
                     _see_off(store, f"met/{session}", world, mine.rank)
                     return met
         if time.monotonic() > until:

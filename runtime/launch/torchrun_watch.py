@@ -28,7 +28,7 @@ import torch.distributed as dist
 from runtime.launch.heartbeat import Board, size_bytes
 from runtime.launch.rank_process import STOP_SIGNALS, is_lost_peer, last_lines
 from runtime.launch.rank_watch import POLL_S, REPEAT_S, Stillness, is_communication, process_state
-from runtime.launch.torchrun_meet import Beat, Ending, Hello, Peer, SharedBoard, State
+from runtime.launch.torchrun_meet import AgentBeat, Ending, Hello, Peer, SharedBoard, State
 from runtime.system.outcome import Waiting, oom_kills_so_far
 
 BEAT_S = 0.5
@@ -39,7 +39,7 @@ LINGER_S = 3.0  # how long a rank that leaves waits for the others to hear why
 
 
 @dataclass
-class Watch:
+class TorchrunWatch:
     """The watch of one rank; `begin` starts it, and from then on it may end this process.
 
     `store`: keys of the session, a connection of this thread's alone. `hang_timeout_s`: as of `Supervision`.
@@ -80,7 +80,7 @@ class Watch:
         self._poll.register(self._wake, select.POLLIN)
         for hello in hellos:
             if hello.rank != self.rank:
-                peer = Peer(hello.rank, Beat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+                peer = Peer(hello.rank, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
                 self._peers[hello.rank] = peer
                 if (hello.machine, hello.agent) == (mine.machine, mine.agent):
                     self._see(peer, hello)
@@ -184,21 +184,21 @@ class Watch:
         if mine.state == "done":
             self._ended.set()
         for rank, text in zip(ranks, beats, strict=True):
-            self._peers[rank].hear(Beat(**json.loads(text)))
+            self._peers[rank].hear(AgentBeat(**json.loads(text)))
         self._endings = [Ending.read(line) for line in endings.splitlines()]
         if stops and not self.board.stop_request():
             first = json.loads(stops.splitlines()[0])
             self.board.request_stop(first["signal"], first["rank"])
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> AgentBeat:
         """What this rank does now."""
         beat = self.board.read(self.rank)
         for_s = (time.monotonic_ns() - beat.since_ns) / 1e9
         where, waits = _main_frame()
         process = process_state(os.getpid())
-        return Beat(self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, where, waits)
+        return AgentBeat(self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, where, waits)
 
-    def _set_beat(self) -> Beat:
+    def _set_beat(self) -> AgentBeat:
         self._number += 1
         said = self._beat()
         self.store.set(f"beat/{self.rank}", json.dumps(asdict(said)))
@@ -297,7 +297,7 @@ class Watch:
         beat, _ = beats[cause]
         self._publish(Ending("hung", cause, beat.step, beat.action, how, waiting=self._waiting()))
 
-    def _beats(self) -> dict[int, tuple[Beat, float]]:
+    def _beats(self) -> dict[int, tuple[AgentBeat, float]]:
         """What each rank does that has not ended, and for how many seconds nothing was heard of it."""
         found = {self.rank: (self._beat(), 0.0)}
         for rank, peer in self._peers.items():
@@ -349,7 +349,7 @@ class Watch:
             try:
                 self._check_store()
                 for peer in away:
-                    peer.hear(Beat(**json.loads(self.store.get(f"beat/{peer.rank}"))))
+                    peer.hear(AgentBeat(**json.loads(self.store.get(f"beat/{peer.rank}"))))
             except RuntimeError:
                 return []
         return []

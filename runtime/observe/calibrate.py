@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Rows, Wanted
+from runtime.comm.transport import Rows, WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -219,7 +219,7 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
         Opening("world", everyone, "all"),
     )
     flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
-    links = Endpoint(device).connect(rank, Wanted(mesh, openings, flats))
+    links = Endpoint(device).connect(rank, WantedChannels(mesh, openings, flats))
     there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
     swap = links.swap("expert", everyone)
     assert swap is not None, "transfers are between several ranks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.contract import NodeKind
-from runtime.observe.doctor.checks import Device, device_faults
+from runtime.observe.doctor.checks import CudaDevice, device_faults
 from runtime.system.outcome import ReportedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}  # of the process groups; NCCL wants a device a rank
@@ -63,6 +63,6 @@ def check(device: torch.device, planned: NodeKind, *, shared: bool = False) -> N
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_properties(device)
-    here = Device(found.name, found.multi_processor_count, found.total_memory)
+    here = CudaDevice(found.name, found.multi_processor_count, found.total_memory)
     if fault := next(device_faults(planned, (here,), first=device.index, memory=not shared), None):
         raise ReportedError(fault)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.system.lines import Lines, to_stderr, utc_now
+from runtime.system.lines import JsonLines, to_stderr, utc_now
 
 FILE = "events.jsonl"
 Event = Literal[
@@ -43,7 +43,7 @@ class Events:
     """The event log of a run folder, which must exist by the first `write`."""
 
     def __init__(self, run: Path, say: Callable[[str], None] = to_stderr) -> None:
-        self._lines = Lines(run / FILE, say=say, noun="events")
+        self._lines = JsonLines(run / FILE, say=say, noun="events")
 
     def write(self, event: Event, **fields: Any) -> None:
         """Append an event with the time and its fields: JSON values."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.system.lines import Lines, to_stderr, utc_now
+from runtime.system.lines import JsonLines, to_stderr, utc_now
 from runtime.system.regular_files import open_regular
 
 FILE = "metrics.jsonl"
 
 
-class Metrics(Lines):
+class MetricsWriter(JsonLines):
     """The writer. `resume_step`: rows of later steps, of the training before the resume, go to metrics.1.jsonl."""
 
     def __init__(self, run: Path, resume_step: int = 0, say: Callable[[str], None] = to_stderr) -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from runtime.launch.heartbeat import Board
 from runtime.observe.watch.follow import Follower
-from runtime.observe.watch.run_state import State
+from runtime.observe.watch.run_state import RunState
 from runtime.observe.watch.view import has_blocks, line, panel, told
 from runtime.system.lines import to_stderr
 from runtime.system.outcome import printable
@@ -51,7 +51,7 @@ class Progress:
         self._total, self._unigram_nats = total, unigram_nats
         self._console = Console(file=stream or sys.stdout or io.StringIO(), highlight=False)
         self._clock = clock
-        self._follower, self._state = Follower(run), State(run)
+        self._follower, self._state = Follower(run), RunState(run)
         for item in self._follower.poll():  # of a life before a resume
             self._state.take(item)
         self._step = 0

@@ -165,7 +165,7 @@ def compressed_attention_dgrad(
 
 
 @dataclass(frozen=True)
-class _Block:
+class _QueryBlock:
     """P positions of all sequences and what any of them sees: n keys and e entries, X = n + e.
 
     The entries are the same for all positions [B, e, C], or those chosen for each [B, P, e, C].
@@ -226,7 +226,7 @@ def _blocks(
     heads: int,
     window: int,
     rate: int,
-) -> Iterator[_Block]:
+) -> Iterator[_QueryBlock]:
     """All positions, in order."""
     B, C = len(q) // sequence, q.shape[1] // heads
     q_BSHC = wide(q).reshape(B, sequence, heads, C) * C**-0.5
@@ -252,7 +252,7 @@ def _blocks(
             of_all = chosen_BPe + torch.arange(B, device=q.device)[:, None, None] * entries_BEC.shape[1]
             seen_BEC = entries_BEC.flatten(0, 1)[of_all]
         hidden_BPX = torch.cat((hidden_Pn[None].expand(len(hidden_BPe), -1, -1), hidden_BPe), dim=-1)
-        yield _Block(new, past, q_BSHC[:, new], kv_BSC[:, past], seen_BEC, chosen_BPe, hidden_BPX)
+        yield _QueryBlock(new, past, q_BSHC[:, new], kv_BSC[:, past], seen_BEC, chosen_BPe, hidden_BPX)
 
 
 OPS = (

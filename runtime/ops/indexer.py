@@ -79,7 +79,7 @@ def is_chosen(chosen_RK: Tensor, keys: int) -> Tensor:
 
 # ---------------------------------------------------------------- blocks
 @dataclass(frozen=True)
-class Block:
+class IndexBlock:
     """Queries of one sequence, and the keys in front of it that any of them sees."""
 
     rows: slice
@@ -107,7 +107,7 @@ def blocks(
     rate: int,
     starts: Tensor | None,
     positions: Tensor | None,
-) -> Iterator[Block]:
+) -> Iterator[IndexBlock]:
     """Blocks of all queries, but for those that see no key."""
     keys = sequence // rate
     if not keys:
@@ -126,7 +126,7 @@ def blocks(
             first_R = torch.zeros_like(position_R) if starts is None else (starts[rows].long() + rate - 1) // rate
             end_R = torch.maximum((position_R + 1) // rate, first_R)
             if seen := min(keys, (last + 1) // rate):
-                yield Block(rows, b * keys, seen, first_R[:, None], end_R[:, None])
+                yield IndexBlock(rows, b * keys, seen, first_R[:, None], end_R[:, None])
 
 
 # --- What an indexer is trained by: how far the softmax of its scores is from the attention that it chooses keys for

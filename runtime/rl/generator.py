@@ -22,14 +22,14 @@ from torch import Tensor
 
 from runtime.build.build import Build
 from runtime.comm.transport import Sums
-from runtime.contract import Call, Mesh, Plan, Program
+from runtime.contract import Call, Mesh, RunPlan, RunProgram
 from runtime.contract.names import DataName, MessageName
 from runtime.ops import OPS
 from runtime.ops.cross_entropy import picked
 from runtime.ops.native import library
 from runtime.ops.product import wide
-from runtime.rl.next_tokens import Next, NextTokens, Sampler
-from runtime.step.executor import Batch, Executor
+from runtime.rl.next_tokens import Next, NextTokens, SoftmaxSampler
+from runtime.step.executor import Executor, StepBatch
 
 Ids = npt.NDArray[np.int64]
 
@@ -41,7 +41,7 @@ class RolloutError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompletionLimits:
     """Tokens of the longest completion, and the one that ends a completion; sequences of a column at a time."""
 
     completion: int
@@ -67,14 +67,14 @@ class Rollouts:
 
 
 @dataclass
-class _Slot:
+class _SequenceSlot:
     """A sequence in a slot: its number in the step, and how many tokens the cache has of it."""
 
     sequence: int
     cached: int = 0
 
 
-Slots = list[_Slot | None]  # of a column
+Slots = list[_SequenceSlot | None]  # of a column
 
 
 class Generator:
@@ -85,10 +85,10 @@ class Generator:
         build: Build,
         rank: int,
         executor: Executor,
-        program: Program,
+        program: RunProgram,
         sums: Sums,
-        limits: Limits,
-        sampler: Sampler,
+        limits: CompletionLimits,
+        sampler: SoftmaxSampler,
     ) -> None:
         if why := library.missing():
             raise RolloutError(f"generation and training have the same bits with the ops in C++ alone, and {why}")
@@ -169,7 +169,7 @@ class Generator:
             for index, slot in enumerate(of_column):
                 if slot is None and queue and (not rows or rows + len(prompts[queue[0]]) <= self._rows):
                     rows += len(prompts[queue[0]])
-                    of_column[index] = _Slot(queue.pop(0))
+                    of_column[index] = _SequenceSlot(queue.pop(0))
         return any(slot for of_column in slots for slot in of_column)
 
     @contextmanager
@@ -198,10 +198,10 @@ class Generator:
         self._forward.next, self._forward.logits = [at for at, _ in rows], None
         tokens = torch.from_numpy(tokens_T)[None].to(self._executor.device)
         with torch.no_grad():
-            batch = Batch(_Data(tokens, self._forward), rows=len(tokens_T))
+            batch = StepBatch(_RoundData(tokens, self._forward), rows=len(tokens_T))
             self._executor.execute(self._bodies, self._calls, batch)
 
-    def _next(self, found: Rollouts, index: int, slot: _Slot) -> tuple[Next, Ids]:
+    def _next(self, found: Rollouts, index: int, slot: _SequenceSlot) -> tuple[Next, Ids]:
         prompt = found.prompts[slot.sequence]
         if not slot.cached:
             return Next(index, 0, len(prompt), slot.sequence), prompt
@@ -228,17 +228,17 @@ class Generator:
         for (sequence, place), each in zip(places, logp, strict=True):
             found.logp_NC[sequence, place] = each
 
-    def _append(self, found: Rollouts, slot: _Slot, token: int) -> None:
+    def _append(self, found: Rollouts, slot: _SequenceSlot, token: int) -> None:
         prompt = len(found.prompts[slot.sequence])
         slot.cached = slot.cached + 1 if slot.cached else prompt
         found.tokens_NC[slot.sequence, slot.cached - prompt] = token
 
-    def _ended(self, found: Rollouts, slot: _Slot) -> bool:
+    def _ended(self, found: Rollouts, slot: _SequenceSlot) -> bool:
         made = slot.cached - len(found.prompts[slot.sequence])
         return made + 1 == self._limits.completion or found.tokens_NC[slot.sequence, made] == self._limits.end
 
 
-class _Data(Mapping[str, Tensor]):
+class _RoundData(Mapping[str, Tensor]):
     """What a program loads by name: the tokens of a round, none of which is padding, of routers no choices, and
     nothing of all else."""
 
@@ -259,7 +259,7 @@ class _Data(Mapping[str, Tensor]):
         return 1
 
 
-def replayed_layers(plan: Plan) -> dict[int, int]:
+def replayed_layers(plan: RunPlan) -> dict[int, int]:
     """The layers whose routers replay their choices → how many of a token."""
     return {each.site.layer: each.replays for each in plan.moe_layers if each.replays and each.site.layer is not None}
 

@@ -37,7 +37,7 @@ from runtime.ops.native import ops as native
 NEVER = -1000.0  # behind the largest logit: its exponential is 0
 
 
-class Drawn(NamedTuple):
+class DrawnToken(NamedTuple):
     """A token, and the entropy in nats of what it was drawn from."""
 
     token: int
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampler:
+class SoftmaxSampler:
     """Draws with the probabilities of the softmax of logits."""
 
     seed: int
@@ -56,7 +56,7 @@ class Sampler:
             np.random.Generator(np.random.Philox(key=[self.seed, 0], counter=[0, position, sequence, 0])).random()
         )
 
-    def draw(self, logits_V: npt.NDArray[np.float64], sequence: int, position: int) -> Drawn:
+    def draw(self, logits_V: npt.NDArray[np.float64], sequence: int, position: int) -> DrawnToken:
         """logits_V, FP64 -> the token of which the sum of all probabilities before it is the last one below the number
         of the position."""
         behind_V = logits_V - logits_V.max()
@@ -65,7 +65,7 @@ class Sampler:
         total = sums_V[-1]
         entropy = np.log(total) - np.dot(weights_V, np.maximum(behind_V, NEVER)) / total
         token = int(np.searchsorted(sums_V, self.uniform(sequence, position) * total, side="right"))
-        return Drawn(min(token, int(np.flatnonzero(weights_V)[-1])), float(entropy))
+        return DrawnToken(min(token, int(np.flatnonzero(weights_V)[-1])), float(entropy))
 
 
 # --- next tokens
@@ -88,7 +88,7 @@ class Next:
 
 
 @dataclass
-class _Kept:
+class _KeptRows:
     """What one attention has seen: a row for each token of each slot, of two tensors."""
 
     first: Tensor  # [slots, S, width]
@@ -117,7 +117,7 @@ class NextTokens:
     next: Sequence[Next] = ()
     routes: dict[int, Tensor] | None = None  # by layer, [N, S, K]: where choices of routers are noted, −1 elsewhere
     logits: Tensor | None = None
-    _kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)  # by stage and number of the attention
+    _kept: dict[tuple[int, int], _KeptRows] = field(default_factory=dict)  # by stage and number of the attention
     _stage: int = 0
     _calls: int = 0  # of attention, in the body that runs
 
@@ -167,7 +167,7 @@ class NextTokens:
         key = self._stage, self._calls
         self._calls += 1
         if key not in self._kept:
-            self._kept[key] = _Kept(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
+            self._kept[key] = _KeptRows(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
         kept, o, row = self._kept[key], q.new_zeros((len(q), width)), 0
         for at in self.next:
             rows = slice(row, row + at.count)

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
-from runtime.contract import Grpo, Plan
+from runtime.contract import GrpoRecipe, RunPlan
 from runtime.contract.names import DataName
 from runtime.data.prompts import PromptSamples
 from runtime.data.rewards.scoring import Case, RewardError, Rewards
-from runtime.rl.generator import Generator, Limits, RolloutError, Rollouts, all_reduce
-from runtime.rl.next_tokens import Sampler
+from runtime.rl.generator import CompletionLimits, Generator, RolloutError, Rollouts, all_reduce
+from runtime.rl.next_tokens import SoftmaxSampler
 from runtime.state.state import State
 from runtime.step.micro_batches import NO_TARGET, Indices
 from runtime.step.step_time import StepTime
@@ -91,7 +91,7 @@ Ids = npt.NDArray[np.int64]
 COUNTS = ("tokens", "different", "clipped", "kl", "reference_kl")  # of sampled tokens, over the world
 
 
-class Prompts(Protocol):
+class PromptDraws(Protocol):
     """Prompts by the number of their draw, the same on every rank."""
 
     def prompt(self, index: int) -> Ids: ...
@@ -141,10 +141,10 @@ class Policy:
     """The rollouts of a run, as each rank has them. `scorer`: on the first pipeline rank of each column, else None.
     `reference`: None where no divergence from it counts."""
 
-    plan: Plan
+    plan: RunPlan
     rank: int
     generator: Generator
-    prompts: Prompts
+    prompts: PromptDraws
     scorer: Scorer | None
     sums: Sums
     time: StepTime
@@ -156,7 +156,7 @@ class Policy:
     _counted: Floats = field(default_factory=lambda: np.zeros(len(COUNTS)))
 
     @property
-    def _grpo(self) -> Grpo:
+    def _grpo(self) -> GrpoRecipe:
         assert self.plan.train.grpo is not None, "the plan of a run that learns from rewards"
         return self.plan.train.grpo
 
@@ -344,8 +344,8 @@ def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
         key=lambda each: each.micro_batches,
     )
     of_column = program.micro_batches * plan.train.micro_batch
-    limits = Limits(grpo.completion, prompts.end, min(of_column, grpo.slots or of_column))
-    sampler = Sampler(plan.train.seed)
+    limits = CompletionLimits(grpo.completion, prompts.end, min(of_column, grpo.slots or of_column))
+    sampler = SoftmaxSampler(plan.train.seed)
     generator = Generator(trainer.build, trainer.rank, trainer.executor, program, sums, limits, sampler)
     texts = {each.name: trainer.build.files[each.file].decode() for each in grpo.rewards if each.file}
     scorer = Rewards(grpo.rewards, texts) if trainer.pp_rank == 0 else None

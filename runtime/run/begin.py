@@ -17,13 +17,13 @@ from runtime.system.outcome import EXIT_RETRY, refusal_code
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
-    from runtime.launch.torchrun_meet import Place
+    from runtime.launch.torchrun_meet import TorchrunRank
     from runtime.run.loop import Loop
     from runtime.step.start import Start
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What a run is asked for beyond its build."""
 
     run: Path
@@ -60,7 +60,7 @@ def holds_checkpoint(run: Path) -> bool:
         raise UsageError(f"{run / 'checkpoints'}: {error.strerror}") from None
 
 
-def check_places(build: Build, options: Options, say: Callable[[str], None]) -> None:
+def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) -> None:
     """Look at the places besides the run folder where the spec wants checkpoints. With `resume` the newest good one of
     them is taken into the run folder, unless that has one as new; else they must hold none.
 
@@ -100,7 +100,7 @@ def check_places(build: Build, options: Options, say: Callable[[str], None]) -> 
 
 
 def loop_of(
-    build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None
+    build: Build, options: RunOptions, corpus: Path, say: Callable[[str], None], place: TorchrunRank | None = None
 ) -> Loop:
     """The life of the ranks of a run, having said what there is to know before it begins. UsageError if it cannot,
     NothingToDoError if no step is left."""
@@ -138,7 +138,7 @@ def loop_of(
     return loop
 
 
-def _start(loop: Loop, options: Options, say: Callable[[str], None]) -> Start:
+def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start:
     """Where the loop starts: from a verified checkpoint on, or from initial weights, having said what there is to know
     about them."""
     from runtime.checkpoint.shard_manifest import CheckpointError

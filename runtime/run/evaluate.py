@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.build.build import Build, BuildError
-from runtime.checkpoint.loading import Checkpoint, load, with_base
+from runtime.checkpoint.loading import LoadedCheckpoint, load, with_base
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
 from runtime.contract import EXTRA_TOKENS
@@ -41,7 +41,7 @@ LOSSES = "losses.json"
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """The samples of a file."""
 
     ids: npt.NDArray[np.int64]
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     assert rows.shape[1] == build.plan.train.sequence + EXTRA_TOKENS
     kind = AVERAGE if args.average else WEIGHT
-    job = Evaluation(build, checkpoint, kind, Rows(rows), device, args.out / LOSSES)
+    job = Evaluation(build, checkpoint, kind, SampleRows(rows), device, args.out / LOSSES)
     outcome = launch(job.rank, build.plan.mesh.world, folder=args.out, backend=BACKENDS[device])
     if not outcome.ok:
         print(f"error: {outcome}", file=sys.stderr)
@@ -88,9 +88,9 @@ class Evaluation:
     """What ranks are to do. `kind`: which tensors of the checkpoint are the weights."""
 
     build: Build
-    checkpoint: Checkpoint
+    checkpoint: LoadedCheckpoint
     kind: str
-    samples: Rows
+    samples: SampleRows
     device: str
     out: Path
 

@@ -13,10 +13,10 @@ import torch
 
 from runtime.build import run_copy
 from runtime.build.build import Build
-from runtime.checkpoint.places import Place, places_of
+from runtime.checkpoint.places import CopyPlace, places_of
 from runtime.checkpoint.shard_manifest import BASE, CHECKPOINTS, base_named
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
-from runtime.contract import EXTRA_TOKENS, Plan, node_kind
+from runtime.contract import EXTRA_TOKENS, RunPlan, node_kind
 from runtime.contract.options import START_TIMEOUT_S
 from runtime.contract.rate import last_step, tokens_to_train
 from runtime.data.blend import Blend
@@ -25,7 +25,7 @@ from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.observe.device import check, divide, take
 from runtime.observe.events import Events
-from runtime.observe.metrics import Metrics
+from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
 from runtime.observe.slots import Slots, host, name_of, take_core
 from runtime.ops.native import library
@@ -69,7 +69,7 @@ class Ranks:
     slots: Slots | None = None
     debugged: bool = False
 
-    def take(self, rank: int, world: int, plan: Plan) -> tuple[torch.device, str]:
+    def take(self, rank: int, world: int, plan: RunPlan) -> tuple[torch.device, str]:
         """The device of a rank, checked against its plan, and its name."""
         number = rank if self.local_rank is None else self.local_rank
         if self.slots and self.local_rank is None:
@@ -81,7 +81,7 @@ class Ranks:
         divide(device, plan.communication_sms)
         return device, name_of(device) if self.slots and device.type == "cuda" else name
 
-    def endpoint(self, device: torch.device, plan: Plan) -> Endpoint:
+    def endpoint(self, device: torch.device, plan: RunPlan) -> Endpoint:
         """How a rank on this device talks to the others."""
         timeout_s = debug.TIMEOUT_S if self.debugged else PEER_TIMEOUT_S
         sms, start_s = plan.communication_sms, self.start_timeout_s
@@ -178,7 +178,7 @@ class Loop:
         saves = Saves(trainer, world, self.run, self._about(), events, say, self._places())
         observers += self._of_each_step(trainer, events, say)
         if rank == 0:
-            observers.append(MetricRows(Metrics(self.run, trainer.step, say), saves, self._phase))
+            observers.append(MetricRows(MetricsWriter(self.run, trainer.step, say), saves, self._phase))
         if view:
             observers.append(TerminalView(view, board))
         replays = self.ranks.slots is not None
@@ -218,7 +218,7 @@ class Loop:
         assert weights is not None, "adapters are beside the weights of a checkpoint"
         return about | {BASE: base_named(weights.path, weights.manifest, self.run / CHECKPOINTS)}
 
-    def _places(self) -> Sequence[Place]:
+    def _places(self) -> Sequence[CopyPlace]:
         """Where checkpoints are copied to."""
         saved = self.build.plan.train.checkpoint
         if saved is None or not self._leaves_checkpoints or self.places_from is None:

@@ -15,7 +15,7 @@ from runtime.contract.recipe import Validation
 from runtime.launch.heartbeat import Board
 from runtime.observe.events import Events
 from runtime.observe.health import replicas
-from runtime.observe.metrics import Metrics
+from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import Progress
 from runtime.run.saves import Saves
 from runtime.step import ledger
@@ -26,7 +26,7 @@ StepRow: TypeAlias = dict[str, Any]
 
 
 @dataclass
-class Step:
+class EndedStep:
     """A step that was trained. row: its metrics, which observers may add to. is_last: the run ends with it. is_saved:
     a checkpoint follows it, unless the run only stops here."""
 
@@ -43,7 +43,7 @@ class Observer:
         """Around the training of a step: calls `step` once and returns what it returns."""
         return step()
 
-    def after(self, step: Step) -> None:
+    def after(self, step: EndedStep) -> None:
         """Behind a step, and before it is saved."""
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class ReplicaCheck(Observer):
     every: int
     events: Events
 
-    def after(self, step: Step) -> None:
+    def after(self, step: EndedStep) -> None:
         if not step.is_saved and step.number % self.every:
             return
         trainer = self.trainer
@@ -142,7 +142,7 @@ class ValidationLosses(Observer):
     asked: Validation
     judges_saves: bool
 
-    def after(self, step: Step) -> None:
+    def after(self, step: EndedStep) -> None:
         if step.is_last or step.number % self.asked.every == 0 or (self.judges_saves and step.is_saved):
             with self.trainer.time.whole("validation"):
                 step.row |= self.trainer.evaluate()
@@ -152,11 +152,11 @@ class ValidationLosses(Observer):
 class MetricRows(Observer):
     """Writes the metrics. `beside`: what each row has besides them, such as the phase."""
 
-    metrics: Metrics
+    metrics: MetricsWriter
     saves: Saves
     beside: StepRow
 
-    def after(self, step: Step) -> None:
+    def after(self, step: EndedStep) -> None:
         failing = {"copy_failed": self.saves.failing} if self.saves.failing else {}
         self.metrics.write(step.row | self.beside | failing)
 
@@ -171,7 +171,7 @@ class TerminalView(Observer):
     view: Progress
     board: Board
 
-    def after(self, step: Step) -> None:
+    def after(self, step: EndedStep) -> None:
         self.view.poll(self.board)
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ The tokens that were trained on decide, and not the steps: these are others than
 
 from __future__ import annotations
 
-from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.loading import LoadedCheckpoint
 from runtime.checkpoint.shard_manifest import CheckpointError, phase_of, trained_tokens
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.contract.rate import tokens_to_train
 
 
@@ -19,7 +19,7 @@ class PhaseOverError(CheckpointError):
     """The phase that is to be trained has come to its end, and another follows."""
 
 
-def begins_with(checkpoint: Checkpoint, plan: Plan) -> bool:
+def begins_with(checkpoint: LoadedCheckpoint, plan: RunPlan) -> bool:
     """Whether a phase begins with this checkpoint, because an earlier phase, or a run without phases, wrote it.
 
     EarlierPhaseError if that one has not come to its end.
@@ -38,7 +38,7 @@ def begins_with(checkpoint: Checkpoint, plan: Plan) -> bool:
     return number is None or number < within.number
 
 
-def check_is_not_over(checkpoint: Checkpoint, plan: Plan) -> None:
+def check_is_not_over(checkpoint: LoadedCheckpoint, plan: RunPlan) -> None:
     """Raise PhaseOverError where the next phase begins with this checkpoint, or has begun."""
     within, tokens = plan.train.within, trained_tokens(checkpoint.meta)
     if within is None or within.is_last or tokens is None:
@@ -50,7 +50,7 @@ def check_is_not_over(checkpoint: Checkpoint, plan: Plan) -> None:
         )
 
 
-def going_back(checkpoint: Checkpoint, plan: Plan) -> str:
+def going_back(checkpoint: LoadedCheckpoint, plan: RunPlan) -> str:
     """What to do where a later phase wrote a checkpoint than the one that the spec has at its tokens, or ""."""
     number, within = phase_of(checkpoint.meta), plan.train.within
     if number is None or within is None or number <= within.number:

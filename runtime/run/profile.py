@@ -41,7 +41,7 @@ Number = TypeVar("Number", int, float)
 Kind = Literal["op", "copy", "wait", "bubble", "python", "profile"]
 
 
-class Key(NamedTuple):
+class CallKey(NamedTuple):
     """What a row is of. Fields that are "" when a call is timed are those of the call around it."""
 
     place: str  # body of an action, "F0", or phase of the step, "reduce"
@@ -52,7 +52,7 @@ class Key(NamedTuple):
 
 
 @dataclass
-class Row:
+class CallTime:
     """Own time of all calls of one key, in ns. `inside`: how many timed calls were made directly from these."""
 
     calls: int = 0
@@ -62,9 +62,9 @@ class Row:
 
 
 @dataclass
-class _Frame:
-    key: Key
-    row: Row
+class _CallFrame:
+    key: CallKey
+    row: CallTime
     clock: int
     processor: int
     inner_clock: int = 0
@@ -78,10 +78,10 @@ class Stopwatch:
     beside a step, are not timed. `settle`: called before a clock is read, to wait for what runs on a device."""
 
     settle: Callable[[], object] | None = None
-    rows: dict[Key, Row] = field(default_factory=dict)
+    rows: dict[CallKey, CallTime] = field(default_factory=dict)
     clock: int = 0  # ns of all outermost calls, as are the rows' sums
     processor: int = 0
-    _stack: list[_Frame] = field(default_factory=list)
+    _stack: list[_CallFrame] = field(default_factory=list)
     _thread: int = field(default_factory=threading.get_ident)
 
     def timed(
@@ -94,7 +94,7 @@ class Stopwatch:
         function: str = "",
     ) -> Callable[..., Any]:
         """`call`, with its time kept."""
-        key = Key(place, segment, function, kind, name)
+        key = CallKey(place, segment, function, kind, name)
 
         @wraps(call)
         def run(*args: Any, **named: Any) -> Any:
@@ -108,7 +108,7 @@ class Stopwatch:
 
         return run
 
-    def _enter(self, key: Key) -> None:
+    def _enter(self, key: CallKey) -> None:
         if self._stack:
             around = self._stack[-1]
             around.inside += 1
@@ -118,11 +118,11 @@ class Stopwatch:
                 kind, name = "bubble", "message"
             # a wait is named by what is communicated
             name = name or (at.name if kind == "wait" else "")
-            key = Key(place or at.place, segment or at.segment, function or at.function, kind, name)
-        row = self.rows.setdefault(key, Row())
+            key = CallKey(place or at.place, segment or at.segment, function or at.function, kind, name)
+        row = self.rows.setdefault(key, CallTime())
         if self.settle:
             self.settle()
-        self._stack.append(_Frame(key, row, time.perf_counter_ns(), time.thread_time_ns()))
+        self._stack.append(_CallFrame(key, row, time.perf_counter_ns(), time.thread_time_ns()))
 
     def _leave(self) -> None:
         if self.settle:
@@ -169,7 +169,10 @@ def measure_overhead(rounds: int = 5, calls: int = 2000) -> Overhead:
                 call()
 
         watch.timed(loop, "python", place="loop")()
-        outer, inside = watch.rows[Key("loop", "", "", "python", "")], watch.rows[Key("loop", "", "", "op", "nothing")]
+        outer, inside = (
+            watch.rows[CallKey("loop", "", "", "python", "")],
+            watch.rows[CallKey("loop", "", "", "op", "nothing")],
+        )
         within.append((inside.clock / calls, inside.processor / calls))
         around.append((outer.clock / calls, outer.processor / calls))
     return Overhead(_least(within), _least(around))
@@ -179,16 +182,16 @@ def _least(pairs: Sequence[tuple[Number, Number]]) -> tuple[Number, Number]:
     return min(clock for clock, _ in pairs), min(processor for _, processor in pairs)
 
 
-def without_overhead(rows: Mapping[Key, Row], overhead: Overhead) -> dict[Key, Row]:
+def without_overhead(rows: Mapping[CallKey, CallTime], overhead: Overhead) -> dict[CallKey, CallTime]:
     """The rows with what the profile took in rows of its own, one a place; sums stay as they are."""
-    result: dict[Key, Row] = {}
+    result: dict[CallKey, CallTime] = {}
     for key, row in rows.items():
         took = [
             min(max(has, 0), round(row.calls * within + row.inside * around))
             for has, within, around in zip((row.clock, row.processor), overhead.within, overhead.around, strict=True)
         ]
-        result[key] = Row(row.calls, row.clock - took[0], row.processor - took[1], row.inside)
-        its = result.setdefault(Key(key.place, "", "", "profile", "profile"), Row())
+        result[key] = CallTime(row.calls, row.clock - took[0], row.processor - took[1], row.inside)
+        its = result.setdefault(CallKey(key.place, "", "", "profile", "profile"), CallTime())
         its.calls, its.clock, its.processor = its.calls + row.calls, its.clock + took[0], its.processor + took[1]
     return result
 
@@ -196,7 +199,7 @@ def without_overhead(rows: Mapping[Key, Row], overhead: Overhead) -> dict[Key, R
 # ---------------------------------------------------------------- what is timed
 
 
-class _Timed:
+class _TimedNamespace:
     """A namespace, of which the functions that `choose` accepts are timed."""
 
     def __init__(self, space: object, wrap: Callable[[Any], Any], choose: Callable[[str], bool]) -> None:
@@ -335,7 +338,11 @@ class Profile(Observer):
             if name in ("F", "I", "W"):
                 yield module, name, timed(value, "python", segment=segment, function=name)
             elif value is torch:
-                yield module, name, _Timed(torch, lambda call: timed(call, "op", call.__name__), lambda _: True)
+                yield (
+                    module,
+                    name,
+                    _TimedNamespace(torch, lambda call: timed(call, "op", call.__name__), lambda _: True),
+                )
             elif isinstance(value, FunctionType) and name != "on_cuda":
                 yield module, name, timed(value, "op", value.__name__)
 
@@ -346,7 +353,7 @@ class Profile(Observer):
         for name, what in _COMMUNICATION.items():
             yield executor, name, timed(getattr(executor, name), "copy", what)
         yield executor, "wait_counts", timed(partial(self._wait_counts, executor.wait_counts), "copy", "counts")
-        yield self.trainer.links, "sums", _Sums(self.trainer.links.sums, timed)
+        yield self.trainer.links, "sums", _TimedSums(self.trainer.links.sums, timed)
         # Whoever waits for memory that ranks share waits here; torch.distributed waits in its works and collectives.
         yield memory, "wait_until", timed(memory.wait_until, "wait")
         yield collective, "_work", partial(self._work, collective._work)
@@ -364,7 +371,7 @@ class Profile(Observer):
         return _TimedWork(work, self.watch.timed(work.wait, "wait"))
 
 
-class _Sums:
+class _TimedSums:
     """The sums of a rank, timed."""
 
     def __init__(self, sums: Sums, timed: Callable[..., Callable[..., Any]]) -> None:
@@ -387,7 +394,7 @@ def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
     return undo
 
 
-def _order(rows: Mapping[Key, Row], key: Key) -> tuple[int, int]:
+def _order(rows: Mapping[CallKey, CallTime], key: CallKey) -> tuple[int, int]:
     """Places in the order in which they first began, and in each the rows so, what the profile took last."""
     keys = list(rows)
     places = [each.place for each in keys]

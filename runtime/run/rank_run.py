@@ -20,7 +20,7 @@ from runtime.observe.events import Events
 from runtime.observe.health import record
 from runtime.observe.health.judge import BadStepError
 from runtime.observe.health.replicas import ReplicaError
-from runtime.run.observers import Observer, Step, StepRow
+from runtime.run.observers import EndedStep, Observer, StepRow
 from runtime.run.saves import Saves
 from runtime.run.witness import as_hex
 from runtime.step.trainer import Trainer
@@ -81,7 +81,7 @@ class RankRun:
             self.board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
         self._is_stopped = self.board.should_stop(trainer.step) and can_end
         is_saved = saves and can_end and (is_last or any(map(self.saves.due, trainer.steps_of_rollout)))
-        step = Step(row, trainer.step, is_last, is_saved)
+        step = EndedStep(row, trainer.step, is_last, is_saved)
         with self._all_end():
             for observer in self.observers:
                 observer.after(step)

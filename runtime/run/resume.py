@@ -24,9 +24,9 @@ import torch
 
 from runtime.build.build import Build
 from runtime.build.run_copy import program_digest
-from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
+from runtime.checkpoint.publish import MANIFEST, LoadedCheckpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest, find_manifest
-from runtime.contract import MoeLayer, Plan, RatePhase
+from runtime.contract import MoeLayer, RecipeRatePhase, RunPlan
 from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 from runtime.contract.rate import batch_at, learning_rate
 from runtime.data.files import where_paths_start
@@ -57,7 +57,7 @@ _MAX_LAYERS, _MAX_VALUES, _MAX_COUNT = 10_000, 1_000_000, 1 << 62  # of a manife
 class Resumption:
     """A verified checkpoint, the position in the data after it, and what to tell the user about going on from it."""
 
-    checkpoint: Checkpoint
+    checkpoint: LoadedCheckpoint
     position: Position
     recent: Recent
     notes: tuple[str, ...]
@@ -78,7 +78,7 @@ def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
     }
 
 
-def _more(plan: Plan) -> dict[str, Any]:
+def _more(plan: RunPlan) -> dict[str, Any]:
     """What not every plan has: adapters, and where experts are that are not placed by their numbers, in few letters."""
     slots = {
         layer.name: layer.slots for layer in plan.moe_layers if [*(layer.slots or ())] != sorted(layer.slots or ())
@@ -144,7 +144,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     return Resumption(checkpoint, position, recent, tuple(map(printable, notes)))
 
 
-def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str:
+def _beginning(step: int, plan: RunPlan, changed: Sequence[tuple[str, str]]) -> str:
     """What is to be said where a phase begins: its number, and what is otherwise than in the phase before."""
     within = plan.train.within
     assert within is not None
@@ -154,13 +154,13 @@ def _beginning(step: int, plan: Plan, changed: Sequence[tuple[str, str]]) -> str
 
 
 @dataclass(frozen=True)
-class _Rates:
+class _SavedRates:
     """What a checkpoint says of the learning rate."""
 
-    rate: tuple[RatePhase, ...]
+    rate: tuple[RecipeRatePhase, ...]
 
 
-def _jump(was: Mapping[str, Any], plan: Plan, tokens: int, more: int) -> list[str]:
+def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, more: int) -> list[str]:
     """Say by how much the learning rate of the next step, of `more` tokens, changes where a run goes on, as it does if
     other steps stretch its phases."""
     train = was.get("plan", {}).get("train")
@@ -168,7 +168,7 @@ def _jump(was: Mapping[str, Any], plan: Plan, tokens: int, more: int) -> list[st
     if written is None or written == tree(plan.train.rate):
         return []
     with suppress(FormError, ArithmeticError, IndexError):
-        before = learning_rate(read(_Rates, json.dumps({"rate": written}), "a learning rate").rate, tokens + more)
+        before = learning_rate(read(_SavedRates, json.dumps({"rate": written}), "a learning rate").rate, tokens + more)
         after = learning_rate(plan.train.rate, tokens + more)
         if not math.isclose(before, after, rel_tol=1e-9):
             return [
@@ -178,7 +178,7 @@ def _jump(was: Mapping[str, Any], plan: Plan, tokens: int, more: int) -> list[st
     return []
 
 
-def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | None, list[str]]:
     """The verified checkpoint whose weights a run begins with, if its spec names one, and what to tell of it.
 
     `folder`: that paths of the spec are relative to. CheckpointError if it is not the one that was compiled.
@@ -204,7 +204,7 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
 
 
 @contextmanager
-def _named(checkpoint: Checkpoint) -> Iterator[None]:
+def _named(checkpoint: LoadedCheckpoint) -> Iterator[None]:
     """A ValueError in this block is one of the checkpoint's manifest."""
     try:
         yield
@@ -251,7 +251,7 @@ def not_bit_for_bit(differs: list[str]) -> str:
     return f"not bit for bit as without the break, for this differs: {_listed(differs)}"
 
 
-def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint of this plan: of its model, or of adapters alone."""
     always = (WEIGHT, *([AVERAGE] if plan.train.ema else []))
     shapes: dict[str, tuple[int, ...]] = {

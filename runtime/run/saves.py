@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from runtime.checkpoint import publish
 from runtime.checkpoint.copies import Copier
-from runtime.checkpoint.places import Inventory, Place, inventory
+from runtime.checkpoint.places import CopyPlace, Inventory, inventory
 from runtime.checkpoint.retention import LOSS, Keep
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, CheckpointError
 from runtime.launch.rank_process import NO_TIMEOUT
@@ -68,13 +68,13 @@ class Saves:
         about: Mapping[str, Any],
         events: Events,
         say: Callable[[str], None],
-        places: Sequence[Place] = (),
+        places: Sequence[CopyPlace] = (),
     ) -> None:
         self._trainer, self._run, self._about, self._events, self._say = trainer, run, about, events, say
         self._spec = spec = trainer.plan.train.checkpoint
         keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
-        self._meeting, checkpoints = _Meeting(world), run / CHECKPOINTS
-        self._copiers = [Copier(each, checkpoints, trainer.rank, keep, _Meeting(world)) for each in places]
+        self._meeting, checkpoints = _SaveMeeting(world), run / CHECKPOINTS
+        self._copiers = [Copier(each, checkpoints, trainer.rank, keep, _SaveMeeting(world)) for each in places]
         elsewhere = inventory(places) if trainer.rank == 0 else Inventory()
         self._publisher = publish.Publisher(
             checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere
@@ -82,7 +82,7 @@ class Saves:
         self.failing: dict[str, int] = {}  # places that the newest copy did not come to → the step of the first of them
         sys.setswitchinterval(SWITCH_S)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._copy = snapshot.Copy()
+        self._copy = snapshot.HostCopy()
         self._begun: _Save | None = None
         self._failed: CheckpointError | None = None  # of a save without which the run is to end
         self._has_waited = False
@@ -233,7 +233,7 @@ class Saves:
         return facts
 
 
-class _Meeting:
+class _SaveMeeting:
     """Where threads that save or copy meet, one of each rank: a group of their own, as others are the training's."""
 
     def __init__(self, world: int) -> None:

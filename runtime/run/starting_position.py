@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Checkpoint
-from runtime.contract import EXTRA_TOKENS, Plan
+from runtime.checkpoint.publish import LoadedCheckpoint
+from runtime.contract import EXTRA_TOKENS, RunPlan
 from runtime.contract.rate import batch_at, last_step, tokens_after, tokens_to_train
-from runtime.data.blend import Blend, Share, seed_of
+from runtime.data.blend import Blend, SourceShare, seed_of
 from runtime.data.files import DataError
 from runtime.data.order import Order, windows_in
 from runtime.data.position import Position
@@ -45,7 +45,7 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
             each.name: _order(build, meta["sources"][each.name]["train"]["tokens"], seed_of(train.seed, each.name))
             for each in sources
         }
-        shares = (Share(each.name, each.weight, orders[each.name].whole) for each in sources)
+        shares = (SourceShare(each.name, each.weight, orders[each.name].whole) for each in sources)
         within = train.within
         samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
         return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
@@ -74,7 +74,7 @@ def beginning(order: Order | Blend) -> Position:
 
 
 def position_in(
-    checkpoint: Checkpoint, build: Build, order: Order | Blend, *, same_text: bool
+    checkpoint: LoadedCheckpoint, build: Build, order: Order | Blend, *, same_text: bool
 ) -> tuple[Position, list[str]]:
     """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
     if isinstance(order, Blend):
@@ -135,7 +135,7 @@ def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position,
     return found, [*notes, f"weights of sources: {told}; each source goes on with its next sample"]
 
 
-def course(step: int, position: Position, plan: Plan) -> list[str]:
+def course(step: int, position: Position, plan: RunPlan) -> list[str]:
     """What comes next in the data, and where the run ends."""
     batches, train = plan.batches, plan.train
     trained = position.tokens - train.first_token

@@ -19,7 +19,7 @@ from runtime.data.preparation import UsageError
 from runtime.launch.debug import LeftError, terminal_restored, watch
 from runtime.observe.health.record import rollbacks
 from runtime.observe.sinks.beside import Exporters
-from runtime.run.begin import NothingToDoError, Options, check_places, loop_of
+from runtime.run.begin import NothingToDoError, RunOptions, check_places, loop_of
 from runtime.system.outcome import EXIT_USAGE, Outcome, refusal_code
 from runtime.system.streams import tell
 
@@ -74,7 +74,7 @@ class Fewer:
         again, self._last = same == self._last, same
         return not again and self._left > 1
 
-    def without(self, rank: int, options: Options) -> Build:
+    def without(self, rank: int, options: RunOptions) -> Build:
         """The build for the devices that are left without that of a rank. UsageError where there is none."""
         from runtime.launch.elastic import build_without
         from runtime.observe.device import choose
@@ -90,7 +90,7 @@ class Fewer:
         return fewer
 
 
-def train(build: Build, options: Options, corpus: Path) -> int:
+def train(build: Build, options: RunOptions, corpus: Path) -> int:
     """Launch the ranks of a build until the run has come to its end, or may not be started again; the exit code.
 
     The caller holds the lock of the run folder. Raises UsageError where the run cannot begin.
@@ -103,7 +103,7 @@ def train(build: Build, options: Options, corpus: Path) -> int:
     return code
 
 
-def _train(build: Build, options: Options, corpus: Path, exporters: Exporters) -> int:
+def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters) -> int:
     """The starts of `train`."""
     from runtime.observe.events import Events
 
@@ -160,7 +160,7 @@ def newest_step(run: Path) -> int:
         return 0
 
 
-def _start(build: Build, options: Options, loop: Loop) -> tuple[Outcome, int]:
+def _start(build: Build, options: RunOptions, loop: Loop) -> tuple[Outcome, int]:
     """Fork the ranks and watch them; how they ended, and the last step that was shown."""
     from runtime.launch.launcher import launch
     from runtime.launch.rank_watch import Supervision

@@ -34,7 +34,7 @@ from runtime.launch.room import cannot_save, lack
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
 from runtime.observe.sinks.beside import Exporters
 from runtime.observe.slots import Slots
-from runtime.run.begin import EarlierError, NothingToDoError, Options, check_places, holds_checkpoint, loop_of
+from runtime.run.begin import EarlierError, NothingToDoError, RunOptions, check_places, holds_checkpoint, loop_of
 from runtime.run.starts import train
 from runtime.system.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.system.streams import open_streams, tell
@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
     name = opened.plan.run if opened else args.build.name
     run = args.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * args.debug)
     data = args.data or Path.cwd()
-    options = Options(
+    options = RunOptions(
         run=run,
         data=data,
         steps=args.steps,
@@ -102,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
     return _supervise(opened, options)
 
 
-def _check_options(options: Options, *, under_torchrun: bool) -> None:
+def _check_options(options: RunOptions, *, under_torchrun: bool) -> None:
     """Raise UsageError for options that do not go together."""
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
@@ -128,7 +128,7 @@ def _check_is_free(run: Path) -> None:
         return
 
 
-def _check_run_folder(options: Options) -> None:
+def _check_run_folder(options: RunOptions) -> None:
     _check_place(options.run)
     if not options.resume and holds_checkpoint(options.run):
         raise UsageError(f"{options.run} holds an earlier run: go on with --resume, or name another folder with --out")
@@ -145,7 +145,7 @@ def _check_place(run: Path) -> None:
         raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
 
 
-def _debugging(build: Build, options: Options, rank: int) -> Options:
+def _debugging(build: Build, options: RunOptions, rank: int) -> RunOptions:
     """Options of a debug run, having said what differs from the build that was compiled."""
     if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         raise UsageError("--debug begins at step 1, and goes neither with --resume nor --profile nor under torchrun")
@@ -200,7 +200,7 @@ def _slots(text: str) -> Slots:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _supervise(build: Build, options: Options) -> int:
+def _supervise(build: Build, options: RunOptions) -> int:
     _check_room(build, options)
     with _preparing(build.plan.data_request, options) as preparation:
         preparation.may_talk()
@@ -209,7 +209,7 @@ def _supervise(build: Build, options: Options) -> int:
     return _train(build, options, corpus)
 
 
-def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
+def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) -> int:
     """Supervise the ranks of a build that comes while the data is prepared."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         request = stdin.readline()
@@ -231,7 +231,7 @@ def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> in
     return _train(build, options, corpus)
 
 
-def _train(build: Build, options: Options, corpus: Path) -> int:
+def _train(build: Build, options: RunOptions, corpus: Path) -> int:
     with _locked(options.run):
         _check_run_folder(options)  # again: another run may have been here while the data was prepared
         return train(build, options, corpus)
@@ -253,11 +253,11 @@ def _locked(run: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _preparing(request: DataRequest, options: Options) -> AbstractContextManager[Preparation]:
+def _preparing(request: DataRequest, options: RunOptions) -> AbstractContextManager[Preparation]:
     return start_preparation(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
 
 
-def _check_room(build: Build, options: Options, ranks: range | None = None) -> None:
+def _check_room(build: Build, options: RunOptions, ranks: range | None = None) -> None:
     """`ranks`: of this machine; None: all."""
     if options.device == "cpu" and (reason := lack(build.plan, ranks)):
         raise UsageError(reason)
@@ -279,18 +279,18 @@ def _import_torch() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _join(build: Build, options: Options) -> int:
+def _join(build: Build, options: RunOptions) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
     from runtime.data.__main__ import prepare_here
     from runtime.data.files import DataError
     from runtime.launch.elastic import build_for
     from runtime.launch.torchrun import RefusedError, attach
-    from runtime.launch.torchrun_meet import Place
+    from runtime.launch.torchrun_meet import TorchrunRank
     from runtime.observe.device import BACKENDS
     from runtime.observe.events import Events
 
     try:
-        place = Place.of(os.environ)
+        place = TorchrunRank.of(os.environ)
     except ValueError as error:
         raise UsageError(error) from None
     if options.elastic:

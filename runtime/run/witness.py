@@ -32,7 +32,7 @@ from runtime.observe.health.replicas import fingerprint
 from runtime.observe.health.rerun import print_of
 from runtime.run.observers import Observer
 from runtime.step.executor import Executor
-from runtime.step.sharding import Whole
+from runtime.step.sharding import WholeTensors
 from runtime.step.trainer import Trainer
 from runtime.system.regular_files import open_regular
 
@@ -65,7 +65,7 @@ class Witness(Observer):
             _wrap(trainer.executor, name, self._gives)
         for name in GETS:
             _wrap(trainer.executor, name, self._gets)
-        trainer.links.sums = _Sums(trainer.links.sums, trainer.rank, self.saw)
+        trainer.links.sums = _WitnessedSums(trainer.links.sums, trainer.rank, self.saw)
         trainer.accumulate, trainer._norm = self._accumulate, self._norm_seen  # type: ignore[method-assign]
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Witness(Observer):
         return found
 
 
-class _Sums:
+class _WitnessedSums:
     """The sums of a rank, which go on to its transport."""
 
     def __init__(self, sums: Sums, rank: int, saw: Callable[..., None]) -> None:
@@ -183,7 +183,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     """The tensors of what a body gives the executor or gets from it."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Whole):
+    elif isinstance(value, WholeTensors):
         yield value.flat
     elif isinstance(value, tuple | list):
         for each in value:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from runtime.contract import Ema
-from runtime.state.state import Bucket, Piece, State, host_zeros
+from runtime.contract import EmaRecipe
+from runtime.state.state import FlatBucket, OwnedPiece, State, host_zeros
 
 BLOCK = 2**16  # elements at a time: 0.5 MiB in FP32 with what is made on the way, so that it stays in the cache
 
@@ -25,7 +25,7 @@ class MovingAverage:
     `part`: elements that come from a device at a time. `validated`: whether it is put in the place of the weights.
     """
 
-    def __init__(self, state: State, ema: Ema, part: int, validated: bool) -> None:
+    def __init__(self, state: State, ema: EmaRecipe, part: int, validated: bool) -> None:
         self._state, self._decay, self._part = state, ema.decay, part
         self._thread = ThreadPoolExecutor(1, "moving average")
         self._pending: Future[None] | None = None
@@ -36,7 +36,7 @@ class MovingAverage:
         self.weights = [host_zeros(_size(p), b.parameters.dtype, state.device) for b, p in self._pieces] * validated
 
     @property
-    def _pieces(self) -> list[tuple[Bucket, Piece]]:
+    def _pieces(self) -> list[tuple[FlatBucket, OwnedPiece]]:
         return [(bucket, piece) for bucket in self._state.buckets for piece in bucket.owned]
 
     def _room(self) -> Tensor | None:
@@ -97,11 +97,11 @@ class MovingAverage:
             self._put(bucket, piece, kept)
         gather()
 
-    def _put(self, bucket: Bucket, piece: Piece, values: Tensor) -> None:
+    def _put(self, bucket: FlatBucket, piece: OwnedPiece, values: Tensor) -> None:
         """Give segments other values of a piece; they are rounded on the host, part by part."""
         for target, part in zip(bucket.weights_of(piece.part).split(self._part), values.split(self._part), strict=True):
             target.copy_(part.to(target.dtype))
 
 
-def _size(piece: Piece) -> int:
+def _size(piece: OwnedPiece) -> int:
     return piece.part.stop - piece.part.start

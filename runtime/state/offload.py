@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from runtime.state.state import Bucket, Piece, State
+from runtime.state.state import FlatBucket, OwnedPiece, State
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Update:
     """Elements `part` of a bucket that are updated by one call, with the weight decay `decay`. They lie in `piece`, and
     have this `shape` if it is no vector."""
 
-    bucket: Bucket
-    piece: Piece
+    bucket: FlatBucket
+    piece: OwnedPiece
     part: slice
     decay: float
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Update:
 
 
 @dataclass
-class _Slot:
+class _CopySlot:
     """Room for one part on the device. What arrived in it may be updated; after `left` another part may come."""
 
     tensors: list[Tensor]
@@ -43,7 +43,7 @@ class _Slot:
     left: torch.cuda.Event | None = None
 
 
-class Lane:
+class CopyLane:
     """Copies in one direction, one after another. On CUDA they run on a stream beside kernels, elsewhere at once."""
 
     def __init__(self, device: torch.device) -> None:
@@ -81,8 +81,8 @@ class Staging:
     state: State
     part: int
     slots: int
-    _lanes: list[Lane] = field(default_factory=list)
-    _room: list[_Slot] = field(default_factory=list)  # while a step updates
+    _lanes: list[CopyLane] = field(default_factory=list)
+    _room: list[_CopySlot] = field(default_factory=list)  # while a step updates
     _is_of_rest: bool = False  # which of the two kinds of the optimizer the room is of
 
     @cached_property
@@ -97,7 +97,7 @@ class Staging:
         sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in pieces]
         return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
 
-    def _away(self, piece: Piece) -> list[int]:
+    def _away(self, piece: OwnedPiece) -> list[int]:
         """Which of the tensors of its updates are not on the device."""
         tensors = piece.master, *piece.state.values()
         return [i for i, t in enumerate(tensors) if t.device.type != self.state.device.type]
@@ -110,13 +110,13 @@ class Staging:
                 yield update, update.kept
             return
         device = self.state.device
-        self._lanes = self._lanes or [Lane(device), Lane(device)]
+        self._lanes = self._lanes or [CopyLane(device), CopyLane(device)]
         up, down = self._lanes
         is_of_rest = updates[0].bucket.rest
         if not self._room or is_of_rest != self._is_of_rest:  # whose parameters are others, with other state
             self.finish()
             self._is_of_rest = is_of_rest
-            self._room = [_Slot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
+            self._room = [_CopySlot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
         slots = self._room
 
         def fetch(index: int) -> list[Tensor]:

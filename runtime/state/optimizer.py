@@ -19,15 +19,15 @@ from torch import Tensor
 
 from runtime.build.kernels import Op
 from runtime.comm.transport import Sums, Work
-from runtime.contract import Optimizer
+from runtime.contract import OptimizerRecipe
 from runtime.state.offload import Staging, Update
 from runtime.state.qk_clip import Factors, clip_rows
-from runtime.state.state import Bucket, State
+from runtime.state.state import FlatBucket, State
 
 NORM_ROW = 1024  # elements
 
 
-def start_reduce(bucket: Bucket, sums: Sums) -> Work:
+def start_reduce(bucket: FlatBucket, sums: Sums) -> Work:
     """Begin to sum a bucket's gradients over those who keep the same: all, or on each holder those that it owns."""
     return sums.start_reduce(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
 
@@ -62,7 +62,7 @@ class Numbers(NamedTuple):
     factors: Factors = MappingProxyType({})
 
 
-def update(b: Bucket, recipe: Optimizer, by: Op, numbers: Numbers, staging: Staging) -> None:
+def update(b: FlatBucket, recipe: OptimizerRecipe, by: Op, numbers: Numbers, staging: Staging) -> None:
     """Update the weights of a bucket that this rank owns, by the code of their optimizer.
 
     Gradients are scaled by min(1, clip / norm). `staging` brings what is offloaded to the device.
@@ -75,7 +75,7 @@ def update(b: Bucket, recipe: Optimizer, by: Op, numbers: Numbers, staging: Stag
         clip_rows(b, each.part, kept[0], factors)
 
 
-def gather_weights(bucket: Bucket, sums: Sums) -> None:
+def gather_weights(bucket: FlatBucket, sums: Sums) -> None:
     """Take the weights that the other holders of a bucket have updated, as far as they are kept here."""
     if bucket.gathered:
         sums.gather(bucket.parameters_name, bucket.peers, bucket.parameters, bucket.shares_of_peers)
@@ -83,7 +83,7 @@ def gather_weights(bucket: Bucket, sums: Sums) -> None:
         sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
 
 
-def updates_of(b: Bucket, decay: float, most: int | None) -> Iterator[Update]:
+def updates_of(b: FlatBucket, decay: float, most: int | None) -> Iterator[Update]:
     """The calls that update what is owned of a bucket, of at most `most` elements where a piece may be cut."""
     for piece in b.owned:
         ends = itertools.accumulate(map(math.prod, piece.shapes), initial=piece.part.start)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.loading import cut
-from runtime.contract import ClippedAttention, Rows
+from runtime.contract import ClippedAttention, ClippedRows
 from runtime.ops.product import wide_dtype
-from runtime.state.state import Bucket, Entry
+from runtime.state.state import BucketEntry, FlatBucket
 
 Factors = Mapping[str, Tensor]  # by parameter: of each row of the logical one, float64
 
@@ -37,7 +37,7 @@ def factors_of(clipped: Sequence[ClippedAttention], peaks: Tensor, clip: float) 
     return found
 
 
-def _with_rows(before: Tensor, rows: Rows, gamma_G: Tensor) -> Tensor:
+def _with_rows(before: Tensor, rows: ClippedRows, gamma_G: Tensor) -> Tensor:
     """The factors of a parameter with those of rows further behind; rows between are left as they are."""
     gamma_H = gamma_G.repeat_interleave(rows.heads // len(gamma_G))
     of_head = [(gamma_H**exponent)[:, None].expand(-1, count) for count, exponent in rows.parts]
@@ -45,7 +45,7 @@ def _with_rows(before: Tensor, rows: Rows, gamma_G: Tensor) -> Tensor:
     return torch.cat([before, between, torch.cat(of_head, 1).flatten()])
 
 
-def clip_rows(bucket: Bucket, part: slice, master: Tensor, factors: Factors) -> None:
+def clip_rows(bucket: FlatBucket, part: slice, master: Tensor, factors: Factors) -> None:
     """Multiply rows by their factors in elements `part` of a bucket, whose master weights are `master`."""
     changed = False
     for entry in bucket.entries if factors else ():
@@ -57,7 +57,7 @@ def clip_rows(bucket: Bucket, part: slice, master: Tensor, factors: Factors) -> 
         bucket.weights_of(part).copy_(master)
 
 
-def _multiply(flat: Tensor, at: int, entry: Entry, factors: Tensor) -> None:
+def _multiply(flat: Tensor, at: int, entry: BucketEntry, factors: Tensor) -> None:
     """Multiply the elements of a parameter from `at` on, of which the first and the last may lie in parts of rows."""
     rows, columns = entry.shape[0], prod(entry.shape[1:])
     whole_R = torch.cat([factors, factors.new_ones(rows - len(factors))])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from runtime.build.build import Build
 from runtime.build.kernels import Op, on_cuda
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.ops import OPS
 
 KEY = "_key"
@@ -50,7 +50,7 @@ class QuantisedWeight:
         vars(parameters).update(zip(names, found, strict=True))
 
 
-def quantised_weights(build: Build, plan: Plan, held: Iterable[str]) -> tuple[QuantisedWeight, ...]:
+def quantised_weights(build: Build, plan: RunPlan, held: Iterable[str]) -> tuple[QuantisedWeight, ...]:
     """Those of the tensors that a rank holds."""
     tensors = {*held}
     found = []

@@ -16,17 +16,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.publish import Part, ShardData
-from runtime.contract import Plan
+from runtime.checkpoint.publish import ShardData, TensorPart
+from runtime.contract import RunPlan
 from runtime.contract.names import AVERAGE, WEIGHT, StoredName
-from runtime.state.state import Bucket, Entry, State, host_zeros
+from runtime.state.state import BucketEntry, FlatBucket, State, host_zeros
 
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 
 
-def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
+def take(state: State, plan: RunPlan, rank: int) -> dict[str, Tensor | TensorPart]:
     """The tensors this rank answers for, as views of its state."""
-    tensors: dict[str, Tensor | Part] = {}
+    tensors: dict[str, Tensor | TensorPart] = {}
     for bucket, entry in state.entries():
         owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
         if bucket.shares and (bucket.mixed or bucket.gathered):
@@ -41,13 +41,13 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
     return tensors | {name: each for name, each in state.untrained.items() if name in first}
 
 
-class Copy:
+class HostCopy:
     """Room in the memory of the host for a copy of what a rank answers for. It is made once, and used by every copy."""
 
     def __init__(self) -> None:
         self._room: dict[str, Tensor] = {}
 
-    def of(self, tensors: ShardData) -> dict[str, Tensor | Part]:
+    def of(self, tensors: ShardData) -> dict[str, Tensor | TensorPart]:
         """A copy of these tensors, whole when this returns. It holds until the next one is made."""
         values = {name: each if isinstance(each, Tensor) else each.values for name, each in tensors.items()}
         if not self._room:
@@ -57,7 +57,7 @@ class Copy:
         for device in {each.device for each in values.values() if each.device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
         return {
-            name: replace(each, values=self._room[name]) if isinstance(each, Part) else self._room[name]
+            name: replace(each, values=self._room[name]) if isinstance(each, TensorPart) else self._room[name]
             for name, each in tensors.items()
         }
 
@@ -120,7 +120,7 @@ def put_untrained(state: State, read: Read, held: Container[str]) -> None:
             each.copy_(read([name])[name])
 
 
-def _owned(bucket: Bucket, entry: Entry) -> dict[StoredName, Part]:
+def _owned(bucket: FlatBucket, entry: BucketEntry) -> dict[StoredName, TensorPart]:
     """What is owned here of a parameter, by name: its master weight, and its optimizer state."""
     if (found := bucket.owned_of(entry)) is None:
         return {}
@@ -131,6 +131,6 @@ def _owned(bucket: Bucket, entry: Entry) -> dict[StoredName, Part]:
     }
 
 
-def _part(entry: Entry, values: Tensor, start: int) -> Part:
+def _part(entry: BucketEntry, values: Tensor, start: int) -> TensorPart:
     """Elements of what is held of a parameter, from `start` on."""
-    return Part(values, start, entry.shape, entry.parameter.slice)
+    return TensorPart(values, start, entry.shape, entry.parameter.slice)

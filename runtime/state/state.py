@@ -62,10 +62,10 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 @dataclass(frozen=True)
-class Entry:
+class BucketEntry:
     """A logical parameter in a bucket, or a slice of it: elements [start, end) of the flat buffer."""
 
-    parameter: contract.Parameter
+    parameter: contract.HeldParameter
     start: int
     end: int
 
@@ -84,7 +84,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Piece:
+class OwnedPiece:
     """Elements of a bucket whose optimizer state is on this rank: a slice of it, or a whole parameter."""
 
     part: slice  # of the bucket's flat tensors
@@ -96,7 +96,7 @@ class Piece:
 
 
 @dataclass
-class Bucket:
+class FlatBucket:
     """Parameters with the same holders and stages. `owned` are the pieces whose optimizer state, master weights among
     it, is on this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
 
@@ -107,9 +107,9 @@ class Bucket:
     name: str
     holders: tuple[int, ...]
     stages: tuple[int, ...]  # that use the parameters
-    entries: tuple[Entry, ...]
+    entries: tuple[BucketEntry, ...]
     decayed: int  # elements [0, decayed) are decayed
-    owned: tuple[Piece, ...]
+    owned: tuple[OwnedPiece, ...]
     shares: Shares
     parameters: Tensor  # as segments read them
     gradients: Tensor
@@ -146,7 +146,7 @@ class Bucket:
         """Elements of the gradients, which are kept here."""
         return self.gradients[_within(self.kept, part)]
 
-    def owned_of(self, entry: Entry) -> tuple[slice, Piece, slice] | None:
+    def owned_of(self, entry: BucketEntry) -> tuple[slice, OwnedPiece, slice] | None:
         """The part of a parameter that is owned here: which of its elements, and in which slice of which piece."""
         for piece in self.owned:
             start, end = max(entry.start, piece.part.start), min(entry.end, piece.part.stop)
@@ -155,7 +155,7 @@ class Bucket:
                 return of_entry, piece, slice(start - piece.part.start, end - piece.part.start)
         return None
 
-    def set_weight(self, entry: Entry, value: Tensor) -> None:
+    def set_weight(self, entry: BucketEntry, value: Tensor) -> None:
         """Give a parameter the value of the logical one: the master weights whole, what segments read rounded. An
         average begins there."""
         flat = entry.cut(value).reshape(-1)
@@ -187,8 +187,8 @@ class State:
     What is `frozen` stays as it is: it has neither gradients nor state of the optimizer.
     """
 
-    buckets: tuple[Bucket, ...]
-    frozen: tuple[Bucket, ...]
+    buckets: tuple[FlatBucket, ...]
+    frozen: tuple[FlatBucket, ...]
     biases: dict[str, Tensor]
     tables: dict[str, Tensor]
     parameters: SimpleNamespace
@@ -205,15 +205,15 @@ class State:
         return biases | {StoredName.of(TABLE, name): table for name, table in self.tables.items()}
 
     @property
-    def held(self) -> tuple[Bucket, ...]:
+    def held(self) -> tuple[FlatBucket, ...]:
         """The buckets of all weights."""
         return (*self.buckets, *self.frozen)
 
-    def entries(self) -> Iterator[tuple[Bucket, Entry]]:
+    def entries(self) -> Iterator[tuple[FlatBucket, BucketEntry]]:
         """Every logical parameter that is trained, with its bucket."""
         return ((bucket, entry) for bucket in self.buckets for entry in bucket.entries)
 
-    def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
+    def logical(self, flat: Callable[[FlatBucket], Tensor]) -> Iterator[tuple[FlatBucket, BucketEntry, Tensor]]:
         """What is held of every logical parameter that is trained: views of what `flat` gives for all of a bucket."""
         for bucket in self.buckets:
             buffer = flat(bucket)
@@ -224,7 +224,7 @@ class State:
 Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # name, elements → zeros; None: anywhere
 
 
-def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: Allocate = lambda *_: None) -> State:
+def build_state(plan: contract.RunPlan, rank: int, device: torch.device, allocate: Allocate = lambda *_: None) -> State:
     """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone.
 
     `allocate`: where the flat tensors lie that are summed and gathered over several holders.
@@ -258,7 +258,7 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
     return state
 
 
-def shared_flats(plan: contract.Plan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:
+def shared_flats(plan: contract.RunPlan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """Name of every flat tensor of a rank that is summed or gathered behind the backward → its holders and bytes."""
     flats = {}
     for bucket in (bucket for bucket in plan.buckets if rank in bucket.holders and not bucket.still):
@@ -274,7 +274,7 @@ def shared_flats(plan: contract.Plan, rank: int) -> dict[str, tuple[tuple[int, .
     return flats
 
 
-def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
+def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
     """The channels of those who divide buckets → bytes of the largest part of gradients or weights; those of tensor
     and context groups → bytes of the rows of one rank."""
     size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
@@ -295,7 +295,7 @@ def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
     }
 
 
-def padded_size(bucket: contract.Bucket, zero: int) -> int:
+def padded_size(bucket: contract.PlannedBucket, zero: int) -> int:
     """Elements of a bucket's flat tensors: of equal shards where ZeRO cuts them anywhere."""
     elements = sum(parameter.held_elements for parameter in bucket.parameters)
     shards = len(bucket.holders) if zero and not bucket.owners else 1
@@ -303,8 +303,8 @@ def padded_size(bucket: contract.Bucket, zero: int) -> int:
 
 
 def _bucket(
-    planned: contract.Bucket, rank: int, plan: contract.Plan, device: torch.device, allocate: Allocate
-) -> Bucket:
+    planned: contract.PlannedBucket, rank: int, plan: contract.RunPlan, device: torch.device, allocate: Allocate
+) -> FlatBucket:
     entries = _entries(planned)
     holders, precision, padded = planned.holders, plan.precision, padded_size(planned, plan.zero)
     peers, dividers = plan.peers(planned, rank), plan.dividers(planned, rank)
@@ -326,13 +326,13 @@ def _bucket(
     def kept(what: str, extent: int, dtype: str) -> Tensor:
         return host_zeros(extent, DTYPES[dtype], device) if what in plan.host.offload else zeros(extent, dtype)
 
-    def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> Piece:
+    def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> OwnedPiece:
         extent = part.stop - part.start
         of_weights = parameters[_within(there, part)]
         master = kept("master", extent, precision.master) if mixed else of_weights
         state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state_of(planned)}
         average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
-        return Piece(part, shapes, master, state, average)
+        return OwnedPiece(part, shapes, master, state, average)
 
     if plan.optimizer.is_whole(planned):
         mine = [e for i, e in enumerate(entries) if not shares or holders[planned.owners[i]] == rank]
@@ -340,7 +340,7 @@ def _bucket(
     else:
         (part,) = shares[holders.index(rank)] if shares else (slice(0, padded),)
         owned = (piece(part, ((part.stop - part.start,),)),)
-    return Bucket(
+    return FlatBucket(
         name=planned.name,
         holders=holders,
         stages=planned.stages,
@@ -362,20 +362,20 @@ def _bucket(
     )
 
 
-def _entries(planned: contract.Bucket) -> list[Entry]:
+def _entries(planned: contract.PlannedBucket) -> list[BucketEntry]:
     entries, start = [], 0
     for p in planned.parameters:
         end = start + p.held_elements
-        entries.append(Entry(p, start, end))
+        entries.append(BucketEntry(p, start, end))
         start = end
     return entries
 
 
-def _frozen(planned: contract.Bucket, plan: contract.Plan, device: torch.device) -> Bucket:
+def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: torch.device) -> FlatBucket:
     """Weights that stay as they are. What they are is read from a checkpoint."""
     entries = _entries(planned)
     parameters = torch.zeros(entries[-1].end, dtype=DTYPES[plan.precision.parameter], device=device)
-    return Bucket(
+    return FlatBucket(
         name=planned.name,
         holders=planned.holders,
         stages=planned.stages,
@@ -402,7 +402,7 @@ def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(extent, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int, peers: int = 1) -> Shares:
+def _shares(planned: contract.PlannedBucket, entries: Sequence[BucketEntry], padded: int, peers: int = 1) -> Shares:
     """What each holder owns of a bucket: the parameters of which it is the owner, or an equal part.
 
     Where it is divided, of the part that a holder keeps: so many `peers`, of a pipeline rank each, have it."""
@@ -417,7 +417,7 @@ def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int, pee
     return tuple(map(tuple, parts))
 
 
-def views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+def views(bucket: FlatBucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
     """(tensor name, view) of a flat tensor of all of a bucket: experts of one tensor are adjacent and of one shape,
     hence one stacked view."""
     for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.parameter.tensor):

@@ -20,26 +20,26 @@ from torch import Tensor
 from runtime.comm import nodes
 from runtime.comm.exchange import Exchange, HostReads, LocalExchange, RankExchange, Route
 from runtime.comm.transport import Edge, Links, Pending
-from runtime.contract import Call, Message, Plan
+from runtime.contract import Call, RunPlan, StageMessage
 from runtime.contract.mesh import Columns, columns_with
 from runtime.contract.names import ActionName, ExchangeName, MessageName, ProgramName
 from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
 from runtime.step.micro_batches import Indices
-from runtime.step.sharding import Choices, Sequences, Sharding, SplitRows, Whole
+from runtime.step.sharding import ChoiceCounts, Sequences, Sharding, SplitRows, WholeTensors
 from runtime.step.step_time import StepTime, takes
 from runtime.step.trace import Span
 
 
-class Board(Protocol):
+class ActionBoard(Protocol):
     """Where a rank says what it is doing, so that a failure can be named from outside."""
 
     def set_action(self, text: str) -> None: ...
 
 
 @dataclass
-class Batch:
+class StepBatch:
     """The micro-batches of one rank that a program runs on, and what the program makes of them.
 
     data: what bodies load by name, [micro-batch, token]. constants: gradients of the objective with respect to the
@@ -75,12 +75,12 @@ class Executor:
     sharding: Sharding
     tensor_rows: SplitRows
     sequences: Sequences
-    choices: Choices
+    choices: ChoiceCounts
     message: tuple[tuple[int, ...], torch.dtype]
     device: torch.device
-    board: Board
+    board: ActionBoard
     time: StepTime = field(default_factory=StepTime)
-    batch: Batch = field(default_factory=Batch)
+    batch: StepBatch = field(default_factory=StepBatch)
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Executor:
         self,
         bodies: Mapping[str, Callable[..., None]],
         calls: Sequence[Call],
-        batch: Batch,
+        batch: StepBatch,
         behind: Mapping[int, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
         """Run one program on a batch to its end, by when every value must have been freed and every message taken. The
@@ -263,17 +263,17 @@ class Executor:
         self.sharding.gather(ExchangeName.of("gather", action, micro_batch, site), site)
 
     @takes("exchange")
-    def wait_gather(self, action: str, micro_batch: int, site: str) -> Whole:
+    def wait_gather(self, action: str, micro_batch: int, site: str) -> WholeTensors:
         name = ExchangeName.of("gather", action, micro_batch, site)
         self.board.set_action(name)
         return self.sharding.wait_gather(name)
 
-    def zeros(self, site: str) -> Whole:
+    def zeros(self, site: str) -> WholeTensors:
         """Accumulators of a segment whose gradients data ranks divide."""
         return self.sharding.zeros(site)
 
     @takes("exchange")
-    def scatter(self, action: str, micro_batch: int, site: str, gradients: Whole) -> None:
+    def scatter(self, action: str, micro_batch: int, site: str, gradients: WholeTensors) -> None:
         """Sums of these gradients, of which each data rank adds its part to what it keeps."""
         self.sharding.scatter(ExchangeName.of("scatter", action, micro_batch, site), site, gradients)
 
@@ -317,7 +317,7 @@ def _now_us() -> int:
 # --- The executor of a rank: how it reaches the others, as its plan says
 
 
-def executor_of(plan: Plan, rank: int, state: State, links: Links, board: Board, time: StepTime) -> Executor:
+def executor_of(plan: RunPlan, rank: int, state: State, links: Links, board: ActionBoard, time: StepTime) -> Executor:
     """The executor of rank `rank`, on the device of its `state`."""
     mesh, edges = plan.mesh, plan.edges
     here, column = mesh.coordinates(rank)
@@ -336,7 +336,7 @@ def executor_of(plan: Plan, rank: int, state: State, links: Links, board: Board,
         sharding=Sharding(state, links),
         tensor_rows=SplitRows(links, rank, group("tensor")),
         sequences=Sequences(links, rank, group("context"), plan.train.micro_batch),
-        choices=Choices(links, rank, group("sequence")),
+        choices=ChoiceCounts(links, rank, group("sequence")),
         message=_message(plan.message),
         device=state.device,
         board=board,
@@ -344,7 +344,7 @@ def executor_of(plan: Plan, rank: int, state: State, links: Links, board: Board,
     )
 
 
-def _exchange(plan: Plan, rank: int, members: tuple[int, ...], links: Links, device: torch.device) -> Exchange:
+def _exchange(plan: RunPlan, rank: int, members: tuple[int, ...], links: Links, device: torch.device) -> Exchange:
     alignment = plan.row_alignment
     if len(members) == 1:
         return LocalExchange({layer.site: layer for layer in plan.moe_layers}, alignment)
@@ -357,5 +357,5 @@ def _exchange(plan: Plan, rank: int, members: tuple[int, ...], links: Links, dev
     return RankExchange(rows, counts, len(members), reads, alignment)
 
 
-def _message(message: Message | None) -> tuple[tuple[int, ...], torch.dtype]:
+def _message(message: StageMessage | None) -> tuple[tuple[int, ...], torch.dtype]:
     return (message.shape, DTYPES[message.dtype]) if message else ((0,), torch.float32)

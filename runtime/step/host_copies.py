@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from runtime.state.offload import Lane, mark
+from runtime.state.offload import CopyLane, mark
 
 Key = tuple[int, int]  # a stage and a micro-batch
 
@@ -27,7 +27,7 @@ class _Room:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _StoredValue:
     """Where a value lies in its storage, the one of this number."""
 
     storage: int
@@ -46,7 +46,7 @@ class _Away:
     """What is on the host: the values of one stage and micro-batch, and the bytes of their storages."""
 
     room: _Room
-    values: list[_Value]
+    values: list[_StoredValue]
     sizes: list[int]
     left: torch.cuda.Event | None  # when it is there
 
@@ -56,7 +56,7 @@ class HostCopies:
     """What a rank has on its host, and the buffers for it; they are kept for the next step."""
 
     device: torch.device
-    _lanes: list[Lane] = field(default_factory=list)  # there, and back
+    _lanes: list[CopyLane] = field(default_factory=list)  # there, and back
     _rooms: dict[int, list[_Room]] = field(default_factory=dict)  # those that are free, by stage
     _ended: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # the forwards of what will go
     _away: dict[Key, _Away] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class HostCopies:
 
     def take(self, key: Key, tensors: tuple[Tensor, ...]) -> None:
         """Copy tensors to the host. What the device does from now on waits for the copy, so they may be freed."""
-        self._lanes = self._lanes or [Lane(self.device), Lane(self.device)]
+        self._lanes = self._lanes or [CopyLane(self.device), CopyLane(self.device)]
         numbers: dict[int, int] = {}  # of storages, by what they are
         flats: list[Tensor] = []
         values = []
@@ -88,7 +88,9 @@ class HostCopies:
             number = numbers.setdefault(storage._cdata, len(flats))
             if number == len(flats):
                 flats.append(tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8))
-            values.append(_Value(number, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())))
+            values.append(
+                _StoredValue(number, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+            )
         sizes = [flat.numel() for flat in flats]
         room = self._room(key[0], sum(sizes))
         pairs = list(zip(_parts(room.buffer, sizes), flats, strict=True))

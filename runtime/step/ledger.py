@@ -25,7 +25,7 @@ from runtime.comm.nodes import NodeRoute
 from runtime.comm.transport import Pending
 from runtime.contract.names import ExchangeName
 from runtime.step.executor import Executor
-from runtime.step.sharding import Whole
+from runtime.step.sharding import WholeTensors
 from runtime.system.regular_files import read_bytes, write
 
 
@@ -116,7 +116,7 @@ class Ledger:
 
     def _things(self) -> Iterator[Any]:
         for space in self.executor._values.values():
-            yield from (value.flat if isinstance(value, Whole) else value for value in vars(space).values())
+            yield from (value.flat if isinstance(value, WholeTensors) else value for value in vars(space).values())
         yield from (each.whole.flat for each in self.executor.sharding.pending.values())
         for rows in (self.executor.tensor_rows, self.executor.sequences, self.executor.choices):
             yield from (each.result for each in rows.pending.values())

@@ -25,14 +25,14 @@ PLACES = ("starts", "positions")
 Indices = npt.NDArray[np.int64]
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples by index, the same for every rank count."""
 
     def tokens(self, index: int) -> np.ndarray: ...
 
 
 @runtime_checkable
-class HeldOut(Source, Protocol):
+class HeldOut(SampleSource, Protocol):
     """Samples that are validated on, each once."""
 
     @property
@@ -42,7 +42,7 @@ class HeldOut(Source, Protocol):
 
 
 @runtime_checkable
-class DocumentSource(Source, Protocol):
+class DocumentSource(SampleSource, Protocol):
     """Samples that say where in them the document of each token begins."""
 
     def starts(self, index: int) -> np.ndarray: ...
@@ -89,7 +89,7 @@ class FilledUp:
         return index < self.source.num_windows
 
 
-def by_cost(source: Source, samples: Indices, order: Sequence[int]) -> Indices:
+def by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Indices:
     """The samples of a step as `put_by_cost` puts them, by the pairs of tokens that see each other.
 
     It is a function of the samples alone, so every rank of a run finds the same.
@@ -119,7 +119,13 @@ class MicroBatches(dict[str, Tensor]):
     """
 
     def __init__(
-        self, plan: contract.Plan, source: Source, samples: Indices, sequence: int, column: int, device: torch.device
+        self,
+        plan: contract.RunPlan,
+        source: SampleSource,
+        samples: Indices,
+        sequence: int,
+        column: int,
+        device: torch.device,
     ) -> None:
         super().__init__()
         mesh, size = plan.mesh, plan.train.micro_batch

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.contract import MoeLayer, Plan
+from runtime.contract import MoeLayer, RunPlan
 from runtime.contract.names import RecordName
 
 
@@ -17,13 +17,13 @@ def joined(name: str, one: Tensor, other: Tensor) -> Tensor:
     return torch.maximum(one, other) if RecordName(name).is_largest else one + other
 
 
-def extents_of(plan: Plan) -> dict[str, int]:
+def extents_of(plan: RunPlan) -> dict[str, int]:
     """Numbers that each record has: a load is one of each expert."""
     experts = {RecordName.of("load", layer.name): layer.experts for layer in plan.moe_layers}
     return {name: experts.get(RecordName(name), 1) for name in plan.records}
 
 
-def flat(found: Mapping[str, Tensor], plan: Plan, device: torch.device) -> Tensor:
+def flat(found: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> Tensor:
     """The records of a rank, one after the other, zeros for those that it does not have: float64, in which counts are
     exact. Loads are by expert."""
     here = dict(found)
@@ -37,13 +37,13 @@ def flat(found: Mapping[str, Tensor], plan: Plan, device: torch.device) -> Tenso
     return torch.cat(parts)
 
 
-def by_name(summed: Tensor, plan: Plan) -> dict[str, Tensor]:
+def by_name(summed: Tensor, plan: RunPlan) -> dict[str, Tensor]:
     """Records that were summed over the world, by name."""
     extents = extents_of(plan)
     return dict(zip(extents, summed.split([*extents.values()]), strict=True))
 
 
-def largest_logits(found: Mapping[str, Tensor], plan: Plan, column: int, device: torch.device) -> Tensor:
+def largest_logits(found: Mapping[str, Tensor], plan: RunPlan, column: int, device: torch.device) -> Tensor:
     """The largest logit of each head of all blocks, one block after the other: −∞ of heads that a rank of this column
     does not have. A tensor rank has neighbouring heads, as many as any other. float64, in which all are exact."""
     tensor, parts = plan.mesh.tp, []
@@ -60,7 +60,7 @@ def logits_row(peaks: Tensor, clip: float) -> dict[str, Any]:
     return {"largest_logit": peaks.max().item(), "clipped_heads": int((peaks > clip).sum())}
 
 
-def losses(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
+def losses(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
     """Mean losses of a step or an evaluation, of its sums over the world."""
     found = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
     if "mtp_loss" in sums:
@@ -80,7 +80,7 @@ def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[st
     return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
 
-def layer_tangents(plan: Plan, counts: Mapping[str, Tensor]) -> dict[str, float]:
+def layer_tangents(plan: RunPlan, counts: Mapping[str, Tensor]) -> dict[str, float]:
     """The gradients of the step's objective with respect to the losses of layers: of the balance of each sequence, and
     of indexers, which are sums over tokens. `counts`: sequences, and where there are indexers their tokens."""
     sequences = counts["sequences"].item()
@@ -93,7 +93,7 @@ def layer_tangents(plan: Plan, counts: Mapping[str, Tensor]) -> dict[str, float]
     return balance | {RecordName.of("index_loss", each.site): each.loss / rows for each in plan.indexers}
 
 
-def index_loss(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
+def index_loss(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
     """The mean loss of the indexers, in nats of a token and without its weight; nothing where there are none."""
     if not plan.indexers:
         return {}
@@ -101,6 +101,6 @@ def index_loss(sums: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
     return {"index_loss": total / (_indexed_rows(plan, sums["tokens"].item()) * len(plan.indexers))}
 
 
-def _indexed_rows(plan: Plan, tokens: float) -> float:
+def _indexed_rows(plan: RunPlan, tokens: float) -> float:
     """Rows of all ranks that the loss of an indexer is of: a token is a row of each tensor rank of its column."""
     return max(tokens, 1) * plan.mesh.tp

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.comm.transport import Links, Parts, PartsKind, Work
 from runtime.contract import zigzag
-from runtime.state.state import Bucket, State, namespace, views
+from runtime.state.state import FlatBucket, State, namespace, views
 
 # --- Gradients, and weights, that the data ranks of a pipeline rank divide (zero = 2, 3): put together for one segment
 #
@@ -20,14 +20,14 @@ from runtime.state.state import Bucket, State, namespace, views
 # gathered before it runs. Both are values of its stage, between the instructions that make and free them.
 
 
-class Whole(SimpleNamespace):
+class WholeTensors(SimpleNamespace):
     """The divided tensors of a segment, as attributes, in one flat tensor: bucket after bucket, with its padding."""
 
     flat: Tensor
 
 
 class _InFlight(NamedTuple):
-    whole: Whole
+    whole: WholeTensors
     works: list[Work]
 
 
@@ -36,19 +36,19 @@ class Sharding:
 
     def __init__(self, state: State, links: Links) -> None:
         self.pending: dict[str, _InFlight] = {}
-        self._of_site: dict[str, list[Bucket]] = defaultdict(list)
+        self._of_site: dict[str, list[FlatBucket]] = defaultdict(list)
         for bucket in state.buckets:
             for site in bucket.sites:
                 self._of_site[site].append(bucket)
         groups = dict.fromkeys(bucket.dividers for bucket in state.buckets if bucket.sites)
         self.parts = {dividers: links.parts("reduce", dividers) for dividers in groups}
 
-    def zeros(self, site: str) -> Whole:
+    def zeros(self, site: str) -> WholeTensors:
         """Accumulators of a segment, for one micro-batch."""
         kept = self._of_site[site][0].gradients
         return self._whole(site, kept.new_zeros(self._size(site)))
 
-    def scatter(self, name: str, site: str, gradients: Whole) -> None:
+    def scatter(self, name: str, site: str, gradients: WholeTensors) -> None:
         """Start to sum a segment's gradients over those who divide them."""
         pieces = self._pieces(site, gradients.flat)
         works = [self.parts[bucket.dividers].scatter(name, flat, flat) for bucket, flat in pieces]
@@ -70,7 +70,7 @@ class Sharding:
             works.append(self.parts[bucket.dividers].gather(name, flat))
         self.pending[name] = _InFlight(weights, works)
 
-    def wait_gather(self, name: str) -> Whole:
+    def wait_gather(self, name: str) -> WholeTensors:
         """The weights of the segment."""
         weights, works = self.pending.pop(name)
         for work in works:
@@ -80,14 +80,14 @@ class Sharding:
     def _size(self, site: str) -> int:
         return sum(bucket.padded for bucket in self._of_site[site])
 
-    def _pieces(self, site: str, flat: Tensor) -> Iterator[tuple[Bucket, Tensor]]:
+    def _pieces(self, site: str, flat: Tensor) -> Iterator[tuple[FlatBucket, Tensor]]:
         """The buckets of a segment, and all of each."""
         buckets = self._of_site[site]
         return zip(buckets, flat.split([bucket.padded for bucket in buckets]), strict=True)
 
-    def _whole(self, site: str, flat: Tensor) -> Whole:
+    def _whole(self, site: str, flat: Tensor) -> WholeTensors:
         tensors = {name: view for bucket, piece in self._pieces(site, flat) for name, view in views(bucket, piece)}
-        return Whole(flat=flat, **vars(namespace(tensors)))
+        return WholeTensors(flat=flat, **vars(namespace(tensors)))
 
 
 # --- Rows of a micro-batch that ranks have parts of: put together on all of them, or summed and taken apart
@@ -149,7 +149,7 @@ class SplitRows:
         return rows
 
 
-class Choices(SplitRows):
+class ChoiceCounts(SplitRows):
     """The exchanges of a rank with those that have parts of the same sequences: how often each expert is chosen."""
 
     kind: PartsKind = "choices"

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.loading import Checkpoint
-from runtime.contract import Plan
+from runtime.checkpoint.loading import LoadedCheckpoint
+from runtime.contract import RunPlan
 from runtime.contract.names import has_average
 from runtime.data.position import Position
 from runtime.observe.health.judge import Recent
 from runtime.state import snapshot
 from runtime.state.snapshot import Read
 from runtime.state.state import State
-from runtime.step.executor import Board
+from runtime.step.executor import ActionBoard
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,28 @@ class Start:
 
     position: Position = field(default_factory=Position)
     recent: Recent = field(default_factory=Recent)
-    weights: Checkpoint | None = None
+    weights: LoadedCheckpoint | None = None
     put: Callable[[State, Read, Container[str]], None] = snapshot.put_weights
-    saved: Checkpoint | None = None
+    saved: LoadedCheckpoint | None = None
 
     @property
     def step(self) -> int:
         """Steps that were trained before."""
         return self.saved.step if self.saved else 0
 
-    def put_weights(self, state: State, board: Board) -> None:
+    def put_weights(self, state: State, board: ActionBoard) -> None:
         """Write the initial weights into `state`."""
         if self.weights is not None:
             board.set_action("load initial weights")
             self.put(state, self.weights.read, self.weights.shapes)
 
-    def put_saved(self, state: State, board: Board) -> None:
+    def put_saved(self, state: State, board: ActionBoard) -> None:
         """Write everything that was saved into `state`."""
         if self.saved is not None:
             board.set_action("load checkpoint")
             snapshot.put(state, self.saved.read, averaged=has_average(self.saved.shapes))
 
-    def loads(self, plan: Plan) -> dict[str, Tensor]:
+    def loads(self, plan: RunPlan) -> dict[str, Tensor]:
         """Tokens that each expert of each layer got in the steps before: int64 [experts]."""
         none = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         saved = self.saved.meta["loads"] if self.saved else {}

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from runtime.system.lines import Lines, to_stderr
+from runtime.system.lines import JsonLines, to_stderr
 
 EVERY_ONE_TO = 32  # steps
 
@@ -35,7 +35,7 @@ class Trace:
         with suppress(OSError):  # the writer says what is wrong
             folder.mkdir(exist_ok=True)
         self._of = of
-        self._lines = Lines(folder / f"rank_{rank}.jsonl", resume_step, say, "traced steps")
+        self._lines = JsonLines(folder / f"rank_{rank}.jsonl", resume_step, say, "traced steps")
 
     def write(self, step: int, program: str, actions: Sequence[Span], *, wanted: bool = False) -> None:
         """Append a step's line, if it is traced or `wanted`."""

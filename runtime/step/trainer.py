@@ -17,25 +17,25 @@ from torch import Tensor
 
 from runtime.build.build import Build
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Wanted, Work
-from runtime.contract import EXTRA_TOKENS, Collective, Program
+from runtime.comm.transport import WantedChannels, Work
+from runtime.contract import EXTRA_TOKENS, Collective, RunProgram
 from runtime.contract.names import ProgramKind, ProgramName, RecordName
 from runtime.contract.rate import batch_at, learning_rate, value_at
 from runtime.data.position import Position
 from runtime.data.samples import BlendSamples
-from runtime.observe.health.rerun import Place, computed_again
-from runtime.observe.health.watch import Watch
+from runtime.observe.health.rerun import RerunRank, computed_again
+from runtime.observe.health.watch import HealthWatch
 from runtime.ops.product import wide_dtype
 from runtime.state import optimizer, qk_clip
 from runtime.state.average import MovingAverage
 from runtime.state.offload import Staging
 from runtime.state.optimizers import update_of
 from runtime.state.quantised import quantised_weights
-from runtime.state.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
+from runtime.state.state import DTYPES, FlatBucket, State, build_state, largest_parts, shared_flats
 from runtime.step import records
-from runtime.step.executor import Batch, Board, executor_of
+from runtime.step.executor import ActionBoard, StepBatch, executor_of
 from runtime.step.ledger import Ledger
-from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBatches, Source, by_cost
+from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBatches, SampleSource, by_cost
 from runtime.step.start import Start
 from runtime.step.step_time import StepTime
 
@@ -87,9 +87,9 @@ class Trainer:
         self,
         build: Build,
         rank: int,
-        train: Source | None,
+        train: SampleSource | None,
         validation: HeldOut | BlendSamples | None,
-        board: Board,
+        board: ActionBoard,
         endpoint: Endpoint = ON_CPU,
         start: Start = AT_FIRST,
         policy: Callable[[Trainer], RolloutSource] | None = None,
@@ -101,7 +101,7 @@ class Trainer:
         self.pp_rank, self.column = mesh.coordinates(rank)
         self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
-        wanted = Wanted(mesh, plan.openings, shared_flats(plan, rank), largest_parts(plan))
+        wanted = WantedChannels(mesh, plan.openings, shared_flats(plan, rank), largest_parts(plan))
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
@@ -127,7 +127,7 @@ class Trainer:
         self.feed = Feed()
         self.time = StepTime(rank, mesh.world, self.device)
         self.spent = torch.zeros(0)  # seconds of all ranks, by parts: as of the last step
-        self.watch = Watch(plan.train, start.recent)
+        self.watch = HealthWatch(plan.train, start.recent)
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = executor_of(plan, rank, self.state, self.links, board, self.time)
         start.put_weights(self.state, board)
@@ -150,7 +150,7 @@ class Trainer:
         return self.plan.train.sequence
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> StepBatch:
         """The last batch that was computed, of a step or of an evaluation."""
         return self.executor.batch
 
@@ -180,7 +180,7 @@ class Trainer:
         loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
         if not self.watch.verdict(self.step + 1, loss, norm):
             return sums
-        over = Place(self.rank, self.plan.mesh.world, self.links.sums)
+        over = RerunRank(self.rank, self.plan.mesh.world, self.links.sums)
         return self.watch.computed(computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over))
 
     def accumulate(self) -> Sums:
@@ -275,7 +275,7 @@ class Trainer:
         losses = self._losses(total)
         return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}
 
-    def _run(self, kind: ProgramKind, source: Source | None, samples: Indices) -> Sums:
+    def _run(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
         size = len(samples)
         name = self._program_of(kind, size)
@@ -286,7 +286,7 @@ class Trainer:
         counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         if self.plan.indexers:
             counts["tokens"] = tokens[0] if tokens else counts["sequences"] * self.sequence
-        batch = Batch(data, self._tangents(counts), program=name, samples=samples)
+        batch = StepBatch(data, self._tangents(counts), program=name, samples=samples)
         self._quantise()
         trains = kind == "train"
         if trains and self.feed.names is not None and not self.policy:
@@ -329,17 +329,17 @@ class Trainer:
                         optimizer.gather_weights(bucket, self.links.sums)
         return summed
 
-    def _reductions(self, program: Program) -> dict[int, Callable[[], None]]:
+    def _reductions(self, program: RunProgram) -> dict[int, Callable[[], None]]:
         """What starts the reductions of a program, by the number of the call behind which it is."""
         listed = program.reductions[self.pp_rank] if program.reductions else ()
-        found: dict[int, list[Bucket]] = {}
+        found: dict[int, list[FlatBucket]] = {}
         for after, stages in listed:
             found.setdefault(after, []).extend(
                 bucket for bucket in self.state.buckets if bucket.stages == stages and bucket.is_reduced
             )
         return {after: partial(self._start_reduce, buckets) for after, buckets in found.items()}
 
-    def _start_reduce(self, buckets: Iterable[Bucket]) -> None:
+    def _start_reduce(self, buckets: Iterable[FlatBucket]) -> None:
         for bucket in buckets:
             self.reducing[bucket.name] = optimizer.start_reduce(bucket, self.links.sums)
 
@@ -358,7 +358,7 @@ class Trainer:
                 self._collect([each], {})
         self.staging.finish()
 
-    def _update_bucket(self, bucket: Bucket, numbers: optimizer.Numbers) -> None:
+    def _update_bucket(self, bucket: FlatBucket, numbers: optimizer.Numbers) -> None:
         optimizer.update(bucket, self.recipe, self.updates[bucket.rest], numbers, self.staging)
 
     def _quantise(self) -> None:
@@ -371,7 +371,7 @@ class Trainer:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
-    def _data(self, kind: ProgramKind, source: Source | None, samples: Indices) -> dict[str, Tensor]:
+    def _data(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> dict[str, Tensor]:
         """What a step reads of its samples; that of training was read ahead."""
         if self.policy:
             return self.policy.micro_batches(self.device)
@@ -383,14 +383,14 @@ class Trainer:
             return self.feed.take(samples, find)
 
     @property
-    def _program(self) -> Program:
+    def _program(self) -> RunProgram:
         """The program of the last batch."""
         return self.programs[self.batch.program]
 
     def _program_of(self, kind: ProgramKind, size: int) -> ProgramName:
         return ProgramName.of(kind, size // (self.plan.mesh.dp * self.plan.train.micro_batch))
 
-    def _load(self, kind: ProgramKind, source: Source | None, samples: Indices) -> MicroBatches:
+    def _load(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> MicroBatches:
         assert source is not None
         order = self.programs[self._program_of(kind, len(samples))].order
         ordered = by_cost(source, samples, order) if order else samples

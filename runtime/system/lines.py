@@ -44,7 +44,7 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Lines:
+class JsonLines:
     """Appends JSON objects to the file `path`; no method raises OSError. Several threads may write.
 
     `resume_step`: lines whose "step" is later belong to a training that this one replaces. They and damaged lines are

@@ -37,7 +37,7 @@ Reader = Callable[[Any, str], Any]  # value, its path → what it is read as
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """Bounds of a number, both allowed."""
 
     low: float = -math.inf
@@ -59,7 +59,7 @@ class NoJsonError(FormError):
     """A text is no JSON."""
 
 
-class _FaultError(Exception):
+class _PathError(Exception):
     """Path of a value in the text, and what is wrong with it; `{thing}` stands for what the text is of."""
 
     def __init__(self, path: str, words: str = "is not what {thing} has there") -> None:
@@ -83,7 +83,7 @@ def read(form: type[Form], text: str | bytes, thing: str) -> Form:
         raise NoJsonError(f"it is no JSON: {error}") from None
     try:
         result: Form = _reader(form)(value, "")
-    except _FaultError as fault:
+    except _PathError as fault:
         raise FormError(f"{shortened(fault.path) or 'it'} {fault.words.format(thing=thing)}") from None
     return result
 
@@ -138,7 +138,7 @@ def _compiled(annotation: Any) -> Reader:
 def _checked(holds: Callable[[Any], bool]) -> Reader:
     def reader(value: Any, path: str) -> Any:
         if not holds(value):
-            raise _FaultError(path)
+            raise _PathError(path)
         return value
 
     return reader
@@ -150,7 +150,7 @@ def _named(form: Any) -> Reader:
 
     def reader(value: Any, path: str) -> Any:
         if type(value) is not str or not fullmatch(value):
-            raise _FaultError(path)
+            raise _PathError(path)
         return form(value)
 
     return reader
@@ -158,15 +158,15 @@ def _named(form: Any) -> Reader:
 
 def _int(value: Any, path: str) -> Any:
     if type(value) is not int or not -MAX_INT <= value <= MAX_INT:
-        raise _FaultError(path)
+        raise _PathError(path)
     return value
 
 
 def _number(value: Any, path: str) -> Any:
     if type(value) is float and not math.isfinite(value):
-        raise _FaultError(path, "is no number")
+        raise _PathError(path, "is no number")
     if type(value) not in (int, float) or abs(value) > _MAX_FLOAT:  # an int may be too large for a float
-        raise _FaultError(path)
+        raise _PathError(path)
     return value
 
 
@@ -182,13 +182,13 @@ _SCALARS: Mapping[Any, Reader] = {
 def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
     """What `inner` reads, held to one Range or one Pattern."""
     (bound,) = bounds
-    if isinstance(bound, Range):
+    if isinstance(bound, NumberRange):
         low, high = bound.low, bound.high
 
         def in_range(value: Any, path: str) -> Any:
             result = inner(value, path)
             if not low <= result <= high:
-                raise _FaultError(path)
+                raise _PathError(path)
             return result
 
         return in_range
@@ -197,7 +197,7 @@ def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
     def matched(value: Any, path: str) -> Any:
         result = inner(value, path)
         if not fullmatch(result):
-            raise _FaultError(path)
+            raise _PathError(path)
         return result
 
     return matched
@@ -222,7 +222,7 @@ def _union(alternatives: tuple[Any, ...]) -> Reader:
 def _array(item: Reader) -> Reader:
     def reader(value: Any, path: str) -> Any:
         if type(value) is not list:
-            raise _FaultError(path)
+            raise _PathError(path)
         return tuple([item(each, path) for each in value])
 
     return reader
@@ -233,7 +233,7 @@ def _items(make: Callable[[Any], Any], items: list[Reader], names: Iterable[str]
 
     def reader(value: Any, path: str) -> Any:
         if type(value) is not list or len(value) != len(readers):
-            raise _FaultError(path)
+            raise _PathError(path)
         pairs = zip(value, readers, strict=True)
         return make([each(item, _below(path, name) if name else path) for item, (each, name) in pairs])
 
@@ -257,14 +257,14 @@ def _dataclass(form: Any) -> Reader:
         _check_object(value, path)
         for key in value:
             if key not in readers:
-                raise _FaultError(_below(path, key), "is no key that {thing} has")
+                raise _PathError(_below(path, key), "is no key that {thing} has")
         found = {}
         for key, each in readers.items():
             if key not in value and defaults[key] is not MISSING:
                 continue
             found[key] = each(value[key], _below(path, key)) if key in value else MISSING
             if found[key] == defaults[key]:  # missing, or written where it would have been left out
-                raise _FaultError(_below(path, key))
+                raise _PathError(_below(path, key))
         return form(**found)
 
     return reader
@@ -278,7 +278,7 @@ def _tree(value: Any, path: str) -> Any:
 
 def _check_tree(value: Any, path: str, depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise _FaultError(path)
+        raise _PathError(path)
     if isinstance(value, dict):
         _check_object(value, path)
         for key, each in value.items():
@@ -292,9 +292,9 @@ def _check_tree(value: Any, path: str, depth: int) -> None:
 
 def _check_object(value: Any, path: str) -> None:
     if not isinstance(value, dict):
-        raise _FaultError(path)
+        raise _PathError(path)
     if isinstance(value, _Repeated):
-        raise _FaultError(_below(path, value.key), "is there twice")
+        raise _PathError(_below(path, value.key), "is there twice")
 
 
 def _below(path: str, key: str) -> str:

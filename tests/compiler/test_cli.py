@@ -12,7 +12,7 @@ import pytest
 from compiler import pipeline
 from compiler.cli.commands import compile as compile_
 from compiler.cli.main import main
-from compiler.pipeline import Build
+from compiler.pipeline import CompiledBuild
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def test_a_build_is_said_with_its_digest_and_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest goes to the process that asks for it, or to the user."""
-    build = Build((("manifest.json", '{"files": {}}'),), "what it is\n", "it is too large")
+    build = CompiledBuild((("manifest.json", '{"files": {}}'),), "what it is\n", "it is too large")
     monkeypatch.setattr(pipeline, "compile_spec", lambda *_: build)
     one, other, said = (tmp_path / name for name in ("one", "other", "said"))
     assert main(["compile", str(TINY), "-o", str(one)]) == 0

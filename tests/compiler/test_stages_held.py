@@ -7,24 +7,24 @@ import pytest
 from compiler.ir import Plan, Replica, Use
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.plan.plan import make_plan
-from dsl.schema import Dense, LayerRange, Schedule, Spec
+from dsl.schema import Dense, LayerRange, ScheduleBlock, Spec
 from tests.runtime.step.specs import spec
 
 RANKS = 4
 SCHEDULES = [  # schedule, placement, ranks of the first stage, ranks of the last one
-    (Schedule(name="gpipe"), loop(1), (0,), (3,)),
-    (Schedule(name="1f1b"), loop(1), (0,), (3,)),
-    (Schedule(name="zb1p"), loop(1), (0,), (3,)),
-    (Schedule(name="interleaved"), loop(2), (0,), (3,)),
-    (Schedule(name="interleaved", chunks=3), loop(3), (0,), (3,)),
-    (Schedule(name="zbv"), V, (0,), (0,)),
-    (Schedule(name="dualpipev"), V, (0,), (0,)),
-    (Schedule(name="dualpipe"), BIDIRECTIONAL, (0, 3), (0, 3)),
-    (Schedule(name="auto"), BIDIRECTIONAL, (0, 3), (0, 3)),
+    (ScheduleBlock(name="gpipe"), loop(1), (0,), (3,)),
+    (ScheduleBlock(name="1f1b"), loop(1), (0,), (3,)),
+    (ScheduleBlock(name="zb1p"), loop(1), (0,), (3,)),
+    (ScheduleBlock(name="interleaved"), loop(2), (0,), (3,)),
+    (ScheduleBlock(name="interleaved", chunks=3), loop(3), (0,), (3,)),
+    (ScheduleBlock(name="zbv"), V, (0,), (0,)),
+    (ScheduleBlock(name="dualpipev"), V, (0,), (0,)),
+    (ScheduleBlock(name="dualpipe"), BIDIRECTIONAL, (0, 3), (0, 3)),
+    (ScheduleBlock(name="auto"), BIDIRECTIONAL, (0, 3), (0, 3)),
 ]
 
 
-def planned(schedule: Schedule, of: str, dp: int = 2) -> tuple[Spec, Plan]:
+def planned(schedule: ScheduleBlock, of: str, dp: int = 2) -> tuple[Spec, Plan]:
     """Sixteen layers on four pipeline ranks."""
     small = spec(RANKS, 1, dp, 2 * RANKS, of=of)
     layers = tuple(LayerRange(first=i, last=i, ffn=Dense(inner=16)) for i in range(15))
@@ -50,7 +50,7 @@ def stages_with(plan: Plan, tensor: str) -> set[int]:
 @pytest.mark.parametrize(("schedule", "placement", "firsts", "lasts"), SCHEDULES)
 @pytest.mark.parametrize("of", ["v3", "llama"])  # with and without MTP
 def test_the_ends_of_the_model(
-    schedule: Schedule, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...], of: str
+    schedule: ScheduleBlock, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...], of: str
 ) -> None:
     """The embedding is on the ranks of the first stage, the head on those of the last; with MTP the embedding is on
     both, once a rank."""
@@ -75,7 +75,7 @@ def test_the_ends_of_the_model(
 
 @pytest.mark.parametrize(("schedule", "placement", "firsts", "lasts"), SCHEDULES)
 def test_each_gradient_is_reduced_over_exactly_its_copies(
-    schedule: Schedule, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...]
+    schedule: ScheduleBlock, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...]
 ) -> None:
     """A parameter is held by every data rank of each pipeline rank that holds a stage that reads it; its bucket, the
     group that sums its gradient, has these holders."""
@@ -93,7 +93,7 @@ def test_each_gradient_is_reduced_over_exactly_its_copies(
 
 @pytest.mark.parametrize(("schedule", "placement", "firsts", "lasts"), SCHEDULES)
 def test_stages_follow_the_model(
-    schedule: Schedule, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...]
+    schedule: ScheduleBlock, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...]
 ) -> None:
     """The layers in order, each once; tokens are loaded by the first stage, targets and MTP's tokens by the last."""
     _, plan = planned(schedule, "v3")
@@ -109,7 +109,7 @@ def test_stages_follow_the_model(
 def test_a_v_keeps_one_copy_where_dualpipe_keeps_two() -> None:
     """A V has one copy of every parameter, also of the embedding, which its first and last stage read on one rank."""
     (_, mirrored), (_, folded), (_, plain) = (
-        planned(Schedule(name=name), "v3") for name in ("dualpipe", "dualpipev", "1f1b")
+        planned(ScheduleBlock(name=name), "v3") for name in ("dualpipe", "dualpipev", "1f1b")
     )
     copies = [{row.name: len(pipeline_ranks(plan, row)) for row in plan.replicas} for plan in (mirrored, folded, plain)]
     assert set(copies[0].values()) == {2}

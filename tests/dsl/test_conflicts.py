@@ -15,8 +15,8 @@ import pytest
 
 from dsl import rules
 from dsl.conflict.nearest import distance
-from dsl.conflict.search import MAX_CHANGED, Problem, Row
-from dsl.conflict.sheet import Sheet, variables
+from dsl.conflict.search import MAX_CHANGED, RuleProblem, RuleRow
+from dsl.conflict.sheet import SpecSheet, variables
 from dsl.load import analyse, check, load
 from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, giver
 from dsl.resolve.files import collect
@@ -146,15 +146,15 @@ def test_the_rules_are_those_of_the_reference(tmp_path: Path) -> None:
         assert (not check(written(tmp_path, n))) == allowed(n)
 
 
-def problem_of(path: Path) -> Problem:
+def problem_of(path: Path) -> RuleProblem:
     """All joint rules over the spec of a file."""
     view = analyse(str(path)).views[0]
     known = variables(view.spec, view.context.origins, view.context.failed, ())
     rows = [
-        Row(frozenset(path for path in known if any(rules.related(read, path) for read in reads)), rule)
+        RuleRow(frozenset(path for path in known if any(rules.related(read, path) for read in reads)), rule)
         for reads, rule in rules.JOINT
     ]
-    return Problem(Sheet(view.spec), known, rows, ())
+    return RuleProblem(SpecSheet(view.spec), known, rows, ())
 
 
 def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str]]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from dsl import rules
 from dsl.conflict import nearest, weakest
-from dsl.conflict.sheet import VARIABLES, Sheet, checked, variables
+from dsl.conflict.sheet import VARIABLES, SpecSheet, checked, variables
 from dsl.load import analyse, load
 from dsl.reference import blocks, find, keys
 from dsl.reference.keys import plain
@@ -164,7 +164,7 @@ def test_a_copy_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="Precision has no field master_dtype"):
         BUILT_IN["bf16"].model_copy(update={"master_dtype": "fp32"})
     with pytest.raises(LookupError, match="Parallel has no field `zeros`"):
-        Sheet(spec).put("parallel.zeros", 1)
+        SpecSheet(spec).put("parallel.zeros", 1)
     assert Parallel.model_construct(data=2).data == 2
 
 
@@ -195,8 +195,8 @@ def test_data_ranks_that_are_tried_leave_room_for_the_batch(micro_batch: int) ->
     """Where memory is at stake as many as there may be, at most; each has the micro-batches that its ranks need."""
     for pipeline, nodes in ((1, 1), (4, 2), (16, 1)):
         chosen = {"parallel.pipeline": pipeline, "train.micro_batch": micro_batch, "cluster.nodes": nodes}
-        most, *rest = weakest.weakest("parallel.data", weakest.View({}, {}, chosen, memory=True))
+        most, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=True))
         micro_batches = weakest.MOST_NEEDED * pipeline
         assert most * micro_batches * micro_batch <= weakest.MAX_BATCH
         assert most * pipeline <= weakest.MAX_NODES * nodes and rest == [1][: most > 1]
-        assert weakest.weakest("parallel.data", weakest.View({}, {}, chosen, memory=False)) == (1,)
+        assert weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=False)) == (1,)

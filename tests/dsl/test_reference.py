@@ -19,11 +19,11 @@ from compiler.cli.reference import commands_page
 from dsl import schema
 from dsl.facts.devices import FIELDS as PEAK_FIELDS
 from dsl.load import check
-from dsl.reference import Block, blocks, find, keys, plain, suggestions, text_of
+from dsl.reference import BlockKeys, blocks, find, keys, plain, suggestions, text_of
 from dsl.reference.keys import codes_of
 from dsl.reference.lessons import FILE, lesson
 from dsl.reference.pages import errors_page, keys_page, units_page
-from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, Word, family, names_of_topics, sample
+from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, LanguageWord, family, names_of_topics, sample
 from dsl.resolve.derive import DEFAULTS
 from dsl.rules import REFUSALS, RULES
 from dsl.rules.codes import CODES, RETIRED
@@ -178,7 +178,7 @@ def mistakes(spec: str) -> list[str]:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
-def test_examples_of_keys_are_right(block: Block) -> None:
+def test_examples_of_keys_are_right(block: BlockKeys) -> None:
     """The first ones together, every further one in the place of the first."""
     for key in block.keys:
         assert key.examples and all(text.split()[0] == key.name for text in key.examples), key.path
@@ -202,7 +202,7 @@ def test_an_example_that_is_wrong_is_found() -> None:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
-def test_samples_of_blocks_are_read(block: Block) -> None:
+def test_samples_of_blocks_are_read(block: BlockKeys) -> None:
     """The text shown for a block is of the language, with every key of the block but the one that excludes another."""
     shown = sample(block)
     spec = shown if block.path in ("run", "model", "cluster", "precision") else f"run mine {{\n{shown}\n}}"
@@ -226,7 +226,7 @@ AROUND = {  # the first word of an example → what it stands in
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word.text)
-def test_examples_of_words_are_right(word: Word) -> None:
+def test_examples_of_words_are_right(word: LanguageWord) -> None:
     assert word.text.partition("(")[0] in word.example
     around = AROUND.get(word.example.split()[0])
     if around is None:  # a phase of the learning rate; one without an end is the last

@@ -270,10 +270,10 @@ def has_moe(model: schema.Model) -> bool:
 
 caps = st.fractions(1, 99, max_denominator=999)
 schedules = (
-    st.builds(schema.Schedule, name=st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "dualpipev", "zbv"]))
-    | st.builds(schema.Schedule, name=st.just("interleaved"), chunks=st.integers(2, 5))
-    | st.builds(schema.Schedule, name=st.just("auto"), cap=maybe(caps))
-    | st.builds(schema.Schedule, file=texts)
+    st.builds(schema.ScheduleBlock, name=st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "dualpipev", "zbv"]))
+    | st.builds(schema.ScheduleBlock, name=st.just("interleaved"), chunks=st.integers(2, 5))
+    | st.builds(schema.ScheduleBlock, name=st.just("auto"), cap=maybe(caps))
+    | st.builds(schema.ScheduleBlock, file=texts)
 )
 
 

@@ -16,7 +16,7 @@ from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
 from dsl.rules.parallel import stages_have_layers
 from dsl.rules.rewards import _unreadable
-from dsl.schema import Node, Schedule, Spec
+from dsl.schema import Node, ScheduleBlock, Spec
 from dsl.schema.base import fields_of
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -148,14 +148,14 @@ def test_a_pipeline_may_be_as_long_as_the_planner_can_fill() -> None:
 @pytest.mark.parametrize(
     ("schedule", "hint"),
     [
-        (Schedule(name="1f1b"), "write `pipeline = 63`"),
-        (Schedule(name="zbv"), "write `pipeline = 31`"),
-        (Schedule(name="dualpipe"), "write `pipeline = 62`"),  # both have an even number of ranks
-        (Schedule(name="auto", placement="bidirectional"), "write `pipeline = 62`"),
-        (Schedule(name="interleaved", chunks=64), "write `schedule { name = 1f1b }`"),
+        (ScheduleBlock(name="1f1b"), "write `pipeline = 63`"),
+        (ScheduleBlock(name="zbv"), "write `pipeline = 31`"),
+        (ScheduleBlock(name="dualpipe"), "write `pipeline = 62`"),  # both have an even number of ranks
+        (ScheduleBlock(name="auto", placement="bidirectional"), "write `pipeline = 62`"),
+        (ScheduleBlock(name="interleaved", chunks=64), "write `schedule { name = 1f1b }`"),
     ],
 )
-def test_the_longest_pipeline_that_is_offered_suits_the_schedule(schedule: Schedule, hint: str) -> None:
+def test_the_longest_pipeline_that_is_offered_suits_the_schedule(schedule: ScheduleBlock, hint: str) -> None:
     """Of 61 layers, where too many ranks were asked for."""
     spec = load(SPECS / "deepseek-v3.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 64})

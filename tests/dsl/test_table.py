@@ -13,7 +13,7 @@ from lark.exceptions import UnexpectedInput
 from dsl.messages.diagnostics import Source
 from dsl.text import make_table
 from dsl.text.syntax import Statement
-from dsl.text.table import END, Parser, Token, UnexpectedError, load, tokens
+from dsl.text.table import END, TableParser, Token, UnexpectedError, load, tokens
 from dsl.text.tree import Builder
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def by_lark(lark: Lark, text: str) -> tuple[Statement, ...] | None:
 
 
 def by_table(text: str) -> tuple[Statement, ...] | None:
-    parser = Parser(Builder(Source("text", text)))
+    parser = TableParser(Builder(Source("text", text)))
     try:
         for token in tokens(text):
             parser.feed(token)
@@ -92,7 +92,7 @@ def test_soups_are_read_or_refused_as_by_lark(lark: Lark) -> None:
 def test_accepted_terminals_are_those_that_can_be_fed() -> None:
     names = {name for state in load().states for name in state if name.isupper()} - {END}
     text = TEXTS[0]
-    parser = Parser(Builder(Source("text", text)))
+    parser = TableParser(Builder(Source("text", text)))
     for token in list(tokens(text))[:60]:
         before = parser.saved()
         fed = set()

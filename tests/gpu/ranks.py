@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Part
+from runtime.checkpoint.publish import TensorPart
 from runtime.comm.connect import Endpoint, Transport
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -39,7 +39,7 @@ def train(build: Build, rank: int, board: Board, device: torch.device, transport
     rows = [trainer.train_step() for _ in range(build.plan.steps)]
     trainer.settle()
     held = snapshot.take(trainer.state, trainer.plan, rank)
-    result = {name: (t.values if isinstance(t, Part) else t).cpu().clone() for name, t in held.items()}
+    result = {name: (t.values if isinstance(t, TensorPart) else t).cpu().clone() for name, t in held.items()}
     result["metrics"] = torch.tensor([[row.get(name, 0.0) for name in METRICS] for row in rows], dtype=torch.float64)
     result["loads"] = torch.stack(list(trainer.loads.values()))
     if build.plan.train.validate:

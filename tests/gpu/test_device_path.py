@@ -18,7 +18,7 @@ from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Rope, Spec
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import MOE, model, spec
 
@@ -86,7 +86,7 @@ def test_what_a_device_sees(
 def check_waits(folder: Path, mesh: Mesh) -> None:
     """While a program runs, the host waits for its device once for each MoE layer and micro-batch, and gives it
     nothing for which it waits; with one expert rank it never does."""
-    plan = Plan.from_json((folder / "build" / "plan.json").read_text("utf-8"))
+    plan = RunPlan.from_json((folder / "build" / "plan.json").read_text("utf-8"))
     outside = ("start", "connect", "step", "read samples", "optimizer", "sum ", "reduce ")  # once a step
     waits = Counter[str]()
     for rank in range(mesh.world):

@@ -109,7 +109,7 @@ class _Injector:
 
         Board.set_action = watched  # type: ignore[method-assign]
         self._before(Executor, "send", "send", lambda *_: self.board.step == STEP)
-        self._before(snapshot.Copy, "of", "copy for a save", lambda *_: self.board.step == SAVE)
+        self._before(snapshot.HostCopy, "of", "copy for a save", lambda *_: self.board.step == SAVE)
         part = f".tmp-{SAVE}"
         self._before(durable_files, "create", "shard", lambda at, name, _: name[:5] == "shard" and _name(at) == part)
         self._before(os, "fsync", "sync of a shard", lambda at: f"{part}/shard." in _path(at))

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from runtime.checkpoint import durable_files
-from runtime.checkpoint.places import FolderPlace, Place, StorePlace
+from runtime.checkpoint.places import CopyPlace, FolderPlace, StorePlace
 from tests.runtime.faulty_files import Calls
 
 
@@ -23,7 +23,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Calls], Calls]:
 
 
 @pytest.fixture(params=["folder", "memory://", "local://"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CopyPlace:
     if request.param == "folder":
         return FolderPlace("slow", tmp_path / "slow")
     fsspec.filesystem("memory").store.clear()

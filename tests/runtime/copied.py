@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.copies import Copied, Copier
-from runtime.checkpoint.places import Inventory, Place
-from runtime.checkpoint.publish import Keep, Part, Publisher, Saved, load
+from runtime.checkpoint.places import CopyPlace, Inventory
+from runtime.checkpoint.publish import Keep, Publisher, Saved, TensorPart, load
 from runtime.checkpoint.restore import restore
 
 
@@ -25,14 +25,14 @@ class Alone:
         return numbers
 
 
-def tensors(step: int) -> dict[str, Tensor | Part]:
+def tensors(step: int) -> dict[str, Tensor | TensorPart]:
     return {"weight/w": torch.full((64,), float(step)), "weight/v": torch.arange(5.0) + step}
 
 
 class Run:
     """A run of one rank with one place; `save` saves and copies in this thread."""
 
-    def __init__(self, folder: Path, place: Place, keep: int = 1, elsewhere: Inventory | None = None) -> None:
+    def __init__(self, folder: Path, place: CopyPlace, keep: int = 1, elsewhere: Inventory | None = None) -> None:
         self.folder, self.place = folder, place
         checkpoints = folder / "checkpoints"
         self.copier = Copier(place, checkpoints, 0, Keep(keep), Alone())
@@ -54,7 +54,7 @@ class Run:
         return self.copy()
 
 
-def taken_back(folder: Path, place: Place) -> int:
+def taken_back(folder: Path, place: CopyPlace) -> int:
     """The step of the newest good checkpoint of a place, which is taken into a folder that has none."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

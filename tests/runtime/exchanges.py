@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.comm.connect import Endpoint, StagedSwap
 from runtime.comm.exchange import Exchange, HostReads, RankExchange
-from runtime.comm.transport import Wanted, raw
+from runtime.comm.transport import WantedChannels, raw
 from runtime.contract import Mesh, Opening
 from runtime.contract.names import ExchangeName
 from runtime.launch.heartbeat import Board
@@ -86,7 +86,7 @@ def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         kinds = ("expert", "block"), ("counts", "block"), ("world", "all")
         openings = tuple(Opening(kind, (0,), columns) for kind, columns in kinds if world > 1)  # type: ignore[arg-type]
-        wanted = Wanted(Mesh(pp=1, dp=world, ep=world, tp=1, cp=1), openings, {})
+        wanted = WantedChannels(Mesh(pp=1, dp=world, ep=world, tp=1, cp=1), openings, {})
         for transport in ("memory", "gloo"):
             links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
             everyone, reads = tuple(range(world)), HostReads(torch.device("cpu"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.checkpoint.publish import Keep, Part, Publisher
+from runtime.checkpoint.publish import Keep, Publisher, TensorPart
 
 MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
 
@@ -77,7 +77,7 @@ def fail_from(number: int, last: int, error: int) -> Callable[[int, str], None]:
 def save_all(
     folder: Path,
     step: int,
-    shards: list[Mapping[str, Tensor | Part]],
+    shards: list[Mapping[str, Tensor | TensorPart]],
     keep: int | Keep = 1,
     meta: Mapping[str, Any] | None = None,
 ) -> list[BaseException | None]:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from runtime.comm.connect import Endpoint, StagedSwap
 from runtime.comm.exchange import Exchange, HostReads, RankExchange
-from runtime.comm.nodes import Hops, NodeExchange, Place, by_node
-from runtime.comm.transport import Rows, Swap, SwapKind, Wanted, Work, raw
+from runtime.comm.nodes import Hops, NodeExchange, NodePlace, by_node
+from runtime.comm.transport import Rows, Swap, SwapKind, WantedChannels, Work, raw
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -117,7 +117,7 @@ def ranks(swaps: dict[SwapKind, list[Swap | None]], world: int, num_nodes: int, 
     groups = by_node(range(world), world // num_nodes)
     node, at = divmod(rank, world // num_nodes)
     column, reads = [group[at] for group in groups], HostReads(torch.device("cpu"))
-    place, flat = Place(world, num_nodes, node, TOKENS), (swaps["expert"][2], swaps["counts"][2])
+    place, flat = NodePlace(world, num_nodes, node, TOKENS), (swaps["expert"][2], swaps["counts"][2])
     assert flat[0] and flat[1]
     for alignment in ALIGNMENTS:
         for seed in range(SEEDS):
@@ -143,8 +143,8 @@ def main(folder: Path, world: int, num_nodes: int) -> int:
         several = tuple(each for each in hops if len(next(each.channels(mesh))) > 1)
         world_sums = Opening("world", (0,), "all")
         wanted = (
-            Wanted(mesh, (*several, world_sums), {}),
-            Wanted(mesh, (*(Opening(kind, (0,), "block") for kind in kinds), world_sums), {}),
+            WantedChannels(mesh, (*several, world_sums), {}),
+            WantedChannels(mesh, (*(Opening(kind, (0,), "block") for kind in kinds), world_sums), {}),
         )
         mine = [opening.channel_of(mesh, rank) or () for opening in hops[:: len(kinds)]]  # my column, and my node
         for transport in ("memory", "gloo"):

@@ -29,19 +29,19 @@ from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
 from runtime.data.preparation import Preparation, UsageError
 from runtime.launch.heartbeat import Board
-from runtime.launch.torchrun_meet import Place
+from runtime.launch.torchrun_meet import TorchrunRank
 from runtime.observe import device
 from runtime.observe.slots import Slots
 from runtime.rl.generator import Rollouts
 from runtime.rl.policy import Policy
 from runtime.run import begin, evaluate, resume, starting_position, starts, train, witness
 from runtime.run import loop as loop_of_ranks
-from runtime.run.begin import Options
+from runtime.run.begin import RunOptions
 from runtime.run.loop import Loop, Ranks
 from runtime.run.observers import FirstLedger
 from runtime.state import optimizer
 from runtime.state.state import build_state
-from runtime.step.executor import Batch, Executor
+from runtime.step.executor import Executor, StepBatch
 from runtime.step.trainer import Trainer
 from runtime.system.outcome import EXIT_RETRY, ReportedError
 from tests.runtime.plans import small_plan
@@ -97,12 +97,12 @@ def test_a_program_ends_once_all_is_sent() -> None:
     found.edges_out = {1: sent}
     found.send(1, "F0", 0, torch.ones(2))
     found.send(1, "F0", 1, torch.ones(2))
-    found.execute({}, [], batch := Batch())
+    found.execute({}, [], batch := StepBatch())
     assert batch.spans == []
     assert notes == ["sent F0.0", "sent F0.1", "send F0.0", "waited", "send F0.1", "waited"]
     found.send(0, "F0", 2, torch.ones(2))
     with pytest.raises(AssertionError, match=r"F0\.2"):
-        found.execute({}, [], Batch())
+        found.execute({}, [], StepBatch())
 
 
 # ---------------------------------------------------------------- sums
@@ -170,7 +170,7 @@ def test_a_measured_step_has_its_completions_before(tmp_path: Path, full: bool) 
 
     trainer: Any = SimpleNamespace(
         roll_out=lambda: notes.append("completions"), train_step=lambda: notes.append("step") or {"loss": 1.0},
-        ledger=Ledger, rank=1, step=7, batch=Batch(program="train_8"),
+        ledger=Ledger, rank=1, step=7, batch=StepBatch(program="train_8"),
     )  # fmt: skip
     observer = FirstLedger(trainer, tmp_path, "digest")
     assert observer.train(trainer.train_step) == {"loss": 1.0}
@@ -225,7 +225,7 @@ def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) 
 
     trainer: Any = SimpleNamespace(
         executor=SimpleNamespace(**calls), links=SimpleNamespace(sums=notes), accumulate=compute,
-        _norm=lambda: torch.zeros(3), rank=0, state=state, step=4, batch=Batch(samples=np.array([7, 9])),
+        _norm=lambda: torch.zeros(3), rank=0, state=state, step=4, batch=StepBatch(samples=np.array([7, 9])),
         records=lambda: torch.zeros(1),
     )  # fmt: skip
     found = witness.Witness(trainer, tmp_path, {"device": "cpu"})
@@ -261,7 +261,7 @@ def test_an_evaluation_divides_a_device_as_training_does(tmp_path: Path, monkeyp
     monkeypatch.setattr(evaluate, "Trainer", trainer)
     build: Any = SimpleNamespace(plan=small_plan(dp=2, communication_sms=20))
     weights: Any = None
-    job = evaluate.Evaluation(build, weights, "weight", evaluate.Rows(ids), "cuda", tmp_path / "losses.json")
+    job = evaluate.Evaluation(build, weights, "weight", evaluate.SampleRows(ids), "cuda", tmp_path / "losses.json")
     try:
         job.rank(1, 2, Board(2))
         assert not job.out.exists()
@@ -291,7 +291,7 @@ def test_data_of_checkpoints_is_that_of_the_newest_first(tmp_path: Path) -> None
 # ---------------------------------------------------------------- what a run begins with
 
 
-OPTIONS = Options(
+OPTIONS = RunOptions(
     run=Path("run"), data=Path(), steps=None, resume=False, hang_timeout_s=None, device="cpu", transport="auto",
     profile=None, skip_batch=False, cache=None, start_timeout_s=1.0,
 )  # fmt: skip
@@ -413,7 +413,7 @@ def test_a_node_that_starts_other_ranks_than_the_plans_is_refused(
     """Under torchrun, whose user says how many."""
     monkeypatch.setattr(device, "choose", lambda *_: "cuda")
     build: Any = SimpleNamespace(plan=small_plan(cluster=(NodeKind(1, 8, "h100", 132, 1 << 36),)))
-    here = Place(0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True)
+    here = TorchrunRank(0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True)
     with pytest.raises(UsageError, match="this node starts 4 ranks, and the build is for nodes of 8: torchrun --nproc"):
         begin.loop_of(build, OPTIONS, tmp_path, lambda text: None, here)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.checkpoint import durable_files, publish
 from runtime.checkpoint.copies import Copied, Copier
-from runtime.checkpoint.publish import CheckpointError, Part, load
+from runtime.checkpoint.publish import CheckpointError, TensorPart, load
 from runtime.contract.recipe import Checkpoints
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -61,9 +61,9 @@ class FakeTrainer:
         self.step += 1
         self.weights += 1
 
-    def held(self) -> dict[str, Tensor | Part]:
+    def held(self) -> dict[str, Tensor | TensorPart]:
         return {
-            "weight/w": Part(self.weights, 1000 * self.rank, (1000 * self.world,)),
+            "weight/w": TensorPart(self.weights, 1000 * self.rank, (1000 * self.world,)),
             f"bias/b{self.rank}": torch.full((3,), float(self.step)),
         }
 
@@ -165,20 +165,20 @@ def test_copies_use_the_same_room(tmp_path: Path) -> None:
     """Contiguous or not, of any dtype, a part or whole; bit for bit, NaN too."""
     base = torch.arange(24.0).reshape(4, 6)
     views = {"a": base.t(), "b": base[1:3].reshape(-1), "c": torch.tensor([1, 2]), "n": torch.tensor([float("nan")])}
-    given: dict[str, Tensor | Part] = {**views, "p": Part(base.view(-1)[3:9], 3, (24,))}
-    copy = snapshot.Copy()
+    given: dict[str, Tensor | TensorPart] = {**views, "p": TensorPart(base.view(-1)[3:9], 3, (24,))}
+    copy = snapshot.HostCopy()
     places = []
     for _ in range(2):
         held = copy.of(given)
         places.append(
-            {name: (each.values if isinstance(each, Part) else each).data_ptr() for name, each in held.items()}
+            {name: (each.values if isinstance(each, TensorPart) else each).data_ptr() for name, each in held.items()}
         )
         for name, view in views.items():
             each = held[name]
             assert isinstance(each, Tensor) and each.dtype == view.dtype and each.data_ptr() != view.data_ptr()
             assert torch.equal(each.nan_to_num(7), view.nan_to_num(7))
         part = held["p"]
-        assert isinstance(part, Part) and torch.equal(part.values, base.view(-1)[3:9]) and part.start == 3
+        assert isinstance(part, TensorPart) and torch.equal(part.values, base.view(-1)[3:9]) and part.start == 3
         base += 1
     assert places[0] == places[1] and len(set(places[0].values())) == len(given)
 
@@ -191,7 +191,7 @@ def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.Monk
     calls: list[str] = []
     monkeypatch.setattr(durable_files, "os", Calls(lambda _, name: calls.append(name)))
     pieces = {}
-    for kind, tensors in (("copy", snapshot.Copy().of(given)), ("views", given)):
+    for kind, tensors in (("copy", snapshot.HostCopy().of(given)), ("views", given)):
         calls.clear()
         publish.write(tmp_path / kind, 1, [tensors], {})
         pieces[kind] = calls.count("write") - 2  # the note of the shard, and the manifest

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.data.order import Order
 from runtime.data.samples import RowSamples, Samples
-from runtime.data.shards import RowWriter, Writer
+from runtime.data.shards import RowWriter, ShardWriter
 from runtime.step.micro_batches import by_cost
 from tests.runtime.step.samples import RandomSamples
 
@@ -75,7 +75,7 @@ def test_samples_of_a_text_go_where_each_one_says(
 ) -> None:
     samples, order = step
     with TemporaryDirectory() as name:
-        with Writer(Path(name) / "train", 100) as writer:
+        with ShardWriter(Path(name) / "train", 100) as writer:
             for size in (*sizes, 30):
                 writer.add([7] * size)
         pieces = (sum(sizes) + 28) // (parts * sequence) if parts else 0

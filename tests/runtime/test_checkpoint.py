@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime.checkpoint.loading import DTYPES
-from runtime.checkpoint.publish import CheckpointError, Keep, Part, latest, load
+from runtime.checkpoint.publish import CheckpointError, Keep, TensorPart, latest, load
 from tests.runtime.faulty_files import save_all
 
 
@@ -37,10 +37,10 @@ def some_tensors(seed: int) -> dict[str, Tensor]:
     return tensors
 
 
-def split(tensors: Mapping[str, Tensor], world: int, seed: int) -> list[Mapping[str, Tensor | Part]]:
+def split(tensors: Mapping[str, Tensor], world: int, seed: int) -> list[Mapping[str, Tensor | TensorPart]]:
     """Give each tensor to a random rank, or its elements in random parts to all."""
     choose = random.Random(seed)
-    shards: list[dict[str, Tensor | Part]] = [{} for _ in range(world)]
+    shards: list[dict[str, Tensor | TensorPart]] = [{} for _ in range(world)]
     for name, tensor in tensors.items():
         if tensor.numel() < 2 or choose.random() < 0.5:
             shards[choose.randrange(world)][name] = tensor
@@ -48,7 +48,7 @@ def split(tensors: Mapping[str, Tensor], world: int, seed: int) -> list[Mapping[
         cuts = sorted(choose.randrange(tensor.numel() + 1) for _ in range(world - 1))
         flat = tensor.contiguous().view(-1)
         for rank, (start, end) in enumerate(itertools.pairwise([0, *cuts, tensor.numel()])):
-            shards[rank][name] = Part(flat[start:end], start, tuple(tensor.shape))
+            shards[rank][name] = TensorPart(flat[start:end], start, tuple(tensor.shape))
     choose.shuffle(shards)
     return list(shards)
 
@@ -391,10 +391,13 @@ ZEROS = torch.zeros(4)
     ("shards", "problem"),
     [
         ([{"a": ZEROS}, {"a": ZEROS}], "a: elements 0 to 4 are held twice"),
-        ([{"a": Part(ZEROS, 0, (8,))}, {"b": ZEROS}], "a: elements 4 to 8 are missing"),
-        ([{"a": Part(ZEROS, 4, (8,))}, {"b": ZEROS}], "a: elements 0 to 4 are missing"),
-        ([{"a": Part(ZEROS, 0, (8,))}, {"a": Part(ZEROS, 3, (8,))}], "a: elements 3 to 4 are held twice"),
-        ([{"a": Part(ZEROS, 0, (8,))}, {"a": Part(ZEROS.double(), 4, (8,))}], "a is F64 (8,) here, F32 (8,) there"),
+        ([{"a": TensorPart(ZEROS, 0, (8,))}, {"b": ZEROS}], "a: elements 4 to 8 are missing"),
+        ([{"a": TensorPart(ZEROS, 4, (8,))}, {"b": ZEROS}], "a: elements 0 to 4 are missing"),
+        ([{"a": TensorPart(ZEROS, 0, (8,))}, {"a": TensorPart(ZEROS, 3, (8,))}], "a: elements 3 to 4 are held twice"),
+        (
+            [{"a": TensorPart(ZEROS, 0, (8,))}, {"a": TensorPart(ZEROS.double(), 4, (8,))}],
+            "a is F64 (8,) here, F32 (8,) there",
+        ),
         ([{"a": torch.empty(0)}, {"a": torch.empty(0)}], "a is held twice"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from runtime.contract import Certificate, DataRequest, KernelList, Manifest, Mesh, Plan, Program
+from runtime.contract import BuildManifest, Certificate, DataRequest, KernelList, Mesh, RunPlan, RunProgram
 from runtime.contract.mesh import Columns, columns_with
 from runtime.system.strict_json import FormError, pretty, tree
 from tests.runtime.plans import small_plan
@@ -22,7 +22,7 @@ PLANS = sorted(GOLDEN.glob("*/plan.json"))
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.parent.name)
 def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
     text = path.read_text("utf-8")
-    plan = Plan.from_json(text)
+    plan = RunPlan.from_json(text)
     assert pretty(plan) == text
     assert tree(plan) == json.loads(text)
     assert DataRequest.from_json(json.dumps(tree(plan.data_request))) == plan.data_request
@@ -30,11 +30,11 @@ def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "form"),
-    [("*/program/*.json", Program), ("*/certificate/*.json", Certificate)],
+    [("*/program/*.json", RunProgram), ("*/certificate/*.json", Certificate)],
     ids=["programs", "certificates"],
 )
 def test_programs_and_certificates_are_written_as_they_were_read(
-    pattern: str, form: type[Program] | type[Certificate]
+    pattern: str, form: type[RunProgram] | type[Certificate]
 ) -> None:
     paths = sorted(GOLDEN.glob(pattern))
     assert paths
@@ -45,10 +45,10 @@ def test_programs_and_certificates_are_written_as_they_were_read(
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("kernels.json", KernelList), ("manifest.json", Manifest)], ids=["kernels", "manifests"]
+    ("name", "form"), [("kernels.json", KernelList), ("manifest.json", BuildManifest)], ids=["kernels", "manifests"]
 )
 def test_lists_of_kernels_and_of_files_are_written_as_they_were_read(
-    name: str, form: type[KernelList] | type[Manifest]
+    name: str, form: type[KernelList] | type[BuildManifest]
 ) -> None:
     paths = sorted(GOLDEN.glob(f"*/{name}"))
     assert paths
@@ -68,15 +68,15 @@ def test_a_damaged_program_is_refused_by_its_path() -> None:
     ):
         assert text.count(old) == 1
         with pytest.raises(FormError, match=rf"^{path} is not what a program has there$"):
-            Program.from_json(text.replace(old, new))
+            RunProgram.from_json(text.replace(old, new))
 
 
 def test_a_field_that_has_its_default_is_left_out() -> None:
     text = PLANS[0].read_text("utf-8")
-    layers = Plan.from_json(text).moe_layers
+    layers = RunPlan.from_json(text).moe_layers
     assert layers and all(layer.slots is None for layer in layers) and '"slots"' not in text
     with pytest.raises(FormError, match=r"^moe_layers\.slots is not what a plan has there$"):
-        Plan.from_json(text.replace('"sequence_loss": 0.0,', '"sequence_loss": 0.0, "slots": null,', 1))
+        RunPlan.from_json(text.replace('"sequence_loss": 0.0,', '"sequence_loss": 0.0, "slots": null,', 1))
 
 
 # ---------------------------------------------------------------- what is refused
@@ -163,7 +163,7 @@ def test_a_damaged_plan_is_refused_by_its_path(name: str) -> None:
     whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
     edit(whole)
     with pytest.raises(FormError) as caught:
-        Plan.from_json(json.dumps(whole))
+        RunPlan.from_json(json.dumps(whole))
     assert str(caught.value) == said
 
 
@@ -180,7 +180,7 @@ def test_a_damaged_plan_is_refused_by_its_path(name: str) -> None:
 )
 def test_a_text_that_is_no_plan(text: str, said: str) -> None:
     with pytest.raises(FormError) as caught:
-        Plan.from_json(text)
+        RunPlan.from_json(text)
     assert str(caught.value).startswith(said)
 
 
@@ -189,7 +189,7 @@ def test_a_repeated_key_is_found_anywhere() -> None:
     for old, place in (('"dp": 1', "mesh.dp"), ('"heads": 2', "model.attention.heads"), ('"kind": "dense"', "kind")):
         assert text.count(old) == 1
         with pytest.raises(FormError, match=rf"{place} is there twice$"):
-            Plan.from_json(text.replace(old, f"{old}, {old}"))
+            RunPlan.from_json(text.replace(old, f"{old}, {old}"))
 
 
 def test_any_edit_is_refused_or_read_back() -> None:
@@ -212,12 +212,12 @@ def test_any_edit_is_refused_or_read_back() -> None:
             node[key] = generator.choice(values)
         text = json.dumps(whole)
         try:
-            plan = Plan.from_json(text)
+            plan = RunPlan.from_json(text)
         except FormError as error:
             refused += 1
             assert str(error).isprintable() and len(str(error)) < 200
         else:
-            assert tree(plan) == whole and Plan.from_json(pretty(plan)) == plan
+            assert tree(plan) == whole and RunPlan.from_json(pretty(plan)) == plan
     assert refused > 200
 
 
@@ -229,10 +229,10 @@ def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_tak
     rows = {"parameter": "embedding", "first": first, "heads": heads, "parts": [[2, 0.5]]}
     whole["clipped"] = [{"name": "layers.0", "heads": 4, "key_heads": 2, "rows": [rows]}]
     if is_taken:
-        assert Plan.from_json(json.dumps(whole)).clipped[0].rows[0].end == first + 4
+        assert RunPlan.from_json(json.dumps(whole)).clipped[0].rows[0].end == first + 4
     else:
         with pytest.raises(FormError, match=r"^clipped: layers\.0: not what a plan has there$"):
-            Plan.from_json(json.dumps(whole))
+            RunPlan.from_json(json.dumps(whole))
 
 
 MESHES = (
@@ -265,6 +265,6 @@ def test_weights_of_eight_bits_are_not_divided() -> None:
     tensor = whole["buckets"][0]["parameters"][0]["tensor"]
     whole["quantised"] = [{"tensor": tensor, "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]
     for zero in range(3):
-        assert Plan.from_json(json.dumps(whole | {"zero": zero})).quantised[0].tensor == tensor
+        assert RunPlan.from_json(json.dumps(whole | {"zero": zero})).quantised[0].tensor == tensor
     with pytest.raises(FormError, match=r"^quantised: not what a plan has there$"):
-        Plan.from_json(json.dumps(whole | {"zero": 3}))
+        RunPlan.from_json(json.dumps(whole | {"zero": 3}))

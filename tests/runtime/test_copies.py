@@ -14,8 +14,8 @@ import torch
 
 from runtime.checkpoint import shard_manifest
 from runtime.checkpoint.copies import Copied, Copier
-from runtime.checkpoint.places import FolderPlace, Place, StorePlace, inventory
-from runtime.checkpoint.publish import Keep, Part, Publisher, load
+from runtime.checkpoint.places import CopyPlace, FolderPlace, StorePlace, inventory
+from runtime.checkpoint.publish import Keep, Publisher, TensorPart, load
 from runtime.checkpoint.restore import restore
 from tests.runtime.copied import Run, taken_back, tensors
 from tests.runtime.faulty_files import BROKEN, NO_SPACE, Calls, Killed, fail_from, kill_at
@@ -56,7 +56,7 @@ class Threads:
 # ---------------------------------------------------------------- what is copied
 
 
-def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: Path, place: Place) -> None:
+def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: Path, place: CopyPlace) -> None:
     run = Run(tmp_path / "run", place, keep=2)
     for step in (1, 2, 3):
         (copied,) = run.save(step)
@@ -70,7 +70,7 @@ def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: 
     assert taken_back(tmp_path / "new", place) == 3
 
 
-def test_what_comes_while_one_is_copied_is_superseded_by_the_newest(tmp_path: Path, place: Place) -> None:
+def test_what_comes_while_one_is_copied_is_superseded_by_the_newest(tmp_path: Path, place: CopyPlace) -> None:
     """The copy under way ends, of the others the newest is next, and the run keeps what is still to be copied."""
     run = Run(tmp_path / "run", place)
     begin = run.copier._begin
@@ -108,7 +108,7 @@ def test_ranks_copy_their_own_shards_and_one_that_cannot_leaves_no_manifest(tmp_
         copier = Copier(place, checkpoints, number, Keep(1), meeting.of(number))
         publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait()), Keep(1), copier.held)
         for step in (1, 2):
-            part = Part(torch.full((8,), float(step)), 8 * number, (8 * ranks,))
+            part = TensorPart(torch.full((8,), float(step)), 8 * number, (8 * ranks,))
             copier.offer(step, publisher.save(step, {"weight/w": part}, {}))
             while copier._shards or (number == 0 and copier.held() != {""}):  # in its own thread
                 copier._thread.join(0.001)  # type: ignore[union-attr]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from compiler.ir.expert_placement import even_rows, most_rows
 from runtime.comm.exchange import HostReads, LocalExchange
-from runtime.comm.nodes import Hops, NodeExchange, Place, sums_of
-from runtime.comm.transport import Layout, Rows
+from runtime.comm.nodes import Hops, NodeExchange, NodePlace, sums_of
+from runtime.comm.transport import RowLayout, Rows
 from runtime.contract import MoeLayer
 from runtime.ops.routing import permute, unpermute
 from tests.gpu.pretend import DEVICE, Pretend, pretended
@@ -72,7 +72,7 @@ def test_the_host_reads_once_by_nodes() -> None:
     with pretended(lambda kind, what, _: seen.append((kind, what))):
         x_TD, gate_TK = torch.randn(len(expert_TK), 4), torch.rand(expert_TK.shape)
         rows, gate, order, counts = map(Pretend, permute(x_TD, gate_TK, expert_TK, node_exchanges.TOP_K))
-        place = Place(size=1, nodes=1, node=0, tokens=len(expert_TK))
+        place = NodePlace(size=1, nodes=1, node=0, tokens=len(expert_TK))
         exchange = NodeExchange(Hops(None, None), Hops(None, None), place, HostReads(DEVICE), 8)
         seen.clear()
         exchange.start_counts(COUNTS, counts, order)
@@ -114,7 +114,7 @@ def test_one_rank_without_padding_keeps_its_tensors() -> None:
 @given(counts, st.sampled_from([1, 2, 8]))
 def test_layout(counts: list[list[int]], alignment: int) -> None:
     """Rows by expert, then by source, each expert padded; and back again, gather(scatter(x)) = x."""
-    layout = Layout(tuple(map(tuple, counts)), alignment)
+    layout = RowLayout(tuple(map(tuple, counts)), alignment)
     sent = [[f"{source} {expert}"] * n for source, of in enumerate(counts) for expert, n in enumerate(of)]
     numbered = {name: number for number, name in enumerate(sorted({name for rows in sent for name in rows}), 1)}
     packed = torch.tensor([numbered[name] for rows in sent for name in rows], dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_rows_that_are_planned(rows: int, experts: int, alignment: int, random: 
     """Even loads are padded to what is planned for times, and no load to more than is planned for memory."""
 
     def padded(loads: list[int]) -> int:
-        return Layout((tuple(loads),), alignment).num_rows
+        return RowLayout((tuple(loads),), alignment).num_rows
 
     even = [rows // experts + (expert < rows % experts) for expert in range(experts)]
     assert even_rows(rows, experts, alignment) == padded(even)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from runtime.observe.events import Events
-from runtime.observe.metrics import Metrics
+from runtime.observe.metrics import MetricsWriter
 from runtime.observe.watch import follow
-from runtime.observe.watch.follow import Follower, Item
-from runtime.observe.watch.run_state import State
+from runtime.observe.watch.follow import FollowedItem, Follower
+from runtime.observe.watch.run_state import RunState
 
 
 class Rows:
@@ -23,7 +23,7 @@ class Rows:
     def __init__(self, run: Path) -> None:
         self.follower, self.rows = Follower(run), list[tuple[int, int]]()
 
-    def look(self) -> list[Item]:
+    def look(self) -> list[FollowedItem]:
         items = self.follower.poll()
         for item in items:
             if item.kind == "rewind":
@@ -39,7 +39,7 @@ def test_a_reader_has_the_rows_of_the_file_whenever_it_looks(tmp_path: Path, see
     """Over random histories of steps, resumes at random steps, damaged lines and looks in between."""
     draw, reader, late = random.Random(seed), Rows(tmp_path), Rows(tmp_path)
     reader.look()
-    metrics, step, life = Metrics(tmp_path), 0, 0
+    metrics, step, life = MetricsWriter(tmp_path), 0, 0
     clock = itertools.count()
     expected: list[tuple[int, int]] = []
     for _ in range(60):
@@ -47,7 +47,7 @@ def test_a_reader_has_the_rows_of_the_file_whenever_it_looks(tmp_path: Path, see
             case 0:
                 metrics.close()
                 step, life = draw.randint(0, step), life + 1
-                metrics = Metrics(tmp_path, step)
+                metrics = MetricsWriter(tmp_path, step)
                 expected = [row for row in expected if row[0] <= step]
             case 1 if draw.random() < 0.5:
                 with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -86,7 +86,7 @@ def test_a_file_that_is_read_in_pieces_gives_every_row_once(tmp_path: Path, monk
 
 
 def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
-    events, metrics = Events(tmp_path), Metrics(tmp_path)
+    events, metrics = Events(tmp_path), MetricsWriter(tmp_path)
     for step in (1, 2, 3):
         metrics.write({"step": step, "time": f"2026-01-31T12:00:0{step}.000Z"})
     lines = [{"time": f"2026-01-31T12:00:0{at}.500Z", "event": "save", "step": at} for at in (1, 2)]
@@ -99,7 +99,7 @@ def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
 
 def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
     """Rows come in the order of their file: a later step in front of an earlier one would look like a resume."""
-    metrics, events = Metrics(tmp_path), Events(tmp_path)
+    metrics, events = MetricsWriter(tmp_path), Events(tmp_path)
     for step, at in ((1, 50), (2, 51), (3, 20), (4, 21), (5, 52)):
         metrics.write({"step": step, "time": f"2026-01-31T12:00:{at}.000Z"})
     lines = [{"time": f"2026-01-31T12:00:{at}.500Z", "event": "save", "step": step} for step, at in ((2, 51), (4, 21))]
@@ -128,29 +128,29 @@ def test_steps_of_earlier_starts_are_not_counted(tmp_path: Path) -> None:
         for step in range(1, 6)
     ]
     for since, counted in (("", 5), ("2026-01-31T12:00:03.500Z", 2), ("2026-01-31T13", 0)):
-        state = State(tmp_path, since=since)
+        state = RunState(tmp_path, since=since)
         for row in rows:
-            state.take(Item("row", row))
+            state.take(FollowedItem("row", row))
         assert state.trained_tokens == 200 * counted and state.spent_s["compute"] == 1.5 * counted
         assert state.validation == (5, 0.0) and state.pace_s == 1.0 and state.shares == {"compute": 0.75, "sum": 0.25}
 
 
 def test_pace_and_time_left_are_of_the_last_steps(tmp_path: Path) -> None:
-    state = State(tmp_path)
-    state.take(Item("event", {"event": "start", "step": 0, "last_step": 100, "time": ""}))
+    state = RunState(tmp_path)
+    state.take(FollowedItem("event", {"event": "start", "step": 0, "last_step": 100, "time": ""}))
     for step in range(1, 41):
         at = 2 * step if step > 8 else 0  # a slow beginning is not of the last 32
-        state.take(Item("row", {"step": step, "time": f"2026-01-31T12:{at // 60:02}:{at % 60:02}.000Z"}))
+        state.take(FollowedItem("row", {"step": step, "time": f"2026-01-31T12:{at // 60:02}:{at % 60:02}.000Z"}))
     assert state.pace_s == 2.0 and state.left_s == 120.0
 
 
 def test_the_end_of_a_phase_is_not_that_of_the_run(tmp_path: Path) -> None:
     form = dict(run="a", model="m", cluster="c", devices=1, flops_per_token=1.0, peak_flops=None, mfu=None, step_s=1.0)
     form |= dict(tokens=1, bubble=0.0, memory_bytes=[1], capacity_bytes=[1], links=[])
-    state, end = State(tmp_path), {"event": "end", "outcome": "finished", "exit_code": 0, "step": 3, "time": ""}
+    state, end = RunState(tmp_path), {"event": "end", "outcome": "finished", "exit_code": 0, "step": 3, "time": ""}
     for phase, over in ((1, False), (2, True)):
         (tmp_path / "watch.json").write_text(json.dumps({**form, "phase": phase, "phases": 2}))
-        state.take(Item("event", {"event": "start", "step": 0, "time": ""}))
+        state.take(FollowedItem("event", {"event": "start", "step": 0, "time": ""}))
         assert not state.is_over
-        state.take(Item("event", end))
+        state.take(FollowedItem("event", end))
         assert state.is_over == over

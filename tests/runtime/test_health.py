@@ -20,18 +20,18 @@ from torch import Tensor
 from runtime import contract
 from runtime.checkpoint.shard_manifest import Manifest
 from runtime.comm.transport import Sums
-from runtime.contract.recipe import Health, Spike
+from runtime.contract.recipe import HealthRecipe, SpikeRecipe
 from runtime.data.order import Order
 from runtime.data.position import Position
 from runtime.observe.health import record, rerun
-from runtime.observe.health.judge import BadStepError, Recent, Trained, Verdict, judge
-from runtime.observe.health.replicas import Difference, compare, fingerprint
-from runtime.observe.health.watch import Watch
+from runtime.observe.health.judge import BadStepError, JudgedStep, Recent, Verdict, judge
+from runtime.observe.health.replicas import ReplicaDifference, compare, fingerprint
+from runtime.observe.health.watch import HealthWatch
 from runtime.state.state import State, build_state
 from tests.runtime.plans import small_plan
 
 CPU = torch.device("cpu")
-HEALTH = Health("skip", Spike(4.0, 5.0, "rollback"), window=8, back=3, most=2, rerun=False, hash=None)
+HEALTH = HealthRecipe("skip", SpikeRecipe(4.0, 5.0, "rollback"), window=8, back=3, most=2, rerun=False, hash=None)
 
 
 # ---------------------------------------------------------------- decisions
@@ -43,7 +43,7 @@ def test_a_spike_is_so_many_deviations_above_the_mean() -> None:
     found = set[bool]()
     for _ in range(500):
         rows = drawn.normal([5.0, 1.0], 0.2, (drawn.integers(4, 12), 2))
-        recent = Recent(tuple(Trained(8 * i, *map(float, row)) for i, row in enumerate(rows)))
+        recent = Recent(tuple(JudgedStep(8 * i, *map(float, row)) for i, row in enumerate(rows)))
         last = rows[-8:]
         bounds = last.mean(0) + np.array([4.0, 5.0]) * last.std(0, ddof=1)
         loss, norm = map(float, bounds + drawn.normal(-0.2, 0.2, 2))
@@ -70,7 +70,7 @@ def test_no_gradient_beside_a_loss_is_judged_where_health_is_asked_for() -> None
 
 
 def test_few_steps_show_no_spike() -> None:
-    few = Recent((Trained(0, 5.0, 1.0), Trained(8, 5.1, 1.0), Trained(16, 5.0, 1.1)))
+    few = Recent((JudgedStep(0, 5.0, 1.0), JudgedStep(8, 5.1, 1.0), JudgedStep(16, 5.0, 1.1)))
     assert judge(HEALTH, few, 4, 1e9, 1e9) is None
     assert judge(replace(HEALTH, spike=None), few, 4, 1e9, 1e9) is None
 
@@ -84,7 +84,7 @@ def test_as_many_actions_as_are_allowed_in_a_window_are_not_enough() -> None:
 def test_a_rollback_leaves_out_what_was_drawn_since() -> None:
     """A rollback reaches as far as is remembered, and no further than its phase."""
     for steps, first_step, to, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
-        watch = Watch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), Recent())
+        watch = HealthWatch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), Recent())
         watch._first_step = first_step
         for step in range(1, steps + 1):
             assert watch.check(step, 5.0, 1.0, (8 * step - 8, 8 * step)) == 0
@@ -96,7 +96,7 @@ def test_a_rollback_leaves_out_what_was_drawn_since() -> None:
 def test_what_is_remembered_reads_back() -> None:
     recent = Recent()
     for step in range(20):
-        recent = recent.after(Trained(8 * step, 5 + step / 3, 0.1), HEALTH).acting(step)
+        recent = recent.after(JudgedStep(8 * step, 5 + step / 3, 0.1), HEALTH).acting(step)
     assert len(recent.steps) == 8 and recent.steps[0].first == 96
     recent = replace(recent, rollbacks=2)
     assert Recent.from_json(json.loads(json.dumps(recent.to_json()))) == recent
@@ -154,7 +154,7 @@ class Meeting:
         return cast(Sums, Rank())
 
 
-def compared(states: list[State], plan: contract.Plan) -> tuple[list[Difference], int]:
+def compared(states: list[State], plan: contract.RunPlan) -> tuple[list[ReplicaDifference], int]:
     """What ranks find, all the same, and in how many sums."""
     meeting = Meeting(len(states))
     with ThreadPoolExecutor(len(states)) as pool:
@@ -163,13 +163,13 @@ def compared(states: list[State], plan: contract.Plan) -> tuple[list[Difference]
     return found[0], meeting.calls
 
 
-def plan_of(zero: int = 0, master: str = "float64") -> contract.Plan:
+def plan_of(zero: int = 0, master: str = "float64") -> contract.RunPlan:
     """Four ranks: two weights that all hold, one that ranks 1 and 3 hold, and a bias."""
-    rows = [contract.Parameter(name, name, (3, 5), init=0.1, decay=True) for name in ("all", "more", "some")]
+    rows = [contract.HeldParameter(name, name, (3, 5), init=0.1, decay=True) for name in ("all", "more", "some")]
     buckets = (
-        contract.Bucket("dense", (0, 1, 2, 3), (0,), (rows[0], rows[1])),
-        contract.Bucket("experts", (1, 3), (0,), (rows[2],)),
-        contract.Bucket("alone", (2,), (0,), (replace(rows[0], name="alone", tensor="alone"),)),
+        contract.PlannedBucket("dense", (0, 1, 2, 3), (0,), (rows[0], rows[1])),
+        contract.PlannedBucket("experts", (1, 3), (0,), (rows[2],)),
+        contract.PlannedBucket("alone", (2,), (0,), (replace(rows[0], name="alone", tensor="alone"),)),
     )
     plan = small_plan(1, 4, zero=zero, buckets=buckets, biases=(contract.Bias("bias", (3,), (0, 1, 2, 3)),))
     return replace(plan, precision=replace(plan.precision, master=master))
@@ -196,7 +196,7 @@ def test_who_has_other_bits_is_named(case: str) -> None:
     of, element, rank, tensor, ranks, others = CASES[case]
     flip(of(states[rank]), element)
     found, _ = compared(states, plan)
-    assert found == [Difference(tensor, ranks, others)]
+    assert found == [ReplicaDifference(tensor, ranks, others)]
     verb = f"ranks {ranks[0]} and {ranks[-1]} have different" if not others else f"rank {rank} has other"
     assert str(found[0]).startswith(f"{verb} bits of {tensor}")
 
@@ -233,14 +233,14 @@ def test_all_ranks_with_other_losses_are_named(erred: tuple[int, ...], named: st
     """A step that is computed again has other losses on some ranks, and the same gradients and sums on all."""
     plan, meeting = plan_of(), Meeting(4)
 
-    def again(rank: int) -> rerun.Computed:
+    def again(rank: int) -> rerun.RerunStep:
         losses = torch.ones(2)
 
         def compute() -> dict[str, Tensor]:
             losses.add_(rank in erred)
             return {"loss": torch.ones(1)}
 
-        place = rerun.Place(rank, 4, meeting.of(rank))
+        place = rerun.RerunRank(rank, 4, meeting.of(rank))
         state = build_state(plan, rank, CPU)
         return rerun.computed_again(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
 

@@ -281,7 +281,10 @@ def test_a_hang_is_judged_by_the_stacks_of_that_time(tmp_path: Path, monkeypatch
         with log.open("a") as stream:
             stream.write(f'Current thread 0x1 (most recent call first):\n  File "{file}", line 7 in {function}\n')
 
-    board, ranks = Board(2), [rank_watch.Process(rank, os.getpid(), rank, tmp_path / f"{rank}.log") for rank in (0, 1)]
+    board, ranks = (
+        Board(2),
+        [rank_watch.RankProcess(rank, os.getpid(), rank, tmp_path / f"{rank}.log") for rank in (0, 1)],
+    )
     files = {0: ("/runtime/comm/exchange.py", "wait"), 1: ("/work/step.py", "forward")}
     for each in ranks:
         board.bind(each.rank).set_action("F0")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.launch import debug, rank_process, rank_watch
-from runtime.launch.heartbeat import Beat, Board
+from runtime.launch.heartbeat import Board, RankBeat
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import Target
 from runtime.launch.rank_watch import REPEAT_S, Interrupts, Supervision
@@ -179,7 +179,7 @@ def test_a_board_is_read_as_written() -> None:
         mine.set_action(f"dispatch F3.{number}@L17")
         beat = board.read(1)
         assert (beat.step, beat.action) == (7, f"dispatch F3.{number}@L17")
-    assert board.read(0) == Beat(0, "", 0)
+    assert board.read(0) == RankBeat(0, "", 0)
     mine.set_action("x" * 200)
     assert board.read(1).action == "x" * 112
     assert not board.finished(1)

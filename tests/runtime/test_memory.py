@@ -21,25 +21,25 @@ from runtime.comm.memory import (
     PIPE_BYTES,
     Circle,
     Heap,
-    Memory,
     PeerTimeoutError,
-    Reader,
-    Writer,
+    PipeReader,
+    PipeWriter,
+    SharedMemory,
     equal_shares,
     make_memory,
     map_memory,
 )
-from runtime.comm.transport import Wanted
+from runtime.comm.transport import WantedChannels
 from runtime.contract import Mesh, Opening
 from tests.progress import PATIENCE_S
 
 WAIT_S = PATIENCE_S
 
 
-def pipe(timeout_s: float = WAIT_S) -> tuple[Writer, Reader]:
+def pipe(timeout_s: float = WAIT_S) -> tuple[PipeWriter, PipeReader]:
     """Both ends, the reader in a mapping of its own."""
     mine, address = make_memory({"first": 100, "pipe": PIPE_BYTES})
-    return Writer(mine, "pipe", timeout_s), Reader(map_memory(address), "pipe", timeout_s)
+    return PipeWriter(mine, "pipe", timeout_s), PipeReader(map_memory(address), "pipe", timeout_s)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=60))
@@ -112,7 +112,7 @@ def test_divided_state_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks that write before they read wait for nobody, however large what they divide is."""
     monkeypatch.setattr(memory, "HEAP_BYTES", 4096)
     own, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
-    writer, reader = Writer(own, "pipe", 0.05), Reader(map_memory(address), "pipe", 0.05)
+    writer, reader = PipeWriter(own, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)
     sent = [torch.full((10_000,), float(each), dtype=torch.float64) for each in range(memory.IN_FLIGHT)]
     for message in sent:
         writer.write([message], 7)
@@ -163,7 +163,7 @@ def circles(members: int, elements: int) -> list[Circle]:
     """Circles of members that each map the memories of the others."""
     made = [make_memory({"world": CIRCLE_BYTES, "flat": 8 * elements}) for _ in range(members)]
 
-    def seen_by(member: int) -> list[Memory]:
+    def seen_by(member: int) -> list[SharedMemory]:
         return [own if index == member else map_memory(address) for index, (own, address) in enumerate(made)]
 
     return [Circle(seen_by(member), member, "world", WAIT_S) for member in range(members)]
@@ -227,7 +227,7 @@ def test_shares_are_gathered(members: int) -> None:
 
 def test_memory_that_is_not_used_takes_no_room() -> None:
     openings = tuple(Opening("edge", edge, "each") for edge in ((0, 1), (1, 0)))
-    wanted = Wanted(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), (*openings, Opening("expert", (0,), "block")), {})
+    wanted = WantedChannels(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), (*openings, Opening("expert", (0,), "block")), {})
     assert len(wanted.of(0, "edge")) == 2 and wanted.of(0, "expert") == [(0, 1)]
 
     def resident() -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.observe.metrics import Metrics, check_metrics
+from runtime.observe.metrics import MetricsWriter, check_metrics
 from runtime.system import lines
-from runtime.system.lines import Lines, read_rows, utc_now
+from runtime.system.lines import JsonLines, read_rows, utc_now
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 def write_steps(path: Path, steps: range, resume_step: int = 0) -> list[str]:
     """Write rows of these steps, and return the messages to the user."""
     said: list[str] = []
-    writer = Lines(path, resume_step, said.append)
+    writer = JsonLines(path, resume_step, said.append)
     for step in steps:
         writer.write({"step": step, "loss": 1 / step})
     writer.close()
@@ -42,7 +42,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_one_object_a_step_there_as_soon_as_written(tmp_path: Path, path: Path) -> None:
-    writer = Metrics(tmp_path)
+    writer = MetricsWriter(tmp_path)
     before = utc_now()
     for step in (1, 2):
         writer.write({"step": step, "loss": 0.5, "load": [[1, 2]], "rates": {"lr": 1e-3}})
@@ -58,7 +58,7 @@ def test_times_are_utc_in_iso_8601() -> None:
 
 
 def test_what_is_not_finite_is_null_and_said(path: Path) -> None:
-    writer = Lines(path, 0)
+    writer = JsonLines(path, 0)
     writer.write({"step": 1, "loss": math.nan, "norms": {"head": [1.0, -math.inf]}})
     writer.close()
     line = path.read_text()
@@ -197,7 +197,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Full]:
 
 def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(path: Path, disk: Full) -> None:
     said: list[str] = []
-    writer = Lines(path, 0, said.append)
+    writer = JsonLines(path, 0, said.append)
     for step in range(1, 6):
         writer.write({"step": step, "loss": 1.25})
         assert steps(path) == [1, 2][:step], "whole rows only"
@@ -241,7 +241,7 @@ def test_memory_for_rows_is_bounded(path: Path, disk: Full, monkeypatch: pytest.
     monkeypatch.setattr(lines, "MOST_KEPT_BYTES", 1000)
     disk.room = 0
     said: list[str] = []
-    writer = Lines(path, 0, said.append)
+    writer = JsonLines(path, 0, said.append)
     for step in range(100, 200):
         writer.write({"step": step, "loss": 1.25})
     disk.room = 10**6
@@ -265,7 +265,7 @@ def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
 
     monkeypatch.setattr(os, "fsync", fsync)
     said: list[str] = []
-    writer = Lines(path, 5, said.append)
+    writer = JsonLines(path, 5, said.append)
     writer.write({"step": 6})
     assert path.read_bytes() == before and files(path.parent) == ["metrics.jsonl"] and len(said) == 1
     monkeypatch.undo()

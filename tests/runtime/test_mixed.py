@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.comm import connect, memory
 from runtime.comm.connect import Transport, channels_of, transport_in_use
-from runtime.comm.transport import Carrier, Links, Parts, Shares, Wanted, equal_shares
+from runtime.comm.transport import Carrier, Links, Parts, Shares, WantedChannels, equal_shares
 from tests.runtime.test_start import WANTED, connected
 
 ELEMENTS = 1001  # no multiple of the ranks
@@ -53,10 +53,10 @@ def flats() -> dict[str, tuple[tuple[int, ...], int]]:
     }
 
 
-def all_wanted() -> Wanted:
+def all_wanted() -> WantedChannels:
     found = flats()
     parted = {("reduce", holders): size for holders, size in found.values()}
-    return Wanted(WANTED.mesh, WANTED.openings, found, parted)
+    return WantedChannels(WANTED.mesh, WANTED.openings, found, parted)
 
 
 def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -162,7 +162,7 @@ def test_memory_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -
 def test_a_rank_that_may_not_open_the_memory_of_others_takes_gloo(tmp_path: Path) -> None:
     """Although it is on their machine. All others go on sharing theirs, and agree with it on what carries a channel."""
 
-    def refused(address: memory.Address) -> memory.Memory:
+    def refused(address: memory.Address) -> memory.SharedMemory:
         raise PermissionError(13, "Permission denied")
 
     def before(rank: int, _: str) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from runtime.contract import Metrics
+from runtime.contract import MetricsSinks
 from runtime.observe.sinks import mlflow
 from runtime.observe.sinks.sink import Opened, Point
-from runtime.observe.watch.follow import Item
-from runtime.observe.watch.run_state import State
+from runtime.observe.watch.follow import FollowedItem
+from runtime.observe.watch.run_state import RunState
 
 
-def row(step: int) -> Item:
-    return Item("row", {"step": step, "time": f"2026-01-31T12:00:{step:02}.000Z"})
+def row(step: int) -> FollowedItem:
+    return FollowedItem("row", {"step": step, "time": f"2026-01-31T12:00:{step:02}.000Z"})
 
 
 class Client:
@@ -65,7 +65,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_mlflow_gets_all_numbers_in_calls_of_limited_size(tmp_path: Path, client: list[tuple[Any, ...]]) -> None:
     sink = mlflow.MLflow()
-    sink.open(Opened(tmp_path / "mine", Metrics(mlflow="new"), State(tmp_path)))
+    sink.open(Opened(tmp_path / "mine", MetricsSinks(mlflow="new"), RunState(tmp_path)))
     assert (sink.key, sink.where) == ("new", "experiment new, run new")
     assert client == [("experiment", "new"), ("run", "8", "mine")]
     client.clear()
@@ -74,7 +74,7 @@ def test_mlflow_gets_all_numbers_in_calls_of_limited_size(tmp_path: Path, client
     first, second = [("a", 1.0, at, 1), ("c", 2.0, at, 1)], [("a", 3.0, at + 1000, 2), ("c", 4.0, at + 1000, 2)]
     assert client == [("log", "new", [*first, second[0]]), ("log", "new", [second[1]])]
     client.clear()
-    sink.send([Point(row(3), dict.fromkeys("abc", 1.0)), Point(Item("event", {"event": "save"}), {})])
+    sink.send([Point(row(3), dict.fromkeys("abc", 1.0)), Point(FollowedItem("event", {"event": "save"}), {})])
     assert [len(metrics) for _, _, metrics in client] == [3]
 
 
@@ -92,8 +92,8 @@ def test_mlflow_goes_on_with_a_run_and_says_how_it_ended(
     tmp_path: Path, client: list[tuple[Any, ...]], happened: list[tuple[str, str | None]], status: str
 ) -> None:
     sink = mlflow.MLflow()
-    sink.open(Opened(tmp_path, Metrics(mlflow="known"), State(tmp_path), key="before"))
-    sink.send([Point(Item("event", {"event": event, "outcome": outcome}), {}) for event, outcome in happened])
+    sink.open(Opened(tmp_path, MetricsSinks(mlflow="known"), RunState(tmp_path), key="before"))
+    sink.send([Point(FollowedItem("event", {"event": event, "outcome": outcome}), {}) for event, outcome in happened])
     sink.close()
     assert client == [("update", "before", "RUNNING"), ("end", "before", status)]
 
@@ -102,7 +102,7 @@ def test_mlflow_writes_into_the_run_folder_where_no_server_is_given(
     tmp_path: Path, client: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
-    opened = Opened(tmp_path / "mine", Metrics(mlflow="known"), State(tmp_path))
+    opened = Opened(tmp_path / "mine", MetricsSinks(mlflow="known"), RunState(tmp_path))
     mlflow.MLflow().open(opened)
     assert os.environ[mlflow.URI] == "http://localhost" and client == [("run", "7", "mine")]
     monkeypatch.delenv(mlflow.URI)

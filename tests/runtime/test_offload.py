@@ -36,7 +36,7 @@ PART = 1000  # elements: buckets have some 20,000
 BOTH = ("moments", "master")
 
 
-def plan_of(spec: Spec, part: int = PART) -> contract.Plan:
+def plan_of(spec: Spec, part: int = PART) -> contract.RunPlan:
     plan = contract_plan(spec, lower_spec(spec), {})
     return replace(plan, host=replace(plan.host, part=part))
 
@@ -64,7 +64,7 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def trained(state: State, plan: contract.Plan, steps: int, *by: Op, staging: Staging | None = None) -> None:
+def trained(state: State, plan: contract.RunPlan, steps: int, *by: Op, staging: Staging | None = None) -> None:
     """Some steps with random gradients; `by`: the update of each kind of the optimizer."""
     recipe = plan.train.optimizer
     staging = staging or Staging(state, plan.host.part, plan.host.slots)

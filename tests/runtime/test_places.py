@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint.places import FolderPlace, Place, PlaceError, StorePlace, places_of
+from runtime.checkpoint.places import CopyPlace, FolderPlace, PlaceError, StorePlace, places_of
 from runtime.checkpoint.publish import load
 from runtime.checkpoint.restore import restore
 from runtime.checkpoint.shard_manifest import CheckpointError
@@ -18,7 +18,9 @@ from tests.runtime.faulty_files import Calls, Killed, kill_at
 # ---------------------------------------------------------------- what is taken back
 
 
-def test_a_damaged_checkpoint_is_replaced_by_its_copy_before_an_older_one_is_used(tmp_path: Path, place: Place) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_its_copy_before_an_older_one_is_used(
+    tmp_path: Path, place: CopyPlace
+) -> None:
     run = Run(tmp_path / "run", place, keep=3)
     for step in (1, 2):
         run.save(step)

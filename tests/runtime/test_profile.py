@@ -21,7 +21,7 @@ from runtime.build.build import Build
 from runtime.comm import collective, memory
 from runtime.launch.heartbeat import Board
 from runtime.run import profile
-from runtime.run.profile import WARM_UP, Key, Overhead, Profile, Row, Stopwatch, without_overhead
+from runtime.run.profile import WARM_UP, CallKey, CallTime, Overhead, Profile, Stopwatch, without_overhead
 from runtime.state import optimizer
 from runtime.step.trainer import Trainer
 from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, Place
@@ -61,7 +61,7 @@ def sums_up(rank: dict[str, Any]) -> None:
             kinds[row["kind"]] += row[field]
         assert set(kinds) <= {"op", "python", "profile", *COMMUNICATION} and kinds["op"] > 0
     assert all(row["clock_ns"] >= 0 and row["calls"] > 0 for row in rows)
-    assert len({tuple(row[name] for name in Key._fields) for row in rows}) == len(rows)
+    assert len({tuple(row[name] for name in CallKey._fields) for row in rows}) == len(rows)
 
 
 # ---------------------------------------------------------------- the clock
@@ -131,15 +131,15 @@ def test_calls_of_other_threads_are_not_timed() -> None:
 
 def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
     python, op, tail = (
-        Key("F0", "", "", "python", ""),
-        Key("F0", "", "", "op", "add"),
-        Key("norm", "", "", "op", "norm"),
+        CallKey("F0", "", "", "python", ""),
+        CallKey("F0", "", "", "op", "add"),
+        CallKey("norm", "", "", "op", "norm"),
     )
-    rows = {python: Row(1, 5000, 500, 3), op: Row(3, 9000, 20, 0), tail: Row(1, 100, 0, 0)}
+    rows = {python: CallTime(1, 5000, 500, 3), op: CallTime(3, 9000, 20, 0), tail: CallTime(1, 100, 0, 0)}
     found = without_overhead(rows, Overhead(within=(200.0, 10.0), around=(1000.0, 100.0)))
-    assert found[python] == Row(1, 5000 - 3200, 500 - 310, 3)
-    assert found[op] == Row(3, 9000 - 600, 0, 0), "never below zero"
-    assert found[Key("F0", "", "", "profile", "profile")] == Row(4, 3800, 330, 0)
+    assert found[python] == CallTime(1, 5000 - 3200, 500 - 310, 3)
+    assert found[op] == CallTime(3, 9000 - 600, 0, 0), "never below zero"
+    assert found[CallKey("F0", "", "", "profile", "profile")] == CallTime(4, 3800, 330, 0)
     for place in ("F0", "norm"):
         assert sum(row.clock for key, row in found.items() if key.place == place) == sum(
             row.clock for key, row in rows.items() if key.place == place

@@ -15,7 +15,7 @@ import pytest
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.observe.metrics import Metrics
+from runtime.observe.metrics import MetricsWriter
 from runtime.observe.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
 
 
@@ -32,7 +32,7 @@ class Run:
     def __init__(self, folder: Path, stream: TextIO | None, total: int = 500, resume_step: int = 0) -> None:
         self.clock, self.board, self.path = Clock(), Board(1), folder / "metrics.jsonl"
         self.progress = Progress(folder, total, 6.812, stream=stream, clock=self.clock)
-        self.metrics = Metrics(folder, resume_step)
+        self.metrics = MetricsWriter(folder, resume_step)
         self.rank = self.board.bind(0)
 
     def step(self, step: int, **more: object) -> None:
@@ -206,7 +206,7 @@ def test_a_closed_output_is_given_up(tmp_path: Path) -> None:
 
 def test_it_follows_real_ranks(tmp_path: Path) -> None:
     def target(rank: int, world: int, board: Board) -> None:
-        metrics = Metrics(tmp_path)
+        metrics = MetricsWriter(tmp_path)
         for step in (1, 2, 3):
             board.start_step(step)
             metrics.write({"step": step, "loss": 3.0 / step})

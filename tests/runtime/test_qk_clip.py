@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime import contract
-from runtime.contract.plan import ClippedAttention, Rows
+from runtime.contract.plan import ClippedAttention, ClippedRows
 from runtime.contract.slices import Slice
 from runtime.state.qk_clip import clip_rows, factors_of
 from runtime.state.state import build_state
@@ -20,10 +20,10 @@ ROWS, COLUMNS = 8, 5
 
 def test_heads_of_a_group_share_the_factor_of_their_largest_logit() -> None:
     """Four query heads on two keys: rows 2 to 9 of queries, 0 to 1 of keys. Rows between parts are left alone."""
-    queries = Rows("query", 2, 4, ((1, 0.5), (1, 1.0)))
-    more = Rows("query", 12, 2, ((1, 1.0),))
-    block = ClippedAttention("layers.0", 4, 2, (queries, more, Rows("key", 0, 2, ((1, 0.5),))))
-    other = ClippedAttention("layers.1", 2, 2, (Rows("other", 0, 2, ((1, 1.0),)),))
+    queries = ClippedRows("query", 2, 4, ((1, 0.5), (1, 1.0)))
+    more = ClippedRows("query", 12, 2, ((1, 1.0),))
+    block = ClippedAttention("layers.0", 4, 2, (queries, more, ClippedRows("key", 0, 2, ((1, 0.5),))))
+    other = ClippedAttention("layers.1", 2, 2, (ClippedRows("other", 0, 2, ((1, 1.0),)),))
     peaks = torch.tensor([1.0, 16.0, 4.0, 2.0, 4.0, 3.0], dtype=torch.float64)
     found = factors_of([block, other], peaks, 4.0)
     assert found.keys() == {"query", "key"}, "a logit that is at the bound is not above it"
@@ -36,9 +36,9 @@ def test_heads_of_a_group_share_the_factor_of_their_largest_logit() -> None:
 @pytest.mark.parametrize("held", [None, Slice(0, ((1, 3), (5, 8)))])
 def test_any_part_of_a_bucket_is_clipped(held: Slice | None, parameter: str) -> None:
     """A part begins and ends anywhere: within a row, at the end of one, before the parameter and behind it."""
-    weight = contract.Parameter("w", "w", (ROWS, COLUMNS), init=0.1, decay=True, slice=held)
-    around = [contract.Parameter(name, name, (3,), init=0.1, decay=True) for name in ("before", "behind")]
-    plan = small_plan(buckets=(contract.Bucket("b", (0,), (0,), (around[0], weight, around[1])),))
+    weight = contract.HeldParameter("w", "w", (ROWS, COLUMNS), init=0.1, decay=True, slice=held)
+    around = [contract.HeldParameter(name, name, (3,), init=0.1, decay=True) for name in ("before", "behind")]
+    plan = small_plan(buckets=(contract.PlannedBucket("b", (0,), (0,), (around[0], weight, around[1])),))
     plan = replace(plan, precision=replace(plan.precision, parameter=parameter))
     (bucket,) = build_state(plan, 0, torch.device("cpu")).buckets
     factors = torch.tensor([0.5, 1.0, 0.25, 0.125, 2.0, 3.0], dtype=torch.float64)

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runtime.build import run_copy
-from runtime.contract import Link, Metrics, Watch
+from runtime.contract import LinkTraffic, MetricsSinks, WatchFacts
 from runtime.observe.events import Events
 from runtime.observe.sinks import __main__ as exporters
 from runtime.observe.sinks import beside
@@ -36,24 +36,25 @@ from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
 from runtime.observe.sinks.tensorboard import TensorBoard
 from runtime.observe.sinks.wandb import WandB
 from runtime.observe.sinks.worker import Exports, Worker
-from runtime.observe.watch.follow import Item
-from runtime.observe.watch.run_state import State
+from runtime.observe.watch.follow import FollowedItem
+from runtime.observe.watch.run_state import RunState
 from runtime.observe.watch.series import SERIES
 from runtime.system.strict_json import tree
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import wait_for
 
-WATCH = Watch(
+WATCH = WatchFacts(
     run="mine", model="m", cluster="c", devices=8, phase=1, phases=1, flops_per_token=2e9, peak_flops=8e14, mfu=0.4,
     step_s=0.5, tokens=1000, bubble=0.125, memory_bytes=(10, 20), capacity_bytes=(100, 100),
-    links=(Link("nvlink", "experts", 5000), Link("leaf", "gradients", 70)), metrics=Metrics(prometheus=0),
+    links=(LinkTraffic("nvlink", "experts", 5000), LinkTraffic("leaf", "gradients", 70)),
+    metrics=MetricsSinks(prometheus=0),
 )  # fmt: skip
 
 
-def row(step: int, **more: Any) -> Item:
+def row(step: int, **more: Any) -> FollowedItem:
     fields = {"step": step, "time": f"2026-01-31T12:00:{step:02}.000Z", "loss": 5.0 / step, "grad_norm": 1.0}
     fields |= {"tokens": 500 * step, "tokens_per_s": 1000.0, "step_s": 0.5, "spent_s": {"compute": 0.3, "message": 0.1}}
-    return Item("row", {**fields, **more})
+    return FollowedItem("row", {**fields, **more})
 
 
 class Fake:
@@ -63,7 +64,7 @@ class Fake:
 
     def __init__(self, key: str | None = None) -> None:
         self.key, self.sent, self.fails = key, list[int](), set[int]()
-        self.events, self.state = list[str](), State(Path())
+        self.events, self.state = list[str](), RunState(Path())
         self.tries, self.opened, self.closed, self.before = 0, list[str | None](), 0, lambda: None
 
     def open(self, opened: Opened) -> None:
@@ -137,7 +138,7 @@ def test_a_later_start_sends_what_is_left(tmp_path: Path, start: Callable[[Sink]
     ended(worker)
     worker = start(second)
     again = row(3, time="2026-01-31T12:30:00.000Z")
-    rewind = Item("rewind", {"step": 2, "time": again.time})
+    rewind = FollowedItem("rewind", {"step": 2, "time": again.time})
     worker.put([row(1), row(2), row(3), rewind, again, row(4, time=again.time)])
     ended(worker)
     assert (first.sent, second.sent) == ([1, 2, 3], [2, 3, 4])
@@ -210,8 +211,8 @@ def test_a_slow_sink_gets_everything(start: Callable[[Sink], Worker], monkeypatc
 
 
 def test_events_behind_the_last_row_are_sent_once(start: Callable[[Sink], Worker]) -> None:
-    def event(name: str, at: int) -> Item:
-        return Item("event", {"event": name, "time": f"2026-01-31T12:00:{at:02}.000Z"})
+    def event(name: str, at: int) -> FollowedItem:
+        return FollowedItem("event", {"event": name, "time": f"2026-01-31T12:00:{at:02}.000Z"})
 
     items = [event("start", 0), row(1), row(2), event("save", 3), event("end", 4)]
     first, second, third = Fake(), Fake(), Fake()
@@ -245,7 +246,7 @@ def test_a_missing_library_is_said_once(tmp_path: Path, name: str, install: str)
 # ---------------------------------------------------------------- what each exporter gives
 
 
-def sent(sink: Sink, state: State, items: Sequence[Item]) -> None:
+def sent(sink: Sink, state: RunState, items: Sequence[FollowedItem]) -> None:
     points = []
     for item in items:
         state.take(item)
@@ -256,8 +257,8 @@ def sent(sink: Sink, state: State, items: Sequence[Item]) -> None:
 def test_tensorboard_forgets_what_was_given_up(tmp_path: Path) -> None:
     files = set[Path]()
     for number, steps in enumerate(([1, 2, 3, 4, 5], [4, 5, 6])):  # the second one a minute later
-        state, sink = State(tmp_path, WATCH), TensorBoard()
-        sink.open(Opened(tmp_path, Metrics(), state, step=3 * number))
+        state, sink = RunState(tmp_path, WATCH), TensorBoard()
+        sink.open(Opened(tmp_path, MetricsSinks(), state, step=3 * number))
         sent(sink, state, [row(step, loss=10.0 * number + step) for step in steps])
         sent(sink, state, [row(7, loss=None)])
         sink.close()
@@ -275,7 +276,7 @@ def test_tensorboard_forgets_what_was_given_up(tmp_path: Path) -> None:
 def test_what_a_run_has_written_by_its_end_is_exported(tmp_path: Path) -> None:
     rows = [{**row(step).fields, "step": step} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), "utf-8")
-    watch = replace(WATCH, metrics=Metrics(tensorboard=True))
+    watch = replace(WATCH, metrics=MetricsSinks(tensorboard=True))
     build = SimpleNamespace(files={run_copy.WATCH: json.dumps(tree(watch)).encode()})
     exporters_of_run = beside.Exporters(build, tmp_path)  # type: ignore[arg-type]
     exporters_of_run.begin()
@@ -302,10 +303,10 @@ def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: py
             return SpanExportResult.SUCCESS
 
     monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", Endpoint)
-    state, sink = State(tmp_path, WATCH), OpenTelemetry()
-    sink.open(Opened(tmp_path, Metrics(otel="http://127.0.0.1:1"), state))
+    state, sink = RunState(tmp_path, WATCH), OpenTelemetry()
+    sink.open(Opened(tmp_path, MetricsSinks(otel="http://127.0.0.1:1"), state))
     saved = {"event": "save", "step": 1, "written_s": 0.25, "time": "2026-01-31T12:00:02.000Z"}
-    sent(sink, state, [row(1, step_s=0.5), Item("event", saved)])
+    sent(sink, state, [row(1, step_s=0.5), FollowedItem("event", saved)])
     end_us = round(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC).timestamp()) * 10**6
     assert [(span.name, span.start_time // 1000, span.end_time // 1000) for span in spans] == [
         ("step 1", end_us - 500_000, end_us),
@@ -326,13 +327,13 @@ def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: 
         define_metric=lambda name, step_metric: axes.update({name: step_metric}),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "wandb", library)
-    state, key = State(tmp_path, WATCH), None
+    state, key = RunState(tmp_path, WATCH), None
     for step, end in ((1, "failed"), (2, "finished")):
         sink = WandB()
-        sink.open(Opened(tmp_path, Metrics(wandb="here"), state, key))
+        sink.open(Opened(tmp_path, MetricsSinks(wandb="here"), state, key))
         assert axes == {"*": "step"} and sink.where == "here, offline in there"
         axes.clear()
-        sent(sink, state, [row(step), Item("event", {"event": "end", "outcome": end})])
+        sent(sink, state, [row(step), FollowedItem("event", {"event": "end", "outcome": end})])
         sink.close()
         key = sink.key
     assert key and runs == [("here", key, "mine")] * 2 and exits == [1, 0]
@@ -361,12 +362,12 @@ def test_notes_that_cannot_be_written_are_said_once_in_a_while(
 
 
 def test_series_follow_rows_and_events(tmp_path: Path) -> None:
-    state, sink = State(tmp_path, WATCH), Prometheus()
-    sink.open(Opened(tmp_path, Metrics(prometheus=0), state))
+    state, sink = RunState(tmp_path, WATCH), Prometheus()
+    sink.open(Opened(tmp_path, MetricsSinks(prometheus=0), state))
     try:
         assert scraped(sink)[("dsc_running",)] == 1
         event = {"event": "start", "step": 0, "last_step": 9, "device": "cuda", "build": "0" * 64, "time": "…"}
-        sent(sink, state, [Item("event", event), row(1), row(2, loss=None, layer_imbalance={"layers.3": 1.5})])
+        sent(sink, state, [FollowedItem("event", event), row(1), row(2, loss=None, layer_imbalance={"layers.3": 1.5})])
         found = scraped(sink)
         assert math.isnan(found[("dsc_loss",)]) and found[("dsc_finite",)] == 0
         assert found[("dsc_mfu_ratio",)] == 1000 * 2e9 / 8e14 and found[("dsc_predicted_mfu_ratio",)] == 0.4
@@ -377,12 +378,12 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
         assert found[("dsc_predicted_memory_bytes", "1")] == 20
         assert found[("dsc_run_info", "0" * 12, "c", "cuda", "m")] == 1
         more = [{"event": "save_failed", "step": 2}, {"event": "end", "outcome": "failed", "step": 2}]
-        sent(sink, state, [Item("event", each) for each in more])
+        sent(sink, state, [FollowedItem("event", each) for each in more])
         found = scraped(sink)
         row_s = found[("dsc_last_row_timestamp_seconds",)]
         assert row_s == datetime(2026, 1, 31, 12, 0, 2, tzinfo=UTC).timestamp()
         assert found[("dsc_save_failures_total",)] == 1 and found[("dsc_running",)] == 0
-        sent(sink, state, [Item("event", {**event, "time": "2026-02-01T12:00:02.000Z"})])
+        sent(sink, state, [FollowedItem("event", {**event, "time": "2026-02-01T12:00:02.000Z"})])
         assert scraped(sink)[("dsc_last_row_timestamp_seconds",)] == row_s + 86400, "a resume is a sign of the run"
         shown = {name for name, *_ in found}
         unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
@@ -393,12 +394,12 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
 
 
 def test_the_port_is_of_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> None:
-    first, second, state = Prometheus(), Prometheus(), State(tmp_path, WATCH)
-    first.open(Opened(tmp_path, Metrics(prometheus=0), state))
+    first, second, state = Prometheus(), Prometheus(), RunState(tmp_path, WATCH)
+    first.open(Opened(tmp_path, MetricsSinks(prometheus=0), state))
     port = int(first.where.rpartition(":")[2].partition("/")[0])
     assert first.where == f"http://127.0.0.1:{port}/metrics"
     with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1: Address already in use; name another"):
-        second.open(Opened(tmp_path, Metrics(prometheus=port), state))
+        second.open(Opened(tmp_path, MetricsSinks(prometheus=port), state))
     first.close()
     with socket.create_server(("127.0.0.1", port)):
         pass

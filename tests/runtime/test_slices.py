@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime import contract
 from runtime.checkpoint.loading import cut, place
-from runtime.checkpoint.publish import CheckpointError, Part, load
+from runtime.checkpoint.publish import CheckpointError, TensorPart, load
 from runtime.contract.slices import Slice, held_elements, tiling_problem
 from runtime.state import snapshot
 from runtime.state.state import State, build_state, initial_value
@@ -69,9 +69,11 @@ def test_slices_are_the_elements_at_their_places(shape: tuple[int, ...]) -> None
         assert torch.equal(again, whole)
 
 
-def saved_in_slices(tensors: Mapping[str, Tensor], world: int, choose: random.Random) -> list[dict[str, Tensor | Part]]:
+def saved_in_slices(
+    tensors: Mapping[str, Tensor], world: int, choose: random.Random
+) -> list[dict[str, Tensor | TensorPart]]:
     """Shards in which each tensor is in slices: on different ranks whole, or their elements in parts on all of them."""
-    shards: list[dict[str, Tensor | Part]] = [{} for _ in range(world)]
+    shards: list[dict[str, Tensor | TensorPart]] = [{} for _ in range(world)]
     for name, tensor in tensors.items():
         shape, free = tuple(tensor.shape), list(range(world))
         slices = random_slices(shape, choose)
@@ -85,7 +87,7 @@ def saved_in_slices(tensors: Mapping[str, Tensor], world: int, choose: random.Ra
             size = -(-flat.numel() // len(mine))
             for rank, part in zip(mine, flat.split(size), strict=False):
                 start = mine.index(rank) * size
-                shards[rank][name] = Part(part, start, shape, each)
+                shards[rank][name] = TensorPart(part, start, shape, each)
     return shards
 
 
@@ -124,8 +126,8 @@ def test_slices_that_are_no_tensor_are_refused(tmp_path: Path, kind: str) -> Non
     shape = (4, 2)
     halves = [Slice(0, ((0, 2),)), Slice(0, ((2, 4),))]
     whole = torch.arange(8.0).view(shape)
-    shards: list[Mapping[str, Tensor | Part]] = [
-        {"weight/w": Part(cut(whole, each).reshape(-1), 0, shape, each)} for each in halves
+    shards: list[Mapping[str, Tensor | TensorPart]] = [
+        {"weight/w": TensorPart(cut(whole, each).reshape(-1), 0, shape, each)} for each in halves
     ]
     assert save_all(tmp_path, 1, shards) == [None, None]
     assert_holds(load(tmp_path / "step-00000001"), {"weight/w": whole})
@@ -142,19 +144,19 @@ def test_slices_that_are_no_tensor_are_refused(tmp_path: Path, kind: str) -> Non
 # ---------------------------------------------------------------- states
 
 
-def plan_of(choose: random.Random, zero: int, master: str, sliced: bool) -> contract.Plan:
+def plan_of(choose: random.Random, zero: int, master: str, sliced: bool) -> contract.RunPlan:
     """Four ranks: parameters that all hold, and parameters in two slices, each on two of them."""
     rows = [
-        contract.Parameter(f"p{at}", f"p{at}", shape, None if at == 1 else 0.5, at % 2 == 0)
+        contract.HeldParameter(f"p{at}", f"p{at}", shape, None if at == 1 else 0.5, at % 2 == 0)
         for at, shape in enumerate(SHAPES[:4])
     ]
     pairs = [(row, random_slices(row.shape, choose)) for row in rows] if sliced else []
     pairs = [(row, slices) for row, slices in pairs if len(slices) == 2]
     split = {row.name for row, _ in pairs}
-    buckets = [contract.Bucket("whole", (0, 1, 2, 3), (0,), tuple(row for row in rows if row.name not in split))]
+    buckets = [contract.PlannedBucket("whole", (0, 1, 2, 3), (0,), tuple(row for row in rows if row.name not in split))]
     for index in range(2 if pairs else 0):
         members = tuple(replace(row, slice=slices[index]) for row, slices in pairs)
-        buckets.append(contract.Bucket(f"slices{index}", (index, index + 2), (0,), members))
+        buckets.append(contract.PlannedBucket(f"slices{index}", (index, index + 2), (0,), members))
     precision = replace(small_plan().precision, parameter="bfloat16" if master == "mixed" else "float32")
     filled = tuple(bucket for bucket in buckets if bucket.parameters)
     return small_plan(dp=4, buckets=filled, zero=zero, precision=precision)
@@ -164,7 +166,7 @@ def fill(state: State, values: Mapping[str, Tensor]) -> None:
     snapshot.put(state, lambda names: {name: values[name] for name in names})
 
 
-def states_of(plan: contract.Plan) -> list[State]:
+def states_of(plan: contract.RunPlan) -> list[State]:
     return [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
 
 
@@ -202,20 +204,20 @@ def test_initial_values_are_those_of_the_logical_tensor() -> None:
                 assert bits(held[entry.name]) == bits(cut(whole, entry.parameter.slice))
 
 
-def _first(plan: contract.Plan) -> contract.Plan:
+def _first(plan: contract.RunPlan) -> contract.RunPlan:
     """A plan of two slices of one parameter."""
-    row = contract.Parameter("w", "w", (4, 2), None, decay=False)
+    row = contract.HeldParameter("w", "w", (4, 2), None, decay=False)
     halves: Sequence[Slice] = (Slice(0, ((0, 1), (2, 3))), Slice(0, ((1, 2), (3, 4))))
     buckets = tuple(
-        contract.Bucket(f"w{at}", (at,), (0,), (replace(row, slice=half),)) for at, half in enumerate(halves)
+        contract.PlannedBucket(f"w{at}", (at,), (0,), (replace(row, slice=half),)) for at, half in enumerate(halves)
     )
     return replace(plan, buckets=buckets)
 
 
 def test_a_plan_says_its_slices() -> None:
     text = pretty(_first(small_plan(dp=2)))
-    assert pretty(contract.Plan.from_json(text)) == text
-    assert contract.Plan.from_json(text).parameters[1].slice == Slice(0, ((1, 2), (3, 4)))
+    assert pretty(contract.RunPlan.from_json(text)) == text
+    assert contract.RunPlan.from_json(text).parameters[1].slice == Slice(0, ((1, 2), (3, 4)))
 
 
 @pytest.mark.parametrize("ranges", [[[0, 1], [3, 4]], [[1, 2]], [[1, 2], [3, 5]], [[1, 3], [2, 4]], []])
@@ -223,4 +225,4 @@ def test_a_plan_whose_slices_are_no_tensor_is_refused(ranges: list[list[int]]) -
     fields = json.loads(pretty(_first(small_plan(dp=2))))
     fields["buckets"][1]["parameters"][0]["slice"]["ranges"] = ranges
     with pytest.raises(FormError, match=r"slices? of w"):
-        contract.Plan.from_json(json.dumps(fields))
+        contract.RunPlan.from_json(json.dumps(fields))

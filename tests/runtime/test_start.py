@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from runtime.comm.collective import name_of
 from runtime.comm.connect import Endpoint, Transport
-from runtime.comm.transport import Links, Wanted
+from runtime.comm.transport import Links, WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -26,7 +26,7 @@ from tests.progress import PATIENCE_S
 from tests.runtime.processes import wait_for
 
 # Two pipeline ranks, each with an expert group of two; experts at one place of it have two holders.
-WANTED = Wanted(
+WANTED = WantedChannels(
     Mesh(pp=2, dp=2, ep=2, tp=1, cp=1),
     (
         Opening("edge", (0, 1), "each"),
@@ -48,7 +48,7 @@ def connected(
     transport: Transport,
     before: Callable[[int, str], None] = lambda *_: None,
     after: Callable[[int, Links], None] = lambda *_: None,
-    wanted: Callable[[int], Wanted] = lambda _: WANTED,
+    wanted: Callable[[int], WantedChannels] = lambda _: WANTED,
     start_s: float = PATIENCE_S,
 ) -> Outcome:
     """Ranks that connect. `before`: called by each rank with what it begins to wait in; `after`: with its channels.
@@ -104,7 +104,7 @@ def test_a_rank_that_dies_on_the_way_is_named(tmp_path: Path) -> None:
 def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
     """What the proof refuses: rank 1 begins with another edge than rank 0, and both give up, and say so."""
     first, second, *rest = WANTED.openings
-    other = Wanted(WANTED.mesh, (second, first, *rest), {})
+    other = WantedChannels(WANTED.mesh, (second, first, *rest), {})
     outcome = connected(tmp_path, "gloo", wanted=lambda rank: other if rank >= 2 else WANTED, start_s=START_S)
     assert outcome.kind == "failed" and "did not come within 3 s: this rank waits in `connect edge" in outcome.how
 

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Wanted
+from runtime.comm.transport import WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch import torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
 from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
-from runtime.launch.torchrun_meet import Beat, Hello, Peer, Place, make_board
+from runtime.launch.torchrun_meet import AgentBeat, Hello, Peer, TorchrunRank, make_board
 from runtime.system.outcome import EXIT_RETRY
 from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import Fork, block, forked, listeners, wait_for
@@ -65,7 +65,7 @@ class Ranks:
             sys.stderr = (self.folder / f"errors_{rank}").open("w")
             settings = {"run": self.folder / "run", "digest": "d", "hang_timeout_s": 300.0} | options_of_rank
             try:
-                attached = attach(Place.of(os.environ), **settings)  # type: ignore[arg-type]
+                attached = attach(TorchrunRank.of(os.environ), **settings)  # type: ignore[arg-type]
             except RefusedError as error:
                 print(error, file=sys.stderr, flush=True)
                 return REFUSED + error.code
@@ -91,7 +91,7 @@ def heard(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Heard:
     """What ranks have heard of one another: they leave a file for each action and function that another was in."""
     hear = Peer.hear
 
-    def noting(self: Peer, beat: Beat) -> None:
+    def noting(self: Peer, beat: AgentBeat) -> None:
         hear(self, beat)
         (ranks.folder / f"heard {beat.action} {beat.where.rpartition(' ')[2]}").touch()
 
@@ -173,9 +173,9 @@ def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
     """Nobody waits for its silence."""
     board, descriptor = make_board(WORLD, 0)
     os.close(descriptor)
-    peer = Peer(1, Beat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+    peer = Peer(1, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
     store: Any = None
-    watch = torchrun_watch.Watch(0, board, store, 0, None, _peers={1: peer}, _store_is_gone=True)
+    watch = torchrun_watch.TorchrunWatch(0, board, store, 0, None, _peers={1: peer}, _store_is_gone=True)
     watch._see(peer, Hello("", 1, "here", agent=0, pid=2**22 + 1, board=3, restarts=0, digest="d"))
     assert watch._ending(0.0) is None, "it is told to the others first"
     ending = watch._ending(0.0)
@@ -274,7 +274,7 @@ def test_a_rank_that_is_late_is_named_with_what_it_does(
 
 def connecting(rank: int, world: int, board: Board) -> None:
     """Open the channel of the world, for which rank 1 does not come."""
-    wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
+    wanted = WantedChannels(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
     Endpoint(start_timeout_s=1.5).connect(rank, wanted, board.set_action)
 
 
@@ -311,13 +311,13 @@ def test_a_signal_to_one_rank_ends_both_after_the_same_step(ranks: Ranks, to: in
 
 def test_a_signal_that_comes_again_kills(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The main threads are in a step that does not end, so only their watches can hear it."""
-    receive = torchrun_watch.Watch._receive
+    receive = torchrun_watch.TorchrunWatch._receive
 
-    def noting(self: torchrun_watch.Watch, number: int) -> None:
+    def noting(self: torchrun_watch.TorchrunWatch, number: int) -> None:
         receive(self, number)
         (ranks.folder / f"signals_{len(self._signals)}").touch()
 
-    monkeypatch.setattr(torchrun_watch.Watch, "_receive", noting)
+    monkeypatch.setattr(torchrun_watch.TorchrunWatch, "_receive", noting)
     monkeypatch.setattr(torchrun_watch, "REPEAT_S", 0.0)
     with ranks.started(train(forever, ranks.folder)) as both:
         wait_for(lambda: heard("W1.5", "forever"), "the step")  # before, the first signal ends the ranks
@@ -367,10 +367,10 @@ def test_another_run_folder_is_refused(ranks: Ranks) -> None:
 
 def test_an_environment_that_is_none_is_refused() -> None:
     good = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
-    assert Place.of(good).rank == 1
+    assert TorchrunRank.of(good).rank == 1
     for wrong in ({"RANK": "first"}, {"RANK": "2"}, {"RANK": "-1"}, {"MASTER_PORT": ""}):
         with pytest.raises(ValueError, match="start with torchrun"):
-            Place.of(good | wrong)
+            TorchrunRank.of(good | wrong)
 
 
 # ---------------------------------------------------------------- the store

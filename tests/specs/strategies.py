@@ -35,7 +35,7 @@ from dsl.schema import (
     Phase,
     Precision,
     Rope,
-    Schedule,
+    ScheduleBlock,
     Spec,
     YarnScaling,
 )
@@ -254,7 +254,7 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
 
 
 names = st.sampled_from(["gpipe", "1f1b", "zb1p", "zbv", "dualpipev", "dualpipe"])
-schedules = st.builds(Schedule, name=names | st.just("interleaved"))
+schedules = st.builds(ScheduleBlock, name=names | st.just("interleaved"))
 
 
 @st.composite
@@ -262,7 +262,7 @@ def specs(draw: st.DrawFn) -> Spec:
     """Small enough to be planned in some 10 ms."""
     pipeline, expert, copies = draw(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 2)))
     data = expert * copies
-    schedule = draw(schedules) if pipeline > 1 else Schedule(name="1f1b")
+    schedule = draw(schedules) if pipeline > 1 else ScheduleBlock(name="1f1b")
     model = draw(models(expert, pipeline * fewest_stages_of_rank(schedule) + draw(st.integers(0, 3))))
     batch = data * 2 * pipeline * draw(st.integers(1, 2))
     base = shipped("tiny.dsc")

@@ -237,7 +237,7 @@ def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
         return replace(segment, params=(*segment.params, Param("qkv_bias", (width,), "float32", grad=False)))
     half = place.spec.train.sequence // 2
     stream: Any = segment.function  # the norm in front, what is behind, and attention
-    attention: gqa.Attention = stream.part.part
+    attention: gqa.GqaAttention = stream.part.part
     sizes = replace(attention.attend.sizes, sequence=half)
     rotate = replace(attention.project.rotate, sequence=half)
     changed = replace(

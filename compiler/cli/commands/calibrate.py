@@ -22,9 +22,9 @@ from pathlib import Path
 from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, say, wrong
 from compiler.cli.commands.output_files import refuse_output, write
 from compiler.ir import Plan
-from compiler.machine.rates import RateError, Table, read_table, shipped_table, shipped_tables
+from compiler.machine.rates import RateError, RateTable, read_table, shipped_table, shipped_tables
 from compiler.machine.rates.calibration import job, table_of, tasks_of
-from compiler.machine.rates.table import Device
+from compiler.machine.rates.table import MeasuredDevice
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of, table_for
 from compiler.predict.choose import Chosen
@@ -97,7 +97,7 @@ def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
     return f"cluster {name} {{ rates = {quoted(path)} }}{where}"
 
 
-def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
+def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
     from compiler.predict.traced_layer import calibrated, read_trace, uncalibrated
 
     name = args.table or table_for(spec.cluster.node.device)
@@ -112,7 +112,7 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
     return scaled
 
 
-def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
+def _measured(device: str, spec: Spec, plan: Plan) -> RateTable | int:
     """The table of this machine, or the exit code of the processes that measure."""
     from compiler.plan.split_blocks import balanced_rows
 
@@ -133,7 +133,7 @@ def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
             return code if code > 0 else 128 - code
         found = json.loads(answer.read_text("utf-8"))
     name = found["device"] if device == "cuda" else _processor()
-    on = Device(name=name, cores=cores if device == "cpu" else None)
+    on = MeasuredDevice(name=name, cores=cores if device == "cpu" else None)
     return table_of(found, tasks, on, f"measured on {name}, {cores} cores", time.strftime("%Y-%m-%d"))
 
 

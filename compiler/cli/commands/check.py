@@ -23,7 +23,7 @@ from typing import Any
 from compiler.cli.commands.common import EXIT_SPEC, add_overrides, human, say, wrong
 from compiler.plan.read_files import mistakes_of
 from dsl.closed_forms.counts import parameters
-from dsl.load import Analysis, View, analyse, refusals
+from dsl.load import Analysis, ResolvedView, analyse, refusals
 from dsl.messages.diagnostics import Diagnostic, Edit, Note, Source, SpecError, given, giver, plural, visible
 from dsl.resolve.chosen import find, split
 from dsl.resolve.files import content_of, read
@@ -42,7 +42,7 @@ class Checked:
 
     spec: str  # as it was asked for
     diagnostics: tuple[Diagnostic, ...]
-    views: tuple[View, ...] = ()  # the runs, or the blocks of a library
+    views: tuple[ResolvedView, ...] = ()  # the runs, or the blocks of a library
 
     @property
     def is_right(self) -> bool:

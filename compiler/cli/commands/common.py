@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from dsl.messages.diagnostics import Diagnostic, SpecError, render_all, visible
 
 if TYPE_CHECKING:
-    from compiler.machine.rates import Table
+    from compiler.machine.rates import RateTable
     from compiler.predict.choose import Chosen
     from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
 
@@ -58,7 +58,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def load_spec(
-    argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
+    argument: str | None, overrides: list[str], how: str = "text", table: RateTable | None = None
 ) -> Chosen | None:
     """The chosen spec; None after its mistakes have been printed, to stdout too where the format is json.
 
@@ -88,7 +88,7 @@ def say_other_phases(argument: str, spec: Spec) -> None:
 
 
 def load_phases(
-    argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
+    argument: str | None, overrides: list[str], how: str = "text", table: RateTable | None = None
 ) -> list[Chosen] | None:
     """The phases of the chosen run, of most runs one; None after the mistakes of all have been printed."""
     try:
@@ -98,7 +98,7 @@ def load_phases(
         return None
 
 
-def phases_of(argument: str | None, overrides: list[str], table: Table | None = None) -> list[Chosen]:
+def phases_of(argument: str | None, overrides: list[str], table: RateTable | None = None) -> list[Chosen]:
     """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
     from compiler.predict.choose import choose_phases
 
@@ -186,7 +186,7 @@ def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str]
     A terminal shows it in place of the last text. Elsewhere it is a line, printed only when the work takes long, and
     again from time to time. A command that ends early need not say so: `end_progress` does it for all.
     """
-    shown = _Line(command) if sys.stderr is not None and sys.stderr.isatty() else _Log(command, waits_s)
+    shown = _LastLine(command) if sys.stderr is not None and sys.stderr.isatty() else _LogThread(command, waits_s)
 
     def tell(text: str) -> None:
         shown.tell(text)
@@ -204,7 +204,7 @@ def end_progress() -> None:
         _shown.pop().tell("")
 
 
-class _Line:
+class _LastLine:
     """The last line of a terminal."""
 
     def __init__(self, command: str) -> None:
@@ -216,7 +216,7 @@ class _Line:
         self._is_empty = not text
 
 
-class _Log:
+class _LogThread:
     """A thread that prints the last text, because a single step of the work may take long."""
 
     def __init__(self, command: str, waits_s: Sequence[float]) -> None:
@@ -247,7 +247,7 @@ class _Log:
             said = current
 
 
-_shown = set[_Line | _Log]()  # what `progress` shows now
+_shown = set[_LastLine | _LogThread]()  # what `progress` shows now
 
 
 def _shows_colours(stream: TextIO) -> bool:

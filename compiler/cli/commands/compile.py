@@ -29,7 +29,7 @@ from runtime.contract.options import run_name
 from runtime.system.outcome import refusal_code
 
 if TYPE_CHECKING:
-    from compiler.pipeline import Build
+    from compiler.pipeline import CompiledBuild
     from dsl.schema import Spec
 
 
@@ -141,7 +141,7 @@ def add_cache(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _store(folder: Path, build: Build) -> None:
+def _store(folder: Path, build: CompiledBuild) -> None:
     """Store what the build found in a cache; where that cannot be written, the build is there all the same."""
     from compiler.files.cache import store
 

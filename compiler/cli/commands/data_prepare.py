@@ -26,7 +26,7 @@ MOST_EPOCHS = 4  # up to which text that is read again is about as good as new t
 
 
 @dataclass(frozen=True)
-class Row:
+class SplitRow:
     """What a split of a source holds; documents, tokens and bytes of its text.
 
     `epochs`: how often the run reads it, in the mean over its tokens; None where it is not trained on, or is rows.
@@ -122,7 +122,7 @@ def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
     return written
 
 
-def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
+def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[SplitRow]:
     """What each source holds, training and validation, and how often the `phases` of the run read it."""
     data = phases[0].data
     sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
@@ -134,7 +134,7 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[Row]:
             if split == "train" and data.chat is None and data.prompts is None and counts["tokens"]:
                 epochs = _epochs_of(name, counts["tokens"], phases)
             documents, tokens, num_bytes = (counts[each] for each in COUNTS)
-            yield Row(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
+            yield SplitRow(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
 
 
 def _names(data: Data) -> list[str]:
@@ -227,7 +227,7 @@ def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
     return "\n".join([*lines, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 
 
-def _epochs(row: Row) -> str:
+def _epochs(row: SplitRow) -> str:
     return "" if row.epochs is None else f"{row.epochs:.3g}" if row.epochs < 1000 else f"{row.epochs:,.0f}"
 
 

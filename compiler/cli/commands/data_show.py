@@ -26,7 +26,7 @@ COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]"
 
 
 @dataclass(frozen=True)
-class Token:
+class ShownToken:
     """A token of a row. `text`: U+FFFD where it is a part of a character only; None without a tokenizer."""
 
     id: int
@@ -35,7 +35,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Tokens beside each other, the loss on all of them or none: their text, whole characters but at its ends;
     without a tokenizer their ids."""
 
@@ -51,8 +51,8 @@ class Shown:
     split: str
     row: int
     rows: int
-    tokens: tuple[Token, ...]
-    runs: tuple[Run, ...]
+    tokens: tuple[ShownToken, ...]
+    runs: tuple[TokenRun, ...]
     used: int
     fate: Fate
     facts: Mapping[str, int] | None  # of all rows; None: of text
@@ -61,14 +61,14 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Document:
+class ShownDocument:
     """A row, or a document or part of one, in a sequence. `first`: the place of its first token there. `tokens`: in the
     order of their positions, which count from 0."""
 
     row: int
     first: int
-    tokens: tuple[Token, ...]
-    runs: tuple[Run, ...]
+    tokens: tuple[ShownToken, ...]
+    runs: tuple[TokenRun, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ShownSequence:
     split: str
     sequence: int
     sequences: int
-    documents: tuple[Document, ...]
+    documents: tuple[ShownDocument, ...]
     padding: int
     facts: Mapping[str, int] | None
     notes: tuple[str, ...]
@@ -140,7 +140,9 @@ def _source(name: str | None, request: DataRequest) -> str:
     return name or next(iter(names), "")
 
 
-def _tokens(bpe: Tokenizer | None, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
+def _tokens(
+    bpe: Tokenizer | None, ids: Sequence[int], used: int
+) -> tuple[tuple[ShownToken, ...], tuple[TokenRun, ...]]:
     """Tokens and their runs. An id below 0 is ~id of a token without loss; those from `used` on are not trained on."""
 
     def decoded(part: Sequence[int]) -> str:
@@ -149,9 +151,9 @@ def _tokens(bpe: Tokenizer | None, ids: Sequence[int], used: int) -> tuple[tuple
             return "".join(f"{i} " for i in plain)
         return str(bpe.decode(plain, skip_special_tokens=False))
 
-    tokens = tuple(Token(i if i >= 0 else ~i, None if bpe is None else decoded([i]), i >= 0) for i in ids)
+    tokens = tuple(ShownToken(i if i >= 0 else ~i, None if bpe is None else decoded([i]), i >= 0) for i in ids)
     parts = groupby(enumerate(ids), lambda item: (item[1] >= 0, item[0] < used))
-    return tokens, tuple(Run(decoded([i for _, i in part]), *which) for which, part in parts)
+    return tokens, tuple(TokenRun(decoded([i for _, i in part]), *which) for which, part in parts)
 
 
 def document(shown: Shown | ShownSequence) -> dict[str, Any]:
@@ -166,10 +168,10 @@ Rows = tuple[int, Callable[[int], tuple[list[int], dict[str, Any]]]]  # how many
 
 
 def _conversations(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Rows:
-    from runtime.data.samples import Survey
+    from runtime.data.samples import ChatSurvey
 
     assert request.data.chat is not None
-    survey = Survey(folder, split, train.sequence, request.data.chat.long, pack=request.data.chat.pack)
+    survey = ChatSurvey(folder, split, train.sequence, request.data.chat.long, pack=request.data.chat.pack)
 
     def row(index: int) -> tuple[list[int], dict[str, Any]]:
         ids, fate = survey.reader.row(index).tolist(), survey.fate(index)
@@ -180,10 +182,10 @@ def _conversations(request: DataRequest, folder: Path, split: str, train: Train,
 
 
 def _prompts(_: DataRequest, folder: Path, split: str, train: Train, __: str) -> Rows:
-    from runtime.data.prompts import Survey
+    from runtime.data.prompts import PromptSurvey
 
     assert train.grpo is not None, "a rule of specs: prompts are those of `grpo`"
-    survey = Survey(folder, split, train.grpo.prompt)
+    survey = PromptSurvey(folder, split, train.grpo.prompt)
 
     def row(number: int) -> tuple[list[int], dict[str, Any]]:
         ids, is_drawn = [~i for i in survey.reader.ids(number).tolist()], number in survey.numbers
@@ -236,7 +238,7 @@ def _sequence(
         raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num:,} sequences{last}")
     documents, first = [], 0
     for row, ids in parts(args.sequence):
-        documents.append(Document(row, first, *_tokens(bpe, ids, len(ids))))
+        documents.append(ShownDocument(row, first, *_tokens(bpe, ids, len(ids))))
         first += len(ids)
     return ShownSequence(args.split, args.sequence, num, tuple(documents), train.sequence - first, facts, notes)
 
@@ -246,10 +248,10 @@ Sequences = tuple[int, Parts, Mapping[str, int] | None, tuple[str, ...]]  # how 
 
 
 def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Sequences:
-    from runtime.data.samples import Survey
+    from runtime.data.samples import ChatSurvey
 
     assert request.data.chat is not None
-    survey = Survey(folder, split, train.sequence, request.data.chat.long, pack=True)
+    survey = ChatSurvey(folder, split, train.sequence, request.data.chat.long, pack=True)
     packs = survey.packs
     assert packs is not None
 
@@ -321,7 +323,7 @@ def _fate(shown: Shown) -> str:
     }[shown.fate]
 
 
-def _marked(runs: Iterable[Run], marks: tuple[str, str]) -> str:
+def _marked(runs: Iterable[TokenRun], marks: tuple[str, str]) -> str:
     begin, end = marks
     return "".join(f"{begin}{_printable(run.text)}{end}" if run.loss else _printable(run.text) for run in runs)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from compiler.cli.commands.common import EXIT_DIFFERS, add_overrides, human, refused, say_other_phases, wrong
 from compiler.plan.read_files import with_files
-from compiler.tools.difference import Change, Difference, Fact, Move, difference
+from compiler.tools.difference import Fact, LayersMove, SpecDifference, ValueChange, difference
 from dsl.load import Resolved, resolve
 from dsl.messages.diagnostics import Diagnostic, SpecError, in_order, visible
 from dsl.resolve.chosen import phases_in, split
@@ -81,7 +81,7 @@ def _phases(name: str) -> dict[str, str]:
     return {each.partition(SEPARATOR)[2]: f"{file}:{each}" for each in phases_in(file, run)} or {"": name}
 
 
-def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> Difference:
+def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> SpecDifference:
     """The difference of two specs, the second with overrides. SpecError with the mistakes of both."""
     resolved: list[Resolved] = []
     mistakes: list[Diagnostic] = []
@@ -126,7 +126,7 @@ def _title(phase: str) -> str:
 # ---------------------------------------------------------------- text
 
 
-def text(found: Difference) -> str:
+def text(found: SpecDifference) -> str:
     """The difference for people: blocks, then what follows."""
     if found.is_none:
         return "no difference"
@@ -143,7 +143,7 @@ def text(found: Difference) -> str:
     )
 
 
-def _row(change: Change) -> tuple[str, str]:
+def _row(change: ValueChange) -> tuple[str, str]:
     _, _, key = change.path.partition(".")
     note = "  (derived)" if change.derived else ""
     return key or change.path, visible(f"{change.before or ABSENT} → {change.after or ABSENT}{note}")
@@ -166,7 +166,7 @@ def _number(value: int | float | str | None, unit: str) -> str:
     return human(value) if value >= 100_000 else f"{value:,}"
 
 
-def _move(move: Move) -> tuple[str, str]:
+def _move(move: LayersMove) -> tuple[str, str]:
     layers = f"layer {move.first}" if move.first == move.last else f"layers {move.first}..{move.last}"
     return layers, f"stage {move.before} → stage {move.after}"
 
@@ -174,7 +174,7 @@ def _move(move: Move) -> tuple[str, str]:
 # ---------------------------------------------------------------- json
 
 
-def document(names: Iterable[str], found: Difference) -> dict[str, Any]:
+def document(names: Iterable[str], found: SpecDifference) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     before, after = names
     return {

@@ -27,8 +27,8 @@ from dsl.messages.diagnostics import SpecError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from compiler.tools.inference.evaluation import Ids, Loss
-    from compiler.tools.inference.sources import Source
+    from compiler.tools.inference.evaluation import EvaluatedLoss, Ids
+    from compiler.tools.inference.sources import ModelSource
 
 JSON_VERSION = 1
 DTYPES = ("fp64", "fp32", "bf16")
@@ -81,9 +81,9 @@ def _run(args: argparse.Namespace) -> int:
         return _measured(args, source)
 
 
-def _measured(args: argparse.Namespace, source: Source) -> int:
+def _measured(args: argparse.Namespace, source: ModelSource) -> int:
     from compiler.tools.inference import token_streams
-    from compiler.tools.inference.evaluation import Loss
+    from compiler.tools.inference.evaluation import EvaluatedLoss
 
     show = progress("eval")
     vocab = source.spec.model.vocab
@@ -107,12 +107,12 @@ def _measured(args: argparse.Namespace, source: Source) -> int:
             return failed.code
     else:
         found = _on_one_rank(args, source, streams.ids, show)
-    found = Loss(found.nats, found.tokens, streams.bytes)
+    found = EvaluatedLoss(found.nats, found.tokens, streams.bytes)
     print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))
     return 0
 
 
-def _tokenizer(named: Path | None, source: Source) -> Tokenizer | None:
+def _tokenizer(named: Path | None, source: ModelSource) -> Tokenizer | None:
     """The tokenizer that says how many bytes token ids are; None where there is none. One of the source that cannot be
     used is said, and one that was named raises InferenceError."""
     from compiler.tools.inference.sources import InferenceError
@@ -129,7 +129,9 @@ def _tokenizer(named: Path | None, source: Source) -> Tokenizer | None:
         return None
 
 
-def _on_one_rank(args: argparse.Namespace, source: Source, streams: Sequence[Ids], show: Callable[[str], None]) -> Loss:
+def _on_one_rank(
+    args: argparse.Namespace, source: ModelSource, streams: Sequence[Ids], show: Callable[[str], None]
+) -> EvaluatedLoss:
     from compiler.tools.inference.evaluation import loss_of
     from compiler.tools.inference.loaded import divide_work, load_model
 
@@ -138,7 +140,7 @@ def _on_one_rank(args: argparse.Namespace, source: Source, streams: Sequence[Ids
     return loss_of(model, streams, show)
 
 
-def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str, object]:
+def document(args: argparse.Namespace, source: ModelSource, found: EvaluatedLoss) -> dict[str, object]:
     """The document that docs/json.md describes."""
     return {
         "version": JSON_VERSION,
@@ -156,7 +158,7 @@ def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str,
     }
 
 
-def text(source: Source, found: Loss) -> str:
+def text(source: ModelSource, found: EvaluatedLoss) -> str:
     """The loss for people."""
     rows = [("loss", f"{found.mean:.4f} nats a token")]
     if found.perplexity is not None:

@@ -18,8 +18,8 @@ from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from compiler.plan.actions.order import Orders
 from compiler.plan.read_files import with_files
-from compiler.tools.inference.evaluation import NO_TARGET, Ids, Loss, windows
-from compiler.tools.inference.sources import InferenceError, Source
+from compiler.tools.inference.evaluation import NO_TARGET, EvaluatedLoss, Ids, windows
+from compiler.tools.inference.sources import InferenceError, ModelSource
 from compiler.tools.processes import call
 from compiler.tools.report.page import build_pages
 from compiler.tools.training import fresh
@@ -39,7 +39,9 @@ class RanksFailedError(Exception):
         self.code = code
 
 
-def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progress: Callable[[str], None]) -> Loss:
+def loss_on_ranks(
+    source: ModelSource, streams: Sequence[Ids], average: bool, progress: Callable[[str], None]
+) -> EvaluatedLoss:
     """The loss of all tokens of some streams but the first of each.
 
     Raises InferenceError, or RanksFailedError.
@@ -62,10 +64,10 @@ def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progres
         if code:
             raise RanksFailedError(code)
         found = json.loads((folder / LOSSES).read_text("utf-8"))
-    return Loss(found["loss"] * found["tokens"], found["tokens"])
+    return EvaluatedLoss(found["loss"] * found["tokens"], found["tokens"])
 
 
-def _validating(source: Source) -> Spec:
+def _validating(source: ModelSource) -> Spec:
     """The run's spec with the files that it names, and with a validation. What its weights began with, and its
     rewards, are not read."""
     train, data = source.spec.train, source.spec.data

@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 from compiler.cli.commands.common import EXIT_SPEC, load_spec, progress, reason, say, wrong
 from compiler.cli.commands.output_files import new_folder
-from compiler.cli.commands.schedule_spec import Run, run_of
+from compiler.cli.commands.schedule_spec import ScheduledRun, run_of
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.tools.exporters import megatron_bridge, torchtitan
-from compiler.tools.exporters.planned import Exported, ExportError, Loss, Planned, comments
+from compiler.tools.exporters.planned import Exported, ExportError, LostValue, PlannedSpec, comments
 from dsl.facts.layout import stages_of_layout
 from dsl.facts.schedules import PLAIN
 from dsl.messages.diagnostics import plural, visible
@@ -22,7 +22,7 @@ from runtime.system.outcome import refusal_code
 
 VERSION = 1  # of the JSON, docs/json.md
 MOST_NAMES = 4  # of files, in the last line
-EXPORTERS: dict[str, Callable[[Planned], Exported]] = {
+EXPORTERS: dict[str, Callable[[PlannedSpec], Exported]] = {
     "torchtitan": torchtitan.export,
     "megatron-bridge": megatron_bridge.export,
 }
@@ -80,7 +80,7 @@ def _exported(system: str, spec: Spec) -> Exported:
     return EXPORTERS[system](_planned(run_of(spec)))
 
 
-def _planned(run: Run) -> Planned:
+def _planned(run: ScheduledRun) -> PlannedSpec:
     """The plan of a run. Where its schedule has two copies of a stage, or copies to the host, 1F1B on the same stages
     stands in, since neither of the other systems has such."""
     spec, mtp = run.spec, run.spec.model.mtp
@@ -94,9 +94,9 @@ def _planned(run: Run) -> Planned:
         if plain is None:
             raise ExportError(f"{replaced} has copies to the host, which is not exported", "choose another schedule")
         schedule = plain.generate(run.num_ranks, run.num_micro_batches)
-    return Planned(spec, schedule, stages, run.layout, replaced)
+    return PlannedSpec(spec, schedule, stages, run.layout, replaced)
 
 
-def _as_json(args: argparse.Namespace, files: Sequence[str], losses: Sequence[Loss]) -> str:
+def _as_json(args: argparse.Namespace, files: Sequence[str], losses: Sequence[LostValue]) -> str:
     value = {"version": VERSION, "to": args.system, "folder": str(args.out) if files else None, "files": list(files)}
     return json.dumps(value | {"losses": [asdict(loss) for loss in losses]})

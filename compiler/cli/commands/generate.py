@@ -26,7 +26,7 @@ from compiler.cli.commands.eval import add_model_arguments
 from dsl.messages.diagnostics import SpecError
 
 if TYPE_CHECKING:
-    from compiler.tools.inference.sources import Source
+    from compiler.tools.inference.sources import ModelSource
     from compiler.tools.inference.writing import Written
 
 JSON_VERSION = 1
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
         return _written(args, source)
 
 
-def _written(args: argparse.Namespace, source: Source) -> int:
+def _written(args: argparse.Namespace, source: ModelSource) -> int:
     from compiler.tools.inference.conversations import conversation_of
     from compiler.tools.inference.generation import Sampler
     from compiler.tools.inference.loaded import divide_work

@@ -39,21 +39,21 @@ from compiler.cli.commands.common import EXIT_SPEC, progress, say, wrong
 from compiler.cli.commands.output_files import replace, write_new
 from compiler.emit.folder import put_folder
 from compiler.tools.importers import huggingface
-from compiler.tools.importers.first_run import Start, run_text
-from compiler.tools.importers.json_text import Json, parse
+from compiler.tools.importers.first_run import RunBeginning, run_text
+from compiler.tools.importers.json_text import JsonValue, parse
 from compiler.tools.importers.reader import Remark
 from compiler.tools.importers.write import identifier, model_text
 from compiler.tools.processes import ask
 from compiler.tools.weights.checkpoint import imported_meta
 from compiler.tools.weights.families import FAMILIES
-from compiler.tools.weights.folder import FolderError, Held, check, has_weights, read_folder, without_mtp
+from compiler.tools.weights.folder import FolderError, StoredTensor, check, has_weights, read_folder, without_mtp
 from compiler.tools.weights.tensors import DERIVED, copies_of, mtp_block, published
 from compiler.tools.weights.tokenizer import NAME, published_files
 from dsl.messages.diagnostics import Diagnostic, Source, SpecError, plural, render_all, visible
 from dsl.resolve.files import read
 from dsl.schema import Model
 from dsl.text.formatter import formatted
-from runtime.contract.weights import FP4_DATA, Import
+from runtime.contract.weights import FP4_DATA, ImportRequest
 from runtime.system.outcome import refusal_code
 from runtime.system.strict_json import pretty
 
@@ -82,11 +82,11 @@ class Weights:
 
     folder: Path
     model: Model  # without MTP, if the folder has no weights of it
-    request: Import  # whose `out` is not yet known
+    request: ImportRequest  # whose `out` is not yet known
     remarks: tuple[str, ...]
 
 
-def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | None:
+def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weights | None:
     """The weights of a folder; None where there are none. Raises FolderError with all that is wrong with them."""
     if not folder.is_dir() or not has_weights(folder):
         return None
@@ -108,16 +108,16 @@ def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | N
     remarks += _left_out(held)
     meta = imported_meta(model, model_type, _context(root), folder)
     taken = tuple(each for each in tensors if each.name in files or each.name + FP4_DATA in files)
-    request = Import(str(folder.absolute()), "", taken, files, block or NO_BLOCK, meta)
+    request = ImportRequest(str(folder.absolute()), "", taken, files, block or NO_BLOCK, meta)
     return Weights(folder, model, request, tuple(remarks))
 
 
-def start_of(weights: Weights, spec: Path) -> Start:
+def start_of(weights: Weights, spec: Path) -> RunBeginning:
     """What a run of a spec begins with. Raises FolderError where no string of a spec can name it."""
     name = spec.stem + SUFFIX
     if not _PLAIN.fullmatch(name) or not name.isprintable():
         raise FolderError(f"{spec}: a spec cannot name the weights beside it: choose a plainer name with -o")
-    return Start(name, f"{name}/{NAME}" if published_files(weights.folder) else "")
+    return RunBeginning(name, f"{name}/{NAME}" if published_files(weights.folder) else "")
 
 
 def write(weights: Weights, spec: Path, *, force: bool) -> None:
@@ -131,7 +131,7 @@ def write(weights: Weights, spec: Path, *, force: bool) -> None:
         new.mkdir()
         for name, content in published_files(weights.folder).items():
             (new / name).write_bytes(content)
-        request = Import(**(vars(weights.request) | {"out": str(new)}))
+        request = ImportRequest(**(vars(weights.request) | {"out": str(new)}))
         tell = progress("import")
         code, result = ask(
             ["runtime.state.huggingface", "import"], pretty(request), lambda text: tell(text and f"weights {text}")
@@ -148,7 +148,7 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and all(each.name.startswith(OURS) for each in place.iterdir())
 
 
-def _of(root: Json, *path: str) -> Any:
+def _of(root: JsonValue, *path: str) -> Any:
     """A value of a configuration; None where there is none."""
     for key in path:
         if not isinstance(root.value, Mapping) or key not in root.value:
@@ -157,7 +157,7 @@ def _of(root: Json, *path: str) -> Any:
     return root.value
 
 
-def _block(root: Json) -> tuple[int, int] | None:
+def _block(root: JsonValue) -> tuple[int, int] | None:
     """Rows and columns of a block of FP8; None where weights are not in such blocks. Raises FolderError."""
     if _of(root, "quantization_config") is None:
         return None
@@ -177,12 +177,12 @@ def _block(root: Json) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-def _context(root: Json) -> int:
+def _context(root: JsonValue) -> int:
     value = _of(root, "max_position_embeddings")
     return value if type(value) is int and 0 < value <= 1 << 40 else 0
 
 
-def _left_out(held: Mapping[str, Held]) -> list[str]:
+def _left_out(held: Mapping[str, StoredTensor]) -> list[str]:
     """Tensors of a folder that are not taken, for they follow from the configuration, in words."""
     derived = [name for name in held if DERIVED.fullmatch(name)]
     if not derived:
@@ -252,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
     if imported.model is None:
         say(f"\n{_count(imported.diagnostics)}")
         return EXIT_SPEC
-    weights, start, model, remarks = None, Start(), imported.model, imported.remarks
+    weights, start, model, remarks = None, RunBeginning(), imported.model, imported.remarks
     try:
         if args.out != STDOUT and not args.config_only and not args.model_only:
             weights = find(args.path, root, imported.model, imported.model_type)
@@ -297,7 +297,7 @@ def _write_weights(weights: Weights, spec: Path, force: bool) -> int:
     return 0
 
 
-def read_config(path: Path) -> tuple[Path, Json]:
+def read_config(path: Path) -> tuple[Path, JsonValue]:
     """The file that is meant and its JSON. Raises SpecError where it is none."""
     file = path / CONFIG if path.is_dir() else path
     source, mistakes = read(str(file))
@@ -306,9 +306,9 @@ def read_config(path: Path) -> tuple[Path, Json]:
     return file, parse(source)
 
 
-def _name(root: Json, file: Path) -> str:
+def _name(root: JsonValue, file: Path) -> str:
     """What the config, its folder or its file calls the model; in a cache of the hub the folder is a hash."""
-    members: Mapping[str, Json] = root.value if isinstance(root.value, Mapping) else {}
+    members: Mapping[str, JsonValue] = root.value if isinstance(root.value, Mapping) else {}
     named, kind = (members[key].value if key in members else None for key in ("_name_or_path", "model_type"))
     folder = (Path.cwd() / file).parent  # as it is written: a hub keeps files as links into a store
     if re.fullmatch("[0-9a-f]{40}", folder.name):

@@ -12,7 +12,7 @@ from compiler.cli.commands.common import EXIT_DIFFERS, refused, say, wrong
 from compiler.files.text import TextFileError, read_text
 from compiler.schedule.spec_schedule import MAX_BYTES
 from compiler.tools.importers import key_files, megatron, shell_words, torchtitan
-from compiler.tools.importers.plan_ledger import CHANGES, Entry, Imported, Members
+from compiler.tools.importers.plan_ledger import CHANGES, ImportedPlan, LedgerEntry, Members
 from compiler.tools.importers.python_calls import returned
 from compiler.tools.importers.torchtitan import Beside
 from compiler.tools.importers.write import identifier
@@ -22,7 +22,7 @@ from dsl.resolve.files import read
 from dsl.text.formatter import formatted
 
 VERSION = 1  # of the JSON, docs/json.md
-Read = tuple[Imported, list[Diagnostic]]  # a spec, and what could not be read
+Read = tuple[ImportedPlan, list[Diagnostic]]  # a spec, and what could not be read
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def _errors(name: str, text: str) -> tuple[Diagnostic, ...]:
     return tuple(item for item in analysis.diagnostics if item.severity == "error")
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: LedgerEntry) -> str:
     return f"{entry.place}: {entry}" if entry.place else str(entry)
 
 
-def _json(entry: Entry) -> dict[str, object]:
+def _json(entry: LedgerEntry) -> dict[str, object]:
     place = {"line": entry.place.line, "column": entry.place.column} if entry.place else {"line": None, "column": None}
     return {"kind": entry.kind, "key": entry.key, "value": entry.value, "why": entry.why, **place}

@@ -27,8 +27,8 @@ from compiler.tools.picture.formats import FORMATS, render, screen_of
 from compiler.tools.picture.panel import measured_picture
 from compiler.tools.picture.recorded import (
     Line,
-    Measured,
     OrderError,
+    RecordedTimes,
     TraceError,
     fitted,
     json_of_costs,
@@ -42,7 +42,7 @@ from dsl.messages.diagnostics import SpecError
 from runtime.build.run_copy import described
 
 if TYPE_CHECKING:
-    from compiler.cli.commands.schedule_spec import Run
+    from compiler.cli.commands.schedule_spec import ScheduledRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +144,7 @@ def _kernels(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path) -> ScheduledRun:
     from compiler.cli.commands.schedule_spec import run_of  # with pydantic
     from compiler.plan.read_files import load_with_files
 
@@ -152,8 +152,8 @@ def _run(folder: Path) -> Run:
 
 
 def _measured(
-    found: tuple[list[dict[int, Line]], int], run: Run, program: str | None
-) -> tuple[Schedule, Measured, int]:
+    found: tuple[list[dict[int, Line]], int], run: ScheduledRun, program: str | None
+) -> tuple[Schedule, RecordedTimes, int]:
     """The schedule, what was measured of it, and how many traced steps are of other programs.
 
     `found`: the traced steps of the run's programs, and the number of the others.
@@ -169,7 +169,7 @@ def _measured(
     return schedule, measure(schedule, trace, name), left_out
 
 
-def _costs(name: str, run: Run) -> tuple[Costs, str]:
+def _costs(name: str, run: ScheduledRun) -> tuple[Costs, str]:
     """Costs, and where they come from."""
     if name == "plan":
         return run.costs(), "what the plan predicts"

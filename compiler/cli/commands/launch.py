@@ -26,7 +26,7 @@ from pathlib import Path
 from compiler.cli.commands.common import reason, wrong
 from compiler.cli.commands.output_files import replace
 from compiler.tools.launch import options
-from compiler.tools.launch.files import LAUNCHERS, Files
+from compiler.tools.launch.files import LAUNCHERS, LaunchFiles
 from compiler.tools.launch.job import Elastic, Job, LaunchError, Needs, needs_of_phases
 from runtime.contract.options import run_name
 from runtime.system.outcome import printable
@@ -213,7 +213,7 @@ def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -
     )
 
 
-def _write(folder: Path, files: Files) -> None:
+def _write(folder: Path, files: LaunchFiles) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in files.files:
         path = folder / each.name
@@ -222,12 +222,12 @@ def _write(folder: Path, files: Files) -> None:
             path.chmod(path.stat().st_mode | 0o111)
 
 
-def _as_text(folder: Path, files: Files) -> str:
+def _as_text(folder: Path, files: LaunchFiles) -> str:
     lines = [f"{folder / each.name}: {each.what}" for each in files.files]
     return "\n".join(map(printable, [*lines, "start:", *(f"  {command}" for command in files.commands)]))
 
 
-def _as_json(launcher: str, job: Job, folder: Path, files: Files) -> str:
+def _as_json(launcher: str, job: Job, folder: Path, files: LaunchFiles) -> str:
     needs = job.needs
     value = {
         "version": VERSION,

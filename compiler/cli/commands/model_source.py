@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from compiler.cli.commands import import_
-from compiler.tools.inference.sources import InferenceError, Source, find_source
+from compiler.tools.inference.sources import InferenceError, ModelSource, find_source
 
 
 @contextmanager
-def opened(argument: str, spec: str | None) -> Iterator[Source]:
+def opened(argument: str, spec: str | None) -> Iterator[ModelSource]:
     """What names a trained model, while it is read. Published weights are imported into a folder that is then removed.
 
     Raises InferenceError or SpecError.

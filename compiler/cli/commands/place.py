@@ -21,9 +21,9 @@ from pathlib import Path
 from compiler.cli.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, say, wrong
 from compiler.cli.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
 from compiler.ir.expert_placement import to_text
-from compiler.plan.experts.layout import Floats, Layout, PlaceError
+from compiler.plan.experts.layout import ExpertLayout, Floats, PlacementError
 from compiler.plan.experts.placement_file import read_load, same_length
-from compiler.plan.experts.report import Task, at_hand, document, file_layers, place_all
+from compiler.plan.experts.report import LayerTask, at_hand, document, file_layers, place_all
 from compiler.plan.spec_files import expert_placement_of
 
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             say("warning: no token was counted: every placement is as even as any other")
         if args.out is not None:
             replace(args.out, to_text(file_layers(rows)).encode())
-    except PlaceError as error:
+    except PlacementError as error:
         return wrong(str(error), error.hint, args.format)
     except OSError as error:
         return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
@@ -86,24 +86,24 @@ def run(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- what is asked for
 
 
-def _tasks(args: argparse.Namespace) -> list[Task] | None:
+def _tasks(args: argparse.Namespace) -> list[LayerTask] | None:
     """The layers to place; None after the mistakes of a spec have been printed."""
     for name in ("replicas", "groups", "nodes", "devices"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise PlaceError(f"--{name} {value}: at least 1")
+            raise PlacementError(f"--{name} {value}: at least 1")
     if args.load is not None and args.spec is not None:
-        raise PlaceError("--load FILE takes the place of RUN: leave one of them out")
+        raise PlacementError("--load FILE takes the place of RUN: leave one of them out")
     if args.load is not None and args.source is not None:
         args.spec = args.source  # `dsc place --load FILE SPEC`
     source = args.load or args.source
     if source is None:
-        raise PlaceError("which load? Name a run folder, or the file of a load", "dsc place runs/pretrain")
+        raise PlacementError("which load? Name a run folder, or the file of a load", "dsc place runs/pretrain")
     path, spec = Path(source), args.spec
     if is_folder(path):
         spec = spec or str(path / "spec.resolved")
         path = path / "load.json"
         if not path.is_file():
-            raise PlaceError(
+            raise PlacementError(
                 f"{path}: there is no such file",
                 f"{source} is no run of a model with experts, or has not reached a checkpoint, at which it is written",
             )
@@ -111,17 +111,17 @@ def _tasks(args: argparse.Namespace) -> list[Task] | None:
     return _of_flags(args, path, loads) if spec is None else _of_spec(args, path, loads, spec)
 
 
-def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -> list[Task]:
+def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -> list[LayerTask]:
     if args.set:
-        raise PlaceError("-s changes a spec, and there is none", f"dsc place {path} SPEC -s …")
+        raise PlacementError("-s changes a spec, and there is none", f"dsc place {path} SPEC -s …")
     if args.devices is None:
-        raise PlaceError("--devices is missing: on how many devices in all?", "or name a spec: dsc place FILE SPEC")
+        raise PlacementError("--devices is missing: on how many devices in all?", "or name a spec: dsc place FILE SPEC")
     experts = same_length(path, loads)
-    layout = Layout(experts, args.replicas or experts, args.groups or 1, args.nodes or 1, args.devices).check()
-    return [Task(str(index), load, layout, at_hand(layout)) for index, load in enumerate(loads)]
+    layout = ExpertLayout(experts, args.replicas or experts, args.groups or 1, args.nodes or 1, args.devices).check()
+    return [LayerTask(str(index), load, layout, at_hand(layout)) for index, load in enumerate(loads)]
 
 
-def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], spec: str) -> list[Task] | None:
+def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], spec: str) -> list[LayerTask] | None:
     chosen = load_spec(spec, args.set, args.format)
     if chosen is None:
         return None
@@ -129,12 +129,12 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
 
     layers = layers_with_experts(chosen.spec)
     if len(layers) != len(loads):
-        raise PlaceError(
+        raise PlacementError(
             f"{path} has {len(loads)} layers, and the model of {spec} {len(layers)} with experts",
             "the load is that of another model",
         )
     if args.devices is None and chosen.spec.parallel.expert == 1:
-        raise PlaceError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
+        raise PlacementError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
     per_node: Mapping[str, int] = {}
     if chosen.spec.cluster.more is not None:
         from compiler.plan.expert_nodes import devices_of_nodes
@@ -144,9 +144,9 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     tasks = []
     for (name, ffn), load in zip(layers, loads, strict=True):
         if len(load) != ffn.experts:
-            raise PlaceError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
+            raise PlacementError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
         given = (args.replicas, args.groups, args.nodes, args.devices)
         layout = layout_of(chosen.spec, ffn, *given, per_node.get(name)).check()
         before = at_hand(layout, at_present.layers[name] if at_present else None)
-        tasks.append(Task(name, load, layout, before, True, routing_of(chosen.spec, ffn)))
+        tasks.append(LayerTask(name, load, layout, before, True, routing_of(chosen.spec, ffn)))
     return tasks

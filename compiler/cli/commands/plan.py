@@ -37,8 +37,8 @@ from compiler.tools.picture.formats import screen_of
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
-    from compiler.machine.rates import Table
-    from compiler.predict.predict import Timed
+    from compiler.machine.rates import RateTable
+    from compiler.predict.predict import TimedPlan
     from compiler.predict.prediction import Prediction, RankMemory
     from compiler.predict.why_shown import Why
     from runtime.data.samples import AnySamples
@@ -101,11 +101,11 @@ CACHE = Path("build/.data")  # where `dsc train` keeps what it prepares
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run, or a phase of it, with what it is predicted to take, and why it does not fit."""
 
     chosen: Chosen
-    found: Timed
+    found: TimedPlan
     prediction: Prediction
     why: Why | None
 
@@ -153,14 +153,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(args: argparse.Namespace, chosen: Chosen) -> Planned:
+def _planned(args: argparse.Namespace, chosen: Chosen) -> PlannedRun:
     """Plan a run, or one phase of it."""
     found, prediction = plan_of(chosen)
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
-    return Planned(chosen, found, prediction, why)
+    return PlannedRun(chosen, found, prediction, why)
 
 
-def plan_of(chosen: Chosen) -> tuple[Timed, Prediction]:
+def plan_of(chosen: Chosen) -> tuple[TimedPlan, Prediction]:
     """A timed plan of a run, or of one phase of it, and what it is predicted to take."""
     from compiler.plan.plan import make_plan
     from compiler.plan.spec_rates import rank_rates
@@ -178,7 +178,7 @@ def _unwritten(args: argparse.Namespace, error: OSError) -> int:
     return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
 
 
-def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence[RankMemory]) -> Why:
+def _why(args: argparse.Namespace, chosen: Chosen, found: TimedPlan, ranks: Sequence[RankMemory]) -> Why:
     """Why it does not fit, and the edits that mend it."""
     from compiler.predict.why import ways_to_fit
     from compiler.predict.why_shown import why_of
@@ -195,7 +195,7 @@ def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence
     return why_of(found, ranks, ways, chosen.origins)
 
 
-def _json(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
     from compiler.predict.json import document, document_of_phases
     from compiler.predict.search import document as rows_of
 
@@ -208,14 +208,14 @@ def _json(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
     return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _html(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+def _html(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
     from compiler.tools.report.plan_page import plan_html  # with jinja2
 
     (one,) = planned
     return plan_html(one.found, one.prediction, one.why)
 
 
-def _text(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
+def _text(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
     from compiler.tools.report.prediction_text import text, text_of_phases  # with rich
 
     screen = screen_of(sys.stdout) if args.out is None else Screen()
@@ -228,7 +228,7 @@ def _text(args: argparse.Namespace, planned: Sequence[Planned]) -> str:
 RENDERERS = {"text": _text, "json": _json, "html": _html}
 
 
-def _table(name: str) -> Table:
+def _table(name: str) -> RateTable:
     """A table that comes with dsc, or one of a file. RateError where there is none."""
     from compiler.machine.rates import RateError, read_table, shipped_table, shipped_tables
 

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.cli.commands.common import EXIT_DIFFERS, say, wrong
-from compiler.cli.commands.replay_verdict import Suspect, Training, Verdict, compared, suspects, verdict
+from compiler.cli.commands.replay_verdict import RecordedTraining, Suspect, Verdict, compared, suspects, verdict
 from compiler.files.text import TextFileError, json_of, read_text
 from compiler.tools.processes import call
 from runtime.build.files import read
@@ -102,7 +102,7 @@ class Replay:
     """A step of a run to be trained again, in the folder `out`, and how."""
 
     args: argparse.Namespace
-    run: Training
+    run: RecordedTraining
     out: Path
 
     @property
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             f"there is no folder {printable(str(folder))}", "`dsc train` writes the folder of a run", args.format
         )
     try:
-        trained = Training.read(folder)
+        trained = RecordedTraining.read(folder)
     except TextFileError as error:
         return wrong(printable(str(error)), how=args.format)
     rows = trained.rows
@@ -162,7 +162,7 @@ def _replayed(replay: Replay) -> tuple[int, bool]:
     if code := call(["compiler.cli.main", "compile", str(spec), "-o", str(replay.out / "build")], quiet=True):
         return code, False
     _say_other_build(replay)
-    trainings = list[Training]()
+    trainings = list[RecordedTraining]()
     for name, slots in (("swapped", args.swap), (TRAINED, ON_THEIRS)) if args.swap else ((TRAINED, "any"),):
         code, found = _trained(replay, name, slots)
         if found is None:
@@ -176,7 +176,7 @@ def _replayed(replay: Replay) -> tuple[int, bool]:
     return _told(replay, trainings)
 
 
-def _trained(replay: Replay, name: str, slots: str) -> tuple[int, Training | None]:
+def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraining | None]:
     """Train up to the step, with ranks on the devices that `slots` says; the exit code, and what was trained."""
     args, folder = replay.args, replay.out / name
     try:
@@ -190,7 +190,7 @@ def _trained(replay: Replay, name: str, slots: str) -> tuple[int, Training | Non
     if code:
         return code, None
     try:
-        return 0, Training.read(folder)
+        return 0, RecordedTraining.read(folder)
     except TextFileError as error:
         return wrong(printable(str(error)), how=args.format), None
 
@@ -207,7 +207,7 @@ def _exchanged(slots: str) -> str:
     return f"with the devices of ranks {slots.replace(',', ' and ')} exchanged"
 
 
-def third_slots(swap: str, trainings: Sequence[Training]) -> str | None:
+def third_slots(swap: str, trainings: Sequence[RecordedTraining]) -> str | None:
     """Where ranks compute in a third training, so that the one that differed computes on a third device. None if there
     is none, or if two trainings, the first on the devices of the run, tell which device is suspect."""
     found = suspects(trainings)
@@ -297,14 +297,14 @@ def _say_other_build(replay: Replay) -> None:
         say(f"the run trained step {replay.step} with build {was}, and this is {now}: roundings may differ")
 
 
-def other_surroundings(run: Training, again: Training, step: int) -> list[str]:
+def other_surroundings(run: RecordedTraining, again: RecordedTraining, step: int) -> list[str]:
     """What differs between the starts of a run and of a replay, on which bits depend."""
     was, now = run.start_of(step), again.start_of(step)
     both = [name for name in SURROUNDINGS if name in was and name in now]
     return [f"{name}: {was[name]} in the run, {now[name]} now" for name in both if was[name] != now[name]]
 
 
-def _told(replay: Replay, trainings: Sequence[Training]) -> tuple[int, bool]:
+def _told(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int, bool]:
     """Say what the trainings show; the exit code, and whether something differs."""
     args, step, first = replay.args, replay.step, trainings[0]
     differing, ranks = compared(replay.run, first, step)

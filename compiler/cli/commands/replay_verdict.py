@@ -32,7 +32,7 @@ Device = tuple[str, str]  # host, name
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedStep:
     """A computation of a step on a rank: fingerprints of what it got and gave, by their names."""
 
     step: int
@@ -52,23 +52,23 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Log:
+class ComputedLog:
     """What a rank computed, and where."""
 
     device: Device
-    computed: tuple[Computed, ...]
+    computed: tuple[ComputedStep, ...]
 
 
 @dataclass(frozen=True)
-class Training:
+class RecordedTraining:
     """What a run, or a training of its steps again, left in its folder. `rows`: by step."""
 
     rows: Mapping[int, Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
-    logs: Mapping[int, Log] = field(default_factory=dict)
+    logs: Mapping[int, ComputedLog] = field(default_factory=dict)
 
     @staticmethod
-    def read(run: Path) -> Training:
+    def read(run: Path) -> RecordedTraining:
         """TextFileError where a file is missing or damaged, but for the events of a run."""
         try:
             events = step_rows(run / EVENTS)[0]
@@ -76,7 +76,7 @@ class Training:
             events = ()
         there = (run / METRICS).exists() or not (run / WITNESS).is_dir()  # a first step that is bad leaves no row
         rows = {row["step"]: row for row in step_rows(run / METRICS)[0]} if there else {}
-        return Training(rows, events, dict(_logs(run / WITNESS)))
+        return RecordedTraining(rows, events, dict(_logs(run / WITNESS)))
 
     @cached_property
     def bad(self) -> dict[tuple[int, int], Mapping[str, Any]]:
@@ -94,7 +94,7 @@ class Training:
         """The step behind which it went on, 0 where it began."""
         return next((row["step"] for row in self.events if row.get("event") == "resume"), 0)
 
-    def computed(self, step: int) -> dict[int, Computed]:
+    def computed(self, step: int) -> dict[int, ComputedStep]:
         """What each rank computed of a step last."""
         return {
             rank: found[-1]
@@ -103,15 +103,17 @@ class Training:
         }
 
 
-def _logs(folder: Path) -> Iterator[tuple[int, Log]]:
+def _logs(folder: Path) -> Iterator[tuple[int, ComputedLog]]:
     for path in sorted(folder.glob("rank_*.jsonl")):
         first, *lines = path.read_text("utf-8").splitlines()
-        head, names, found = json.loads(first), (), list[Computed]()
+        head, names, found = json.loads(first), (), list[ComputedStep]()
         for row in map(json.loads, lines):
             names = names if row["names"] is None else tuple(row["names"])
             not_finite = frozenset(row["not_finite"])
-            found.append(Computed(row["step"], row["last_sample"], row["numbers"], names, row["prints"], not_finite))
-        yield head["rank"], Log((head["host"], head["device"]), tuple(found))
+            found.append(
+                ComputedStep(row["step"], row["last_sample"], row["numbers"], names, row["prints"], not_finite)
+            )
+        yield head["rank"], ComputedLog((head["host"], head["device"]), tuple(found))
 
 
 # ---------------------------------------------------------------- the run and a replay
@@ -129,7 +131,7 @@ def differences(step: int, was: Mapping[str, Any] | None, now: Mapping[str, Any]
     return {"step": step, "keys": found} if found else None
 
 
-def compared(run: Training, again: Training, step: int) -> tuple[list[dict[str, Any]], list[int]]:
+def compared(run: RecordedTraining, again: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
     """The steps up to this one that differ between the run and a training again, and what does; and the ranks whose
     numbers differ, as far as the run has those of ranks."""
     last = next((each.last_sample for each in again.computed(step).values()), -1)
@@ -165,14 +167,14 @@ class Suspect:
     what: str
 
 
-def are_equal(one: Training, other: Training) -> bool:
+def are_equal(one: RecordedTraining, other: RecordedTraining) -> bool:
     """Whether two trainings have the same numbers on every rank."""
     return {rank: log.computed for rank, log in one.logs.items()} == {
         rank: log.computed for rank, log in other.logs.items()
     }
 
 
-def suspects(trainings: Sequence[Training]) -> list[Suspect]:
+def suspects(trainings: Sequence[RecordedTraining]) -> list[Suspect]:
     """The devices that may have computed wrongly in trainings that differ in where ranks compute, the first of them
     that of the run. Several if the trainings do not tell which.
 
@@ -190,7 +192,7 @@ def suspects(trainings: Sequence[Training]) -> list[Suspect]:
     return sorted(listed, key=lambda each: (each.of is None, each.of or 0, each.device))
 
 
-def _odd(rank: int, logs: Sequence[Log]) -> dict[Device, tuple[int, int, str]]:
+def _odd(rank: int, logs: Sequence[ComputedLog]) -> dict[Device, tuple[int, int, str]]:
     """The devices that may have made something else, as this rank, of the same numbers: each with the rank, the step
     and what it made. None if the rank first got something else."""
     if (found := _first_difference([log.computed for log in logs])) is None:
@@ -203,7 +205,7 @@ def _odd(rank: int, logs: Sequence[Log]) -> dict[Device, tuple[int, int, str]]:
     return dict.fromkeys(_unusual(made), (rank, steps[0].step, steps[0].names[at].removeprefix("> ")))
 
 
-def _first_difference(logs: Sequence[Sequence[Computed]]) -> tuple[int, int] | None:
+def _first_difference(logs: Sequence[Sequence[ComputedStep]]) -> tuple[int, int] | None:
     """The first computation, and the first place in it, where the trainings of a rank do not all have the same."""
     for number, steps in enumerate(zip(*logs, strict=False)):
         if all(each == steps[0] for each in steps):
@@ -230,7 +232,7 @@ def _unusual(made: Sequence[tuple[Device, str, bool]]) -> set[Device]:
 
 
 def verdict(
-    run: Training, trainings: Sequence[Training], step: int, *, comparable: bool
+    run: RecordedTraining, trainings: Sequence[RecordedTraining], step: int, *, comparable: bool
 ) -> tuple[Verdict, list[Suspect]]:
     """What a number of the run is. `trainings`: those again, the first on the devices of the run; `comparable`: whether
     they have build and versions of the run."""

@@ -36,7 +36,7 @@ from pathlib import Path
 from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
 from compiler.cli.commands.output_files import put, refuse_output
 from compiler.cli.commands.schedule_formats import FORMATS, summary
-from compiler.cli.commands.schedule_input import WrongError, answer_to
+from compiler.cli.commands.schedule_input import InputError, answer_to
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.memory import parse_bytes
 from compiler.tools.picture.output import TooMuchError
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
             answer = in_best_order(answer)
         put(FORMATS[args.format](answer), args.out)
-    except WrongError as error:
+    except InputError as error:
         return wrong(str(error), error.hint)
     except TooMuchError as error:
         return wrong(str(error))

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import Costs
-from compiler.schedule.measure import Measured
+from compiler.schedule.measure import MeasuredSchedule
 from compiler.schedule.memory import gigabytes
 from compiler.schedule.schedule import Schedule
 from compiler.tools.picture.drawing import Lanes
@@ -17,7 +17,7 @@ COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScheduleAnswer:
     """A schedule, what it takes where there are costs, or why there is no such schedule.
 
     `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
@@ -29,13 +29,13 @@ class Entry:
 
     name: str
     schedule: Schedule | None = None
-    measured: Measured | None = None
+    measured: MeasuredSchedule | None = None
     fault: str = ""
     parts: int = 1
     bounded: tuple[StagePlacement, ...] = ()
     order: tuple[int, ...] = ()
     unordered: Fraction | None = None
-    candidates: tuple[Entry, ...] = ()
+    candidates: tuple[ScheduleAnswer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Answer:
     `costs` are those of an action of the one schedule; of 1/P of the model where several are compared, and so is `cap`.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ScheduleAnswer, ...]
     costs: Costs | None
     compared: bool = False
     cap: Fraction | tuple[Fraction, ...] | None = None  # of every rank, or one for each
@@ -61,7 +61,7 @@ def columns(costs: Costs) -> tuple[str, ...]:
     return (*COLUMNS, "memory") if costs.bytes.activation else COLUMNS
 
 
-def cells(measured: Measured) -> tuple[str, ...]:
+def cells(measured: MeasuredSchedule) -> tuple[str, ...]:
     """What `columns` has behind the name. Activations are counted in those of 1/P of the model."""
     held = measured.peak_bytes
     return (

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from compiler.cli.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, percent, shown
 from compiler.schedule.costs import ALIKE, Costs
-from compiler.schedule.measure import Measured
+from compiler.schedule.measure import MeasuredSchedule
 from compiler.schedule.memory import gigabytes
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.schedule.weights import StageWeight, Weight
@@ -142,7 +142,7 @@ def summary(answer: Answer) -> list[str]:
     return lines
 
 
-def _bound(entry: Entry, measured: Measured, most: str, unit: str) -> str:
+def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, most: str, unit: str) -> str:
     """The lower bound, of what it is, and where the schedule is at it, what none is shorter than."""
     placements = [str(each) for each in entry.bounded or (measured.schedule.stage_placement,)]
     several = len(placements) > 1
@@ -218,12 +218,12 @@ def _links_value(costs: Costs) -> dict[str, Any]:
     return {"inside": number(costs.latency), "node": links.node, "between": number(links.between), "table": table}
 
 
-def _order_value(entry: Entry) -> dict[str, Any]:
+def _order_value(entry: ScheduleAnswer) -> dict[str, Any]:
     """The order that was searched for, and the makespan without; nothing in them where none was."""
     return {"order": list(entry.order), "unordered": None if entry.unordered is None else number(entry.unordered)}
 
 
-def _compared_value(entry: Entry) -> dict[str, Any]:
+def _compared_value(entry: ScheduleAnswer) -> dict[str, Any]:
     measured = entry.measured
     if measured is None:
         bounds = ("lower_bound", "gap", "one_copy_bound")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from compiler.cli.commands.common import progress
 from compiler.cli.commands.output_files import is_file
-from compiler.cli.commands.schedule_answer import Answer, Entry, shown
-from compiler.cli.commands.schedule_tried import ANYTHING, MAX_CHUNKS, Tried, tried_of
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, shown
+from compiler.cli.commands.schedule_tried import ANYTHING, MAX_CHUNKS, TriedSettings, tried_of
 from compiler.files.text import TextFileError, read_text
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
@@ -45,7 +45,7 @@ from dsl.facts.schedules import CHUNKED, PLAIN, in_words
 Cap = Fraction | tuple[Fraction, ...]  # of every rank, or one for each
 
 
-class WrongError(Exception):
+class InputError(Exception):
     """The command line asks for what is not there; the message says what to change."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -68,7 +68,7 @@ class Sizes:
     costs: Costs | None
     num_stages: int | None = None
     held_by: StagePlacement | None = None
-    tried: Tried = ANYTHING
+    tried: TriedSettings = ANYTHING
     memory: Fraction | None = None  # the bytes from which the caps come
 
     def cap_of(self, parts: Fraction | int) -> Cap | None:
@@ -78,20 +78,20 @@ class Sizes:
         return None if self.cap is None else self.cap * parts
 
     def within(self, memory: Fraction | None) -> Sizes:
-        """The sizes with the caps that so many bytes leave; `WrongError` where they leave no room."""
+        """The sizes with the caps that so many bytes leave; `InputError` where they leave no room."""
         if memory is None:
             return self
         if self.cap is not None:
-            raise WrongError("a cap in activations and --memory both say what a rank may hold: leave one of them out")
+            raise InputError("a cap in activations and --memory both say what a rank may hold: leave one of them out")
         costs = self.costs or Costs()
         try:
             costs.check(self.num_ranks, len(costs.stages))
             return replace(self, cap=costs.bytes.caps(memory, self.num_ranks), memory=memory)
         except ValueError as error:
-            raise WrongError(f"--memory {gigabytes(memory)}: {error}") from None
+            raise InputError(f"--memory {gigabytes(memory)}: {error}") from None
 
     def check_cap(self, schedule: Schedule, parts: int) -> None:
-        """`WrongError` where a rank holds more than the cap of activations that have so many parts."""
+        """`InputError` where a rank holds more than the cap of activations that have so many parts."""
         costs = self.costs or Costs()
         of_ranks = tuple(each / parts for each in held_at_most(schedule, costs.keeps))
         if self.cap is None:
@@ -103,14 +103,14 @@ class Sizes:
             in_bytes = costs.bytes.held(of_ranks)
             rank = in_bytes.index(max(in_bytes))
             needed = gigabytes(in_bytes[rank])
-            raise WrongError(f"{schedule.name} holds {needed} on rank {rank}: use --memory {needed} or more, or auto")
+            raise InputError(f"{schedule.name} holds {needed} on rank {rank}: use --memory {needed} or more, or auto")
         sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
         if isinstance(self.cap, tuple):
             held, needed = ", ".join(map(shown, of_ranks)), ",".join(f"{math.ceil(each)}" for each in of_ranks)
         else:
             held, needed = shown(max(of_ranks)), f"{math.ceil(max(of_ranks))}"
         edit = f"use --cap {needed} or more, or auto"
-        raise WrongError(f"{schedule.name} on {sizes_said} holds {held} activations: {edit}")
+        raise InputError(f"{schedule.name} on {sizes_said} holds {held} activations: {edit}")
 
 
 # --- schedule input
@@ -125,11 +125,11 @@ MAX_CAP = 100_000_000
 
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
-    """What the command line asks for; None after the mistakes of a spec have been printed. `WrongError` for its own."""
+    """What the command line asks for; None after the mistakes of a spec have been printed. `InputError` for its own."""
     if args.compare is not None and args.format in ONE_ONLY:
-        raise WrongError(f"--format {args.format} is of one schedule: leave --compare out")  # before a search
+        raise InputError(f"--format {args.format} is of one schedule: leave --compare out")  # before a search
     if args.name is not None and args.format == "megatron-layout":
-        raise WrongError("a layout is of a model's layers: name a SPEC, and leave --name out")
+        raise InputError("a layout is of a model's layers: name a SPEC, and leave --name out")
     sizes_given = {"--ranks": args.ranks, "--micro-batches": args.micro_batches}
     missing = [option for option, value in sizes_given.items() if value is None]
     if len(missing) == len(sizes_given):
@@ -138,22 +138,22 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
         return _of_spec(args) if args.spec is None or _is_spec(args.spec) else _of_file(args)
     if args.spec is not None:
         given = " and ".join(option for option in sizes_given if option not in missing)
-        raise WrongError(
+        raise InputError(
             f"{args.spec} says how many ranks and micro-batches there are: leave {given} out",
             "-s parallel.pipeline=8" if _is_spec(args.spec) else f"another size: dsc schedule --name {PLAIN} {SIZES}",
         )
     if missing:
-        raise WrongError(
+        raise InputError(
             f"{missing[0]} is missing: a schedule has --ranks P and --micro-batches N, or is that of a SPEC"
         )
     if args.set:
-        raise WrongError("-s changes a spec, and there is none", f"dsc schedule spec.dsc -s schedule.name={PLAIN}")
+        raise InputError("-s changes a spec, and there is none", f"dsc schedule spec.dsc -s schedule.name={PLAIN}")
     names = _names(args)
     chunks = DEFAULT_CHUNKS if args.chunks is None else args.chunks
     try:
         tried = tried_of(args, names)
     except ValueError as error:
-        raise WrongError(str(error)) from None
+        raise InputError(str(error)) from None
     sizes = Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args), tried=tried)
     _check_sizes(args, sizes)
     sizes = sizes.within(args.memory)
@@ -184,7 +184,7 @@ def _check_here(args: argparse.Namespace) -> None:
         if any(item.code != "E0404" for item in error.diagnostics):
             return  # told where it is loaded
         here = error.diagnostics[0].message
-        raise WrongError(f"--ranks and --micro-batches are missing, and {here}", SIZES) from None
+        raise InputError(f"--ranks and --micro-batches are missing, and {here}", SIZES) from None
 
 
 def _of_spec(args: argparse.Namespace) -> Answer | None:
@@ -197,19 +197,19 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     from compiler.cli.commands.schedule_spec import run_of
 
     if args.chunks is not None:
-        raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
+        raise InputError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
     if args.copies is not None or args.placement is not None:
-        raise WrongError(
+        raise InputError(
             "--copies and --placement go with --ranks: of a spec, change `schedule.copies` and `schedule.placement`",
             "-s schedule.placement=v",
         )
     names = () if args.name is None and args.compare is None else _names(args)
     run = run_of(chosen.spec)
     if args.format == "torch-csv" and args.name is None and run.plan.stage_placement == BIDIRECTIONAL:
-        raise WrongError(NO_COPIES, "-s schedule.name=dualpipev")  # before a search
+        raise InputError(NO_COPIES, "-s schedule.name=dualpipev")  # before a search
     given = costs_of(args)
     if args.order and (given is None or not given.micro_batches):
-        raise WrongError(*run.why_no_order)
+        raise InputError(*run.why_no_order)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, _unit(args))
     capped = args.cap is not None or args.memory is not None
@@ -244,13 +244,13 @@ def _of_file(args: argparse.Namespace) -> Answer:
     of_auto = args.copies is not None or args.placement is not None
     if args.name is not None or args.compare is not None or args.chunks is not None or args.set or of_auto:
         others = "--copies, --placement" if of_auto else "--chunks"
-        raise WrongError(f"{args.spec} is a schedule already: leave --name, --compare, {others} and -s out")
+        raise InputError(f"{args.spec} is a schedule already: leave --name, --compare, {others} and -s out")
     from compiler.schedule.spec_schedule import read_schedule  # it knows specs, and brings pydantic
 
     try:
         schedule = read_schedule(Path(args.spec))
     except ScheduleError as error:
-        raise WrongError(str(error)) from None
+        raise InputError(str(error)) from None
     sizes = Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
     _check_sizes(args, sizes)
     sizes = sizes.within(args.memory)
@@ -265,12 +265,12 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
     try:
         costs = Costs() if text is None else _read_costs(text)
     except TextFileError as error:  # it names the file
-        raise WrongError(f"--costs {error}") from None
+        raise InputError(f"--costs {error}") from None
     except ValueError as error:
-        raise WrongError(f"--costs {text[:80] if text else ''}: {error}") from None
+        raise InputError(f"--costs {text[:80] if text else ''}: {error}") from None
     if args.pairs:
         if [kinds for kinds, _ in costs.pairs] != ["BF"]:
-            raise WrongError(
+            raise InputError(
                 "--pairs any gives all pairs the factor of FB: give --costs with FB and no other pair", "FB=1.8"
             )
         costs = any_pairs(costs)
@@ -278,12 +278,12 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
         try:
             costs = replace(costs, latency=parse_time(args.latency), links=ALIKE)
         except ValueError as error:
-            raise WrongError(f"--latency {error}") from None
+            raise InputError(f"--latency {error}") from None
     if args.offload is not None:
         try:
             time = parse_time(args.offload)
         except ValueError as error:
-            raise WrongError(f"--offload {error}") from None
+            raise InputError(f"--offload {error}") from None
         costs = replace(costs, O=time, R=time)
     return costs
 
@@ -305,9 +305,9 @@ def _read_costs(text: str) -> Costs:
 
 def _names(args: argparse.Namespace) -> tuple[str, ...]:
     if args.compare is not None and args.name is not None:
-        raise WrongError("--compare has the names: leave --name out")
+        raise InputError("--compare has the names: leave --name out")
     if args.compare is None and args.name is None:
-        raise WrongError(f"--name is missing: use one of {', '.join((*SCHEDULES, AUTO))}")
+        raise InputError(f"--name is missing: use one of {', '.join((*SCHEDULES, AUTO))}")
     names = (args.name,) if args.compare is None else tuple(dict.fromkeys(args.compare.split(",")))
     for name in names:
         if name not in SCHEDULES and name != AUTO:
@@ -316,7 +316,7 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
             every = (*SCHEDULES, AUTO)
             meant = suggest(name, every)
             hint = meant if meant.startswith("did you mean") else ""
-            raise WrongError(f"unknown schedule {name[:40]!r}: use one of {', '.join(every)}", hint)
+            raise InputError(f"unknown schedule {name[:40]!r}: use one of {', '.join(every)}", hint)
     return names
 
 
@@ -328,14 +328,14 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
         *(("--cap", each, MAX_CAP) for each in (args.cap if isinstance(args.cap, tuple) else (args.cap,))),
     ):
         if value is not None and not 1 <= value <= most:
-            raise WrongError(f"{option} {value} is out of bounds: use 1 to {most}")
+            raise InputError(f"{option} {value} is out of bounds: use 1 to {most}")
     if isinstance(args.cap, tuple) and len(args.cap) != sizes.num_ranks:
-        raise WrongError(
+        raise InputError(
             f"--cap has {len(args.cap)} caps, and there are {sizes.num_ranks} ranks: write one for each, or one for all"
         )
     names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
     if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
-        raise WrongError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
+        raise InputError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
     of_auto = (PARTS_OF_MANY if sizes.num_ranks >= MANY_RANKS else PARTS_OF_AUTO) + sizes.chunks - 2
     parts = [of_auto if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
     most = MAX_CELLS // sum(parts) // sizes.num_ranks
@@ -343,15 +343,15 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
         stages = sizes.num_ranks * max(parts)
         what = f"{stages} stages" if stages > sizes.num_ranks and AUTO not in names else f"{sizes.num_ranks} ranks"
         edit = f"use --micro-batches {most} or fewer" if most else "use fewer ranks"
-        raise WrongError(
+        raise InputError(
             f"{what} x {sizes.num_micro_batches} micro-batches is too large: {edit}, which take less than a minute"
             + (", or compare fewer" if len(names) > 1 else "")
         )
 
 
 # ---------------------------------------------------------------- schedules
-def _named(name: str, sizes: Sizes, parts: int = 1) -> Entry:
-    """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold.
+def _named(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
+    """The schedule of a name, checked; `InputError` for a size it does not have, or one that the cap does not hold.
 
     The cap counts activations of so many `parts`, each that of one of its stages, and of `auto` those of 1/P.
     """
@@ -360,12 +360,12 @@ def _named(name: str, sizes: Sizes, parts: int = 1) -> Entry:
             return _searched(sizes)
         schedule = SCHEDULES[name].generate(sizes.num_ranks, sizes.num_micro_batches, sizes.chunks)
     except ValueError as error:  # a size this schedule does not have, a cap that nothing fits
-        raise WrongError(str(error)) from None
+        raise InputError(str(error)) from None
     schedule.check()
     return _entry(schedule, sizes, parts)
 
 
-def _searched(sizes: Sizes) -> Entry:
+def _searched(sizes: Sizes) -> ScheduleAnswer:
     """`auto`, always measured. ValueError for a cap that nothing fits, and for weights of other numbers."""
     from compiler.schedule.solver import Solution, Solver, solved_with_copies
 
@@ -388,10 +388,10 @@ def _searched(sizes: Sizes) -> Entry:
         found = solved_with_copies(solver, P, stages, search) if solver.costs.offloads else search(solver)
     found.schedule.check()
     measured = found.measured()
-    return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank, bounded=found.searched)
+    return ScheduleAnswer(AUTO, found.schedule, measured, parts=measured.stages_a_rank, bounded=found.searched)
 
 
-def _searched_unequal(sizes: Sizes, costs: Costs) -> Entry:
+def _searched_unequal(sizes: Sizes, costs: Costs) -> ScheduleAnswer:
     """`auto` where micro-batches have weights: searched for at their mean, or if one is shorter, a named schedule."""
     P, N, tried = sizes.num_ranks, sizes.num_micro_batches, sizes.tried
     mean = sum(costs.micro_batches, Fraction(0)) / len(costs.micro_batches)
@@ -403,7 +403,7 @@ def _searched_unequal(sizes: Sizes, costs: Costs) -> Entry:
         placement = row.stage_placement(sizes.chunks)
         if row.has(P, N) and tried.takes(placement, P):
             schedule = replace(row.generate(P, N, sizes.chunks), name=AUTO)
-            with suppress(WrongError):  # it holds too much
+            with suppress(InputError):  # it holds too much
                 entries.append(_entry(schedule, of_all, placement.stages_per_rank))
     best = min(entries, key=lambda entry: entry.measured.makespan)  # type: ignore[union-attr]
     return replace(best, candidates=tuple(entries))
@@ -425,26 +425,26 @@ def _cut(sizes: Sizes, stages: int) -> Costs:
     try:
         costs.check(sizes.num_ranks, had)
     except ValueError as error:
-        raise WrongError(str(error)) from None
+        raise InputError(str(error)) from None
     return costs.recut(had, stages)
 
 
-def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> Entry:
-    """A schedule that is not searched for here, measured where there are costs; `WrongError` where it holds too much.
+def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
+    """A schedule that is not searched for here, measured where there are costs; `InputError` where it holds too much.
 
     The cap counts activations of so many `parts`, each that of one of its stages.
     """
     stages = schedule.num_stages
     sizes.check_cap(schedule, parts)
     if sizes.costs is None:
-        return Entry(schedule.name, schedule)
+        return ScheduleAnswer(schedule.name, schedule)
     try:
         costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
         cap = sizes.cap_of(parts)
         most = tuple(map(costs.in_parts, cap)) if isinstance(cap, tuple) else cap and costs.in_parts(cap)
-        return Entry(schedule.name, schedule, measure(schedule, costs, most), parts=parts)
+        return ScheduleAnswer(schedule.name, schedule, measure(schedule, costs, most), parts=parts)
     except ValueError as error:  # weights of another number of stages
-        raise WrongError(str(error)) from None
+        raise InputError(str(error)) from None
 
 
 def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
@@ -456,10 +456,10 @@ def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
         of_one = replace(sizes, costs=base, num_stages=sizes.num_ranks)
         try:
             entries.append(_named(name, of_one, parts))
-        except WrongError as error:
-            entries.append(Entry(name, fault=str(error)))
+        except InputError as error:
+            entries.append(ScheduleAnswer(name, fault=str(error)))
     if all(entry.fault for entry in entries):
-        raise WrongError(entries[0].fault)
+        raise InputError(entries[0].fault)
     cap = None if sizes.memory is not None else sizes.cap
     return Answer(tuple(entries), base, compared=True, cap=cap, memory=sizes.memory, unit=unit)
 

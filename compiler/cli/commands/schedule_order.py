@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from compiler.cli.commands.schedule_answer import Answer, Entry
-from compiler.cli.commands.schedule_input import WrongError, searching
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer
+from compiler.cli.commands.schedule_input import InputError, searching
 from compiler.schedule.measure import measure
 from compiler.schedule.order import best_order, ordered
 
 
 def in_best_order(answer: Answer) -> Answer:
-    """The answer, each schedule in an order of its own; `WrongError` where all micro-batches cost the same."""
+    """The answer, each schedule in an order of its own; `InputError` where all micro-batches cost the same."""
     if answer.costs is None or not answer.costs.micro_batches:
-        raise WrongError(
+        raise InputError(
             "--order is for micro-batches of unequal costs, and none are given",
             '--costs FILE with "micro_batches": [1, 0.8, 1.5, …]',
         )
@@ -22,7 +22,7 @@ def in_best_order(answer: Answer) -> Answer:
         return replace(answer, entries=tuple(_ordered(entry, progress) for entry in answer.entries))
 
 
-def _ordered(entry: Entry, progress: Callable[[str], None]) -> Entry:
+def _ordered(entry: ScheduleAnswer, progress: Callable[[str], None]) -> ScheduleAnswer:
     if entry.candidates:
         found = [_ordered(each, progress) for each in entry.candidates]
         return min(found, key=lambda each: each.measured.makespan)  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from compiler.cli.commands.schedule_answer import Answer, Entry, cells, columns, percent, shown
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, percent, shown
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Panel, Picture, panel_of
 from compiler.tools.picture.formats import check_size, render
@@ -37,7 +37,7 @@ def picture_of(answer: Answer) -> Picture:
     return Picture(title, unit, panels, tuple(notes))
 
 
-def _panel(entry: Entry, answer: Answer) -> Panel:
+def _panel(entry: ScheduleAnswer, answer: Answer) -> Panel:
     schedule, measured = entry.schedule, entry.measured
     assert schedule is not None
     if measured is None:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from compiler.cli.commands.schedule_tried import ANYTHING, Tried
+from compiler.cli.commands.schedule_tried import ANYTHING, TriedSettings
 from compiler.ir import Plan, Use
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_files import schedule_of_file
@@ -28,7 +28,7 @@ from dsl.schema import Spec
 
 
 @dataclass(frozen=True)
-class Run:
+class ScheduledRun:
     """A spec's run at its largest batch."""
 
     spec: Spec
@@ -67,12 +67,12 @@ class Run:
         return self.spec.schedule.cap
 
     @property
-    def tried(self) -> Tried:
+    def tried(self) -> TriedSettings:
         """What `auto` may try where it is compared with other schedules."""
         schedule, placement = self.spec.schedule, self.plan.stage_placement
         if schedule.name != AUTO:
             return ANYTHING
-        return Tried(None, schedule.copies or 2, placement if schedule.placement else None)
+        return TriedSettings(None, schedule.copies or 2, placement if schedule.placement else None)
 
     @property
     def layout(self) -> str:
@@ -124,6 +124,6 @@ class Run:
         return lanes_of(self.lowering.program(schedule), rank_times(self.lowering))
 
 
-def run_of(spec: Spec) -> Run:
+def run_of(spec: Spec) -> ScheduledRun:
     """The run of a spec that has passed its checks."""
-    return Run(spec, Lowering(make_plan(spec), rank_rates(spec)))
+    return ScheduledRun(spec, Lowering(make_plan(spec), rank_rates(spec)))

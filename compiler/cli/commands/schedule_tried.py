@@ -13,7 +13,7 @@ MAX_CHUNKS = 64
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedSettings:
     """What `auto` may try: so many stages a rank, or some numbers of them; copies of a stage; one placement, or all."""
 
     chunks: int | None = None
@@ -26,13 +26,13 @@ class Tried:
         return held and placement.copies <= self.copies
 
 
-ANYTHING = Tried()
+ANYTHING = TriedSettings()
 
 
-def tried_of(args: argparse.Namespace, names: Sequence[str]) -> Tried:
+def tried_of(args: argparse.Namespace, names: Sequence[str]) -> TriedSettings:
     """--copies and --placement, which go with `auto`. ValueError says what to change."""
     if args.copies is None and args.placement is None:
-        return Tried(args.chunks)
+        return TriedSettings(args.chunks)
     if AUTO not in names:
         option = "--copies" if args.placement is None else "--placement"
         raise ValueError(f"{option} is for {AUTO}: the other schedules have theirs")
@@ -49,4 +49,4 @@ def tried_of(args: argparse.Namespace, names: Sequence[str]) -> Tried:
             raise ValueError(f"{placement} has {placement.copies} copies: leave --copies out, or use v")
         if args.chunks is not None:
             raise ValueError("--placement says how many stages a rank has: leave --chunks out")
-    return Tried(args.chunks, args.copies or 2, placement)
+    return TriedSettings(args.chunks, args.copies or 2, placement)

@@ -58,7 +58,7 @@ OF_THE_SWEEP = ("--out", "--resume", "--skip-batch", "--debug", "--profile", "--
 
 
 @dataclass
-class Planned:
+class PlannedVariant:
     """A variant, what it is predicted to take, None where it cannot be planned, and how its run ended."""
 
     variant: Variant
@@ -162,13 +162,13 @@ def _words(text: str) -> list[str]:
 # ---------------------------------------------------------------- plans
 
 
-def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[Planned] | None:
+def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[PlannedVariant] | None:
     """What each variant is predicted to take; None after the mistakes of all have been printed."""
     from compiler.cli.commands.plan import plan_of
     from compiler.plan.spec_files import standing_alone
     from dsl.canonical import canonical
 
-    planned, mistakes, tell_progress = list[Planned](), 0, progress("sweep")
+    planned, mistakes, tell_progress = list[PlannedVariant](), 0, progress("sweep")
     said, top = list[Diagnostic](), args.out
     for number, variant in enumerate(found, 1):
         tell_progress(f"plan {number} of {len(found)}: {variant.name}")
@@ -180,18 +180,18 @@ def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[Planned] |
             said += new
             is_size = {each.code for each in error.diagnostics} == {TOO_LARGE}
             mistakes += not is_size
-            planned.append(Planned(variant, Path(variant.name)))
+            planned.append(PlannedVariant(variant, Path(variant.name)))
             continue
         if any([is_refused(each) for each in phases]):
             mistakes += 1
-            planned.append(Planned(variant, Path(variant.name)))
+            planned.append(PlannedVariant(variant, Path(variant.name)))
             continue
         top = top or Path("sweeps") / run_name(phases[0].spec.name)
         predictions = [plan_of(each)[1] for each in phases]
         ranks = [rank for each in predictions for rank in each.ranks]
         costs = [each.money.usd for each in predictions]
         planned.append(
-            Planned(
+            PlannedVariant(
                 variant,
                 Path(variant.name),
                 text=canonical(standing_alone(phases[0].spec)),
@@ -212,7 +212,7 @@ def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[Planned] |
     return planned
 
 
-def _table(planned: Sequence[Planned]) -> str:
+def _table(planned: Sequence[PlannedVariant]) -> str:
     """The plans as a table, and what all runs take together."""
     from compiler.cli.commands.compare import aligned
     from compiler.predict.prediction import count, seconds, size, span
@@ -234,7 +234,7 @@ def _table(planned: Sequence[Planned]) -> str:
     return f"{aligned(heads, rows)}\n\n{num} {fit}, {span(whole)} one after the other"
 
 
-def document(spec: str, planned: Sequence[Planned]) -> dict[str, Any]:
+def document(spec: str, planned: Sequence[PlannedVariant]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     return {
         "version": VERSION,
@@ -257,7 +257,7 @@ def document(spec: str, planned: Sequence[Planned]) -> dict[str, Any]:
     }
 
 
-def _record(top: Path, spec: str, planned: Sequence[Planned]) -> None:
+def _record(top: Path, spec: str, planned: Sequence[PlannedVariant]) -> None:
     replace(top / TABLE, (json.dumps(document(spec, planned), indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -268,7 +268,7 @@ def _command(spec: str, variant: Variant) -> str:
 # ---------------------------------------------------------------- runs
 
 
-def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[Planned], options: Sequence[str]) -> int:
+def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[PlannedVariant], options: Sequence[str]) -> int:
     """Train those that fit in turn, going on after one that failed; the worst exit code, or that of a signal."""
     from compiler.tools.processes import call
 
@@ -295,7 +295,7 @@ def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[Planned], 
     return worst
 
 
-def _has_finished(each: Planned) -> bool:
+def _has_finished(each: PlannedVariant) -> bool:
     """Whether the folder has a run of this very spec that came to its end."""
     from compiler.tools.report.run_page import events_of
 
@@ -305,7 +305,7 @@ def _has_finished(each: Planned) -> bool:
     return content_of(str(each.folder / RESOLVED))[0] == each.text.encode()
 
 
-def _compare(top: Path, finished: Sequence[Planned]) -> None:
+def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:
     """Print a table of what was trained, and write a page of it; nothing of less than two runs."""
     from compiler.cli.commands.compare import table
     from compiler.tools.report.compared import compare, compare_html, read_run
@@ -322,7 +322,7 @@ def _compare(top: Path, finished: Sequence[Planned]) -> None:
         say(f"warning: {page} was not written: {printable(reason(error))}")
 
 
-def _launch_all(args: argparse.Namespace, fitting: Sequence[Planned], options: Sequence[str]) -> int:
+def _launch_all(args: argparse.Namespace, fitting: Sequence[PlannedVariant], options: Sequence[str]) -> int:
     """Compile each variant into its folder, and write its files there; the commands that start them are printed."""
     from compiler.tools.processes import compiled
 

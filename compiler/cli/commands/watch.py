@@ -29,8 +29,8 @@ from rich.text import Text
 
 from compiler.cli.commands.common import wrong
 from runtime.observe.watch.dashboard import dashboard, rules
-from runtime.observe.watch.follow import Follower, Item
-from runtime.observe.watch.run_state import State, is_held
+from runtime.observe.watch.follow import FollowedItem, Follower
+from runtime.observe.watch.run_state import RunState, is_held
 from runtime.observe.watch.view import has_blocks, line, panel, told
 from runtime.system.outcome import printable
 
@@ -68,19 +68,19 @@ def run(args: argparse.Namespace) -> int:
     return Watching(folder, _shown(args.format)).to_the_end()
 
 
-def _shown(how: str) -> Json | Plain | Panel:
+def _shown(how: str) -> JsonView | Plain | WatchPanel:
     if how == "json":
-        return Json()
+        return JsonView()
     console = Console(highlight=False)
-    return Panel(console) if console.is_terminal and not console.is_dumb_terminal else Plain()
+    return WatchPanel(console) if console.is_terminal and not console.is_dumb_terminal else Plain()
 
 
 class Watching:
     """A run that is followed, and what shows it."""
 
-    def __init__(self, folder: Path, shown: Json | Plain | Panel) -> None:
+    def __init__(self, folder: Path, shown: JsonView | Plain | WatchPanel) -> None:
         self.folder, self.shown = folder, shown
-        self.state, self.follower = State(folder), Follower(folder)
+        self.state, self.follower = RunState(folder), Follower(folder)
         self.heard_s = time.monotonic()
 
     def to_the_end(self) -> int:
@@ -129,13 +129,13 @@ def _exit_code(end: Mapping[str, Any]) -> int:
     return code if isinstance(code, int) else EXIT_KILLED
 
 
-class Json:
+class JsonView:
     """Every item as a line."""
 
     def opened(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def show(self, items: Iterable[Item], state: State, *, is_first: bool, is_last: bool) -> None:
+    def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
         for item in items:
             print(json.dumps({"kind": item.kind, "fields": item.fields}))
         sys.stdout.flush()
@@ -153,7 +153,7 @@ class Plain:
     def opened(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def show(self, items: Iterable[Item], state: State, *, is_first: bool, is_last: bool) -> None:
+    def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
         for text in _told(items, is_first=is_first):
             print(text)
         step, now = state.row.get("step", 0), time.monotonic()
@@ -168,7 +168,7 @@ class Plain:
         print(f"error: {text}", file=sys.stderr)
 
 
-class Panel:
+class WatchPanel:
     """The live view."""
 
     def __init__(self, console: Console) -> None:
@@ -178,7 +178,7 @@ class Panel:
     def opened(self) -> AbstractContextManager[object]:
         return self.live
 
-    def show(self, items: Iterable[Item], state: State, *, is_first: bool, is_last: bool) -> None:
+    def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
         for text in _told(items, is_first=is_first):
             self.console.print(Text(text))
         waiting = "" if state.row else "waiting for the first step"
@@ -189,7 +189,7 @@ class Panel:
         self.console.print(Text(text))
 
 
-def _told(items: Iterable[Item], *, is_first: bool) -> list[str]:
+def _told(items: Iterable[FollowedItem], *, is_first: bool) -> list[str]:
     """What happened since the last look, a line each; before the first look it is history."""
     if is_first:
         return []

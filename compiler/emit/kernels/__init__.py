@@ -12,16 +12,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from compiler.emit.kernels.kernel import Choice, KernelFile, render
+from compiler.emit.kernels.kernel import KernelChoice, KernelFile, render
 from compiler.emit.kernels.on_torch import ON_TORCH, of_cpus
 from compiler.ir import Buffer
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
 
 
-def _rows() -> dict[str, Callable[..., Choice | None]]:
+def _rows() -> dict[str, Callable[..., KernelChoice | None]]:
     """The rows of all families, by op."""
-    found: dict[str, Callable[..., Choice | None]] = {}
+    found: dict[str, Callable[..., KernelChoice | None]] = {}
     for template in sorted(Path(__file__).parent.glob("*.py.j2")):
         family = template.name.removesuffix(".py.j2")
         if template.with_name(f"{family}.py").is_file():  # others are included

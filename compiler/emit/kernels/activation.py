@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, in_name, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, in_name, power_of_two
 from compiler.ir import Buffer
 
 STREAMS = {
@@ -17,7 +17,7 @@ STREAMS = {
 GATED, PLAIN = ("geglu", "geglu_tanh"), ("gelu", "gelu_tanh", "relu2")
 
 
-def choose(op: str, h: Buffer, *constants: float) -> Choice | None:
+def choose(op: str, h: Buffer, *constants: float) -> KernelChoice | None:
     """Rows of two halves, gate and up, or without a gate of what is activated: 16 elements of each a thread."""
     gated = op not in PLAIN
     inner = int(h.shape[1]) // (2 if gated else 1)
@@ -25,7 +25,7 @@ def choose(op: str, h: Buffer, *constants: float) -> Choice | None:
         return None
     block = min(2048, power_of_two(inner))
     limit, alpha, shift = constants or (None, None, None)
-    return Choice(
+    return KernelChoice(
         name="_".join([op, f"i{inner}", *map(in_name, constants), h.dtype]),
         template="activation",
         values=(
@@ -43,7 +43,7 @@ def choose(op: str, h: Buffer, *constants: float) -> Choice | None:
     )
 
 
-def _rows(op: str) -> dict[str, Callable[..., Choice | None]]:
+def _rows(op: str) -> dict[str, Callable[..., KernelChoice | None]]:
     """The rows of an op and of its gradient."""
     return {
         op: lambda sms, h, *constants: choose(op, h, *constants),
@@ -51,6 +51,6 @@ def _rows(op: str) -> dict[str, Callable[..., Choice | None]]:
     }
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     name: row for op in (*GATED, *PLAIN, "clamped_swiglu") for name, row in _rows(op).items()
 }

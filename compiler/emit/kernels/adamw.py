@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice
 from compiler.ir import Buffer
 
 FILE = "adamw"  # one text for all dtypes, so that the runtime finds it by this name
@@ -12,13 +12,15 @@ FILE = "adamw"  # one text for all dtypes, so that the runtime finds it by this 
 STREAMS = {"_update": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
-def _of(master: Buffer, gradients: Buffer, moment1: Buffer, moment2: Buffer, rounded: Buffer | None) -> Choice | None:
+def _of(
+    master: Buffer, gradients: Buffer, moment1: Buffer, moment2: Buffer, rounded: Buffer | None
+) -> KernelChoice | None:
     """FP32 master weights, gradients and moments in FP32 or BF16, and what segments read in BF16, if it is apart."""
     if master.dtype != "float32" or any(part.dtype not in BYTES for part in (gradients, moment1, moment2)):
         return None
     if rounded is not None and rounded.dtype != "bfloat16":
         return None
-    return Choice(
+    return KernelChoice(
         name=FILE,
         template="adamw",
         values=(
@@ -30,7 +32,7 @@ def _of(master: Buffer, gradients: Buffer, moment1: Buffer, moment2: Buffer, rou
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "adamw": lambda sms, master, gradients, moment1, moment2, rounded, *numbers: _of(
         master, gradients, moment1, moment2, rounded
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, Choice, Name, in_name, places, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice, VariableName, in_name, places, power_of_two
 from compiler.ir import Buffer
 
 _ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     value: int
 
 
-class Options(NamedTuple):
+class AttentionOptions(NamedTuple):
     """Options of an attention kernel.
 
     kept: the result is E5M6, of which the forward makes E4M3 as well. both: gradients of keys and values are E4M3, by
@@ -66,7 +66,7 @@ class Options(NamedTuple):
     bounds: Bounds | None = None
 
 
-def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Options) -> Choice | None:
+def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: AttentionOptions) -> KernelChoice | None:
     S, H, group, nope, rope, value = shape
     documents, queries, peaks, kept, both, bounds = options
     template = "attention_dgrad" if "_dgrad" in name else "attention"
@@ -100,7 +100,7 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Option
     # No power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100; of a part of a block at loaded positions 16.
     if by_values and (queries % 128 or (documents and H & (H - 1))):
         by_values["M"] = min(by_values["M"], 32)
-    return Choice(
+    return KernelChoice(
         name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{mask}",
         template=template,
         values=(
@@ -117,13 +117,16 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Option
             ("WINDOW", window),
             ("SOFTCAP", softcap),
             ("BEND", bend),
-            ("LOW", Name("low") if windowed or documents else 0),  # where keys of a block of queries begin
-            ("STOP", Name("stop" if windowed or documents else "end")),  # where queries of a block of keys end
+            ("LOW", VariableName("low") if windowed or documents else 0),  # where keys of a block of queries begin
+            ("STOP", VariableName("stop" if windowed or documents else "end")),  # where queries of a block of keys end
             ("QUERIES_OF_SEQUENCE", queries),
-            ("Q", Name("Q" if positions else "S")),  # how many these are
-            ("BEGIN", Name("begin" if positions else "start")),  # the first of them
-            ("PLACE", Name("place" if positions else "m")),  # where each of a block stands
-            ("FRONT", Name("front" if positions else "first")),  # the first position of a block, or where queries begin
+            ("Q", VariableName("Q" if positions else "S")),  # how many these are
+            ("BEGIN", VariableName("begin" if positions else "start")),  # the first of them
+            ("PLACE", VariableName("place" if positions else "m")),  # where each of a block stands
+            (
+                "FRONT",
+                VariableName("front" if positions else "first"),
+            ),  # the first position of a block, or where queries begin
             ("ahead", dtype != "float32"),
             ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
@@ -219,38 +222,40 @@ def _power_within(size: int) -> int:
     return 1 << max(0, size.bit_length() - 1)
 
 
-def _options(op: str, q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> Options:
+def _options(op: str, q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> AttentionOptions:
     """Options of the op of this name, whose arguments say whether there are documents or loaded positions."""
     documents, positions = places(arguments)
     queries = int(q.shape[0]) * S // int(k.shape[0]) if positions else 0
-    return Options(documents, queries, "_peaks" in op, "e5m6" in op, "both" in op)
+    return AttentionOptions(documents, queries, "_peaks" in op, "e5m6" in op, "both" in op)
 
 
-def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
+def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> KernelChoice | None:
     S, H, nope, rope, value, *_ = sizes
     dtypes, options = {q.dtype, kv.dtype, k_rope.dtype}, _options(op, q, kv, S, sizes)
     return _choose(op, dtypes, sms, Shape(S, H, 1, nope, rope, value), options)
 
 
-def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
+def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> KernelChoice | None:
     S, H, G, *_ = sizes
     width, options = int(q.shape[1]) // H, _options(op, q, k, S, sizes)
     return _choose(op, {q.dtype, k.dtype, v.dtype}, sms, Shape(S, H, H // G, 0, width, width), options)
 
 
-def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
+def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> KernelChoice | None:
     S, H, G, _, window, softcap, *_ = sizes
     bounds, width = Bounds(min(window or S, S), softcap, sinks), int(q.shape[1]) // H
     options = _options(op, q, k, S, sizes)._replace(bounds=bounds)
     return _choose(op, {q.dtype, k.dtype, v.dtype}, sms, Shape(S, H, H // G, 0, width, width), options)
 
 
-def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) -> Callable[..., Choice | None]:
+def _of_result(
+    choose: Callable[..., KernelChoice | None], op: str, tensors: int = 1
+) -> Callable[..., KernelChoice | None]:
     """A row for a gradient, whose arguments have the forward's result in so many tensors, and lse."""
     return lambda sms, do, q, k, v, *rest: choose(sms, op, q, k, v, *rest[tensors + 1 :])
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "mla_attention": lambda sms, *args: _mla(sms, "mla_attention", *args),
     "mla_attention_peaks": lambda sms, *args: _mla(sms, "mla_attention_peaks", *args),
     "mla_attention_quantise_kept_e5m6": lambda sms, *args: _mla(sms, "mla_attention_quantise_kept_e5m6", *args),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.ir import Buffer
 
 STREAMS = {"_partial_gradient": ("ld.global.L1::evict_first",)}
 TILE = 4096  # columns of several heads of several tokens that a program reads at a time
 
 
-def choose(sms: int, acc: Buffer, do: Buffer, o: Buffer, lse: Buffer, sinks: Buffer) -> Choice | None:
+def choose(sms: int, acc: Buffer, do: Buffer, o: Buffer, lse: Buffer, sinks: Buffer) -> KernelChoice | None:
     """Heads of which at least one fits into a tile; about four programs an SM."""
     num_heads, group, sequence = int(sinks.shape[0]), int(lse.shape[3]), int(lse.shape[2])
     columns = int(do.shape[1]) // num_heads
@@ -20,7 +20,7 @@ def choose(sms: int, acc: Buffer, do: Buffer, o: Buffer, lse: Buffer, sinks: Buf
         return None
     heads = min(power_of_two(num_heads), TILE // block)
     launch = {"TOKENS": TILE // (block * heads), "HEADS": heads, "BLOCK": block, "num_warps": 8, **FUSION}
-    return Choice(
+    return KernelChoice(
         name=f"attention_sinks_s{sequence}_h{num_heads}_g{num_heads // group}_c{columns}_{do.dtype}_{sinks.dtype}",
         template="attention_sinks",
         values=(
@@ -35,4 +35,4 @@ def choose(sms: int, acc: Buffer, do: Buffer, o: Buffer, lse: Buffer, sinks: Buf
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {"bounded_attention_wgrad_": choose}
+OPS: dict[str, Callable[..., KernelChoice | None]] = {"bounded_attention_wgrad_": choose}

@@ -16,30 +16,30 @@ from compiler.model.ops.rule import statistics_dtype
 
 if TYPE_CHECKING:
     from compiler.ir import Segment
-    from compiler.model.segments.joint import Joint, Node
+    from compiler.model.segments.joint import Joint, OpNode
     from dsl.schema import Optimizer, Spec
 
 Constant = int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """How a tensor lies in memory, in elements; "R" is the number of rows."""
 
     strides: tuple[int | str, ...]
     offset: int = 0  # of its first element
 
 
-Argument = tuple[Buffer | Constant, Layout | None]
+Argument = tuple[Buffer | Constant, TensorLayout | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """`op(*arguments)`. Extents of tensors are numbers, "R" received rows, or "R/128" tiles of them, rounded up."""
 
     op: str
     arguments: tuple[Buffer | Constant, ...]
-    layouts: tuple[Layout | None, ...]  # of each argument; None for constants and what lies row by row
+    layouts: tuple[TensorLayout | None, ...]  # of each argument; None for constants and what lies row by row
 
     def __str__(self) -> str:
         parts = [
@@ -49,7 +49,7 @@ class Call:
         return f"{self.op}({', '.join(parts)})"
 
 
-def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[Call, ...]:
+def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[KernelCall, ...]:
     """Every distinct call of a spec's segments, in their order; of what makes weights of eight bits; and of its
     optimizer."""
     different = {segment.key: segment for segment in segments}
@@ -57,13 +57,13 @@ def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[Call, ...]:
     return tuple(dict.fromkeys([*found, *updates(spec)]))
 
 
-def updates(spec: Spec) -> tuple[Call, ...]:
+def updates(spec: Spec) -> tuple[KernelCall, ...]:
     """The calls of the rows of a spec's optimizer on flat tensors of any number of elements
     (runtime/state/optimizers)."""
     return tuple(_update(spec, row) for row in spec.train.optimizer.rows)
 
 
-def _update(spec: Spec, optimizer: Optimizer) -> Call:
+def _update(spec: Spec, optimizer: Optimizer) -> KernelCall:
     from compiler.ir.dtypes import TORCH_DTYPE
 
     p = spec.precision
@@ -76,7 +76,7 @@ def _update(spec: Spec, optimizer: Optimizer) -> Call:
     return _call(optimizer.kind, [*flat, *rounded, *numbers])
 
 
-def calls_of(segment: Segment) -> Iterator[Call]:
+def calls_of(segment: Segment) -> Iterator[KernelCall]:
     """Calls of one segment: those of F, I and W as they are emitted, with weight gradients added to FP32."""
     from compiler.model.segments.interpret import interpret
     from compiler.model.segments.joint import ADD_TO
@@ -89,7 +89,7 @@ def calls_of(segment: Segment) -> Iterator[Call]:
         yield from (call_of(joint, node) for node in nodes if not node.call and node.op != ADD_TO)
 
 
-def quantising(segment: Segment) -> Iterator[tuple[str, Call]]:
+def quantising(segment: Segment) -> Iterator[tuple[str, KernelCall]]:
     """(parameter, the call that makes it of eight bits) of those that products of a segment read so."""
     from compiler.ir.dtypes import packed_of
     from compiler.model.segments.interpret import interpret
@@ -107,7 +107,7 @@ def quantising(segment: Segment) -> Iterator[tuple[str, Call]]:
             yield name, _call(f"quantise_blocks_{form.name}", [(params[name], None)])
 
 
-def call_of(joint: Joint, node: Node) -> Call:
+def call_of(joint: Joint, node: OpNode) -> KernelCall:
     """The call that a node of a split and unpacked joint graph is."""
     arguments: list[Argument] = []
     for arg in node.args:
@@ -118,12 +118,12 @@ def call_of(joint: Joint, node: Node) -> Call:
             arguments.append((Buffer(arg, tensor.shape, statistics_dtype(tensor.dtype)), None))
         else:
             tensor = joint.tensors[arg]
-            by_column = Layout((1, tensor.shape[0])) if arg in joint.columns else None
+            by_column = TensorLayout((1, tensor.shape[0])) if arg in joint.columns else None
             arguments.append((Buffer(arg, tensor.shape, tensor.dtype), by_column or _view(joint, arg)))
     return _call(node.op, arguments)
 
 
-def _view(joint: Joint, value: str) -> Layout | None:
+def _view(joint: Joint, value: str) -> TensorLayout | None:
     """Where a view of some columns lies in the tensor that has them; None for a tensor of its own."""
     from compiler.model.segments.joint import COLUMNS
     from compiler.model.segments.split import view_nodes
@@ -133,13 +133,13 @@ def _view(joint: Joint, value: str) -> Layout | None:
         of, low, _ = views[of].args  # type: ignore[assignment]
         assert isinstance(low, int)
         first += low
-    return Layout((joint.tensors[of].shape[1], 1), first) if of != value else None
+    return TensorLayout((joint.tensors[of].shape[1], 1), first) if of != value else None
 
 
-def _call(op: str, arguments: list[Argument]) -> Call:
+def _call(op: str, arguments: list[Argument]) -> KernelCall:
     """Arguments named by their places, so that equal calls are equal."""
     named = tuple(
         replace(part, name=f"a{index}") if isinstance(part, Buffer) else part
         for index, (part, _) in enumerate(arguments)
     )
-    return Call(op, named, tuple(layout for _, layout in arguments))
+    return KernelCall(op, named, tuple(layout for _, layout in arguments))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.ir import Buffer
 
 # Logits of a tile at most, 32 of each thread of 4 warps: 90 registers forward and 48 backward on sm_90, so 5 and 10
@@ -18,13 +18,13 @@ STREAMS = {
 }
 
 
-def choose(vocab: int, dtype: str, part: bool = False) -> Choice | None:
+def choose(vocab: int, dtype: str, part: bool = False) -> KernelChoice | None:
     """Rows of `vocab` logits, of all words or a part of them; whole rows in one program, which walks them in blocks."""
     if dtype not in BYTES:
         return None
     block = min(BLOCK, power_of_two(vocab))
     rows = max(1, 1024 // block)
-    return Choice(
+    return KernelChoice(
         name=f"cross_entropy_{'part_' if part else ''}v{vocab}_{dtype}",
         template="cross_entropy",
         values=(
@@ -38,11 +38,11 @@ def choose(vocab: int, dtype: str, part: bool = False) -> Choice | None:
     )
 
 
-def _of(logits: Buffer, part: bool = False) -> Choice | None:
+def _of(logits: Buffer, part: bool = False) -> KernelChoice | None:
     return choose(int(logits.shape[1]), logits.dtype, part)
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "cross_entropy": lambda sms, logits, targets: _of(logits),
     "cross_entropy_dgrad": lambda sms, dloss, logits, targets, lse: _of(logits),
     "cross_entropy_part": lambda sms, logits, targets: _of(logits, part=True),

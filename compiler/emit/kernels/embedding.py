@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 
 STREAMS = {"_gather": ("ld.global.cg",), "_add_rows": ("ld.global.cg",)}
 
 
-def choose(columns: int, dtype: str, accumulated: str = "float32") -> Choice | None:
+def choose(columns: int, dtype: str, accumulated: str = "float32") -> KernelChoice | None:
     if dtype not in BYTES or accumulated != "float32":
         return None
     block = min(1024, power_of_two(columns))
-    return Choice(
+    return KernelChoice(
         name=f"embedding_d{columns}_{dtype}",
         template="embedding",
         values=(
@@ -25,7 +25,7 @@ def choose(columns: int, dtype: str, accumulated: str = "float32") -> Choice | N
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "embedding": lambda sms, tokens, w: choose(int(w.shape[1]), w.dtype),
     "embedding_wgrad_": lambda sms, acc, dh, tokens: choose(int(dh.shape[1]), dh.dtype, acc.dtype),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, Choice, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice, power_of_two
 from compiler.ir import Buffer
 
 STREAMS = {
@@ -16,11 +16,11 @@ STREAMS = {
 FORWARD_TILE, DGRAD_TILE = 128, 64
 
 
-def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Choice | None:
+def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> KernelChoice | None:
     """Weights [experts, out, inner]."""
     if dtype not in BYTES:
         return None
-    return Choice(
+    return KernelChoice(
         name=f"grouped_linear_e{experts}_n{out}_k{inner}_{dtype}",
         template="grouped_linear",
         values=(
@@ -81,7 +81,7 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> Choice | None:
+def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> KernelChoice | None:
     """`experts` is what has shape [E, N, K]; `rows` and `other` meet in one product, so their dtypes must agree."""
     E, N, K = (int(extent) for extent in experts.shape)
     if rows.dtype != other.dtype:
@@ -89,7 +89,7 @@ def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> Choice | 
     return choose(E, N, K, rows.dtype, num_sms)
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "grouped_linear": lambda sms, x, w, offsets: _of(w, x, w, sms),
     "grouped_linear_dgrad": lambda sms, dy, w, offsets: _of(w, dy, w, sms),
     "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _of(acc, dy, x, sms),

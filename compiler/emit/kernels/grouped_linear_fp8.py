@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import LEGS, Choice, power_of_two
+from compiler.emit.kernels.kernel import LEGS, KernelChoice, power_of_two
 from compiler.emit.kernels.linear_fp8 import FP8, STREAMS, WGRAD, rows_by_weight, turned
 from compiler.ir import Buffer
 
 __all__ = ["OPS", "STREAMS", "choose"]
 
 
-def choose(experts: int, out: int, inner: int, num_sms: int) -> Choice | None:
+def choose(experts: int, out: int, inner: int, num_sms: int) -> KernelChoice | None:
     """Weights [experts, out, inner]. Rows begin at multiples of 16 bytes."""
     if out % 16 or inner % 16:
         return None
-    return Choice(
+    return KernelChoice(
         name=f"grouped_linear_fp8_e{experts}_n{out}_k{inner}",
         template="grouped_linear_fp8",
         values=(
@@ -33,13 +33,13 @@ def choose(experts: int, out: int, inner: int, num_sms: int) -> Choice | None:
     )
 
 
-def _of(weights: Buffer, rows: Buffer, num_sms: int) -> Choice | None:
+def _of(weights: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
     """`weights` is what has shape [E, N, K]."""
     E, N, K = (int(extent) for extent in weights.shape)
     return choose(E, N, K, num_sms) if rows.dtype == FP8 else None
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "grouped_linear_fp8": lambda sms, x, xs, w, ws, offsets: _of(w, x, sms),
     "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _of(turned(w), dy, sms),
     "grouped_linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs, offsets: _of(acc, x, sms),

@@ -23,7 +23,7 @@ FUSION = {"enable_fp_fusion": True}  # a·b + c rounds once; Triton 3.10 is to c
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """A template with everything it leaves open. `name` tells any two choices of one build apart."""
 
     name: str
@@ -31,7 +31,7 @@ class Choice:
     values: tuple[tuple[str, Any], ...]
 
 
-class Name(str):
+class VariableName(str):
     """The name of a variable: the one value that enters a text as it stands, not as a literal."""
 
 
@@ -73,7 +73,7 @@ def in_name(number: float) -> str:
     return repr(number).replace(".", "p").replace("-", "m").replace("+", "")
 
 
-def render(choice: Choice) -> KernelFile:
+def render(choice: KernelChoice) -> KernelFile:
     """The source text of a choice. Values enter it as Python literals, or as names, and in no other way."""
     assert choice.name.isidentifier(), choice.name
     text = _environment().get_template(f"{choice.template}.py.j2").render(dict(choice.values))
@@ -97,7 +97,7 @@ def _environment() -> jinja2.Environment:
 
 def _literal(value: Any) -> str:
     assert not isinstance(value, jinja2.Undefined), f"no value for {value._undefined_name}"
-    if isinstance(value, Name):
+    if isinstance(value, VariableName):
         assert value.isidentifier(), value
         return str(value)
     text = repr(value)

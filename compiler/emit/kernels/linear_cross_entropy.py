@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, Choice
+from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice
 from compiler.ir import Buffer
 
 CHUNK = 8192  # columns of the vocabulary whose gradients are kept at one time
@@ -16,13 +16,13 @@ CHUNK = 8192  # columns of the vocabulary whose gradients are kept at one time
 STREAMS = {"_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
-def choose(vocab: int, hidden: int, dtype: str, num_sms: int, part: bool = False) -> Choice | None:
+def choose(vocab: int, hidden: int, dtype: str, num_sms: int, part: bool = False) -> KernelChoice | None:
     """Weights [vocab, hidden], of all words or a part of them, whose rows are copied in blocks: each must begin at 16
     bytes."""
     if dtype not in BYTES or hidden * BYTES[dtype] % 16:
         return None
     logits = _tile(dtype, "T", "V", "D", vocab) | {"FLATTEN": False}
-    return Choice(
+    return KernelChoice(
         name=f"linear_cross_entropy_{'part_' if part else ''}v{vocab}_d{hidden}_{dtype}",
         template="linear_cross_entropy",
         values=(
@@ -67,12 +67,12 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _of(h: Buffer, w: Buffer, num_sms: int, part: bool = False) -> Choice | None:
+def _of(h: Buffer, w: Buffer, num_sms: int, part: bool = False) -> KernelChoice | None:
     vocab, hidden = (int(extent) for extent in w.shape)
     return choose(vocab, hidden, w.dtype, num_sms, part) if h.dtype == w.dtype else None
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "linear_cross_entropy": lambda sms, h, w, targets: _of(h, w, sms),
     "linear_cross_entropy_dgrad": lambda sms, dloss, h, w, targets, lse: _of(h, w, sms),
     "linear_cross_entropy_wgrad_": lambda sms, acc, dloss, h, w, targets, lse: _of(h, w, sms),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from compiler.emit.kernels.kernel import FUSION, LEGS, Choice
+from compiler.emit.kernels.kernel import FUSION, LEGS, KernelChoice
 from compiler.ir import Buffer
 
 FP8 = "float8_e4m3fn"
@@ -20,11 +20,11 @@ STREAMS = {
 CLOCKS = {64: 585, 128: 780, 192: 1060}
 
 
-def choose(out: int, inner: int, num_sms: int) -> Choice | None:
+def choose(out: int, inner: int, num_sms: int) -> KernelChoice | None:
     """Weights [out, inner]. Rows of E4M3 begin at multiples of 16 bytes, or no descriptor reads them."""
     if out % 16 or inner % 16:
         return None
-    return Choice(
+    return KernelChoice(
         name=f"linear_fp8_n{out}_k{inner}",
         template="linear_fp8",
         values=(
@@ -65,7 +65,7 @@ def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
 WGRAD = {"BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 5, **FUSION}
 
 
-def _of(weight: Buffer, rows: Buffer, num_sms: int) -> Choice | None:
+def _of(weight: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
     """`weight` is what has shape [N, K]."""
     N, K = (int(extent) for extent in weight.shape)
     return choose(N, K, num_sms) if rows.dtype == FP8 else None
@@ -76,7 +76,7 @@ def turned(weight: Buffer) -> Buffer:
     return replace(weight, shape=(*weight.shape[:-2], weight.shape[-1], weight.shape[-2]))
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "linear_fp8": lambda sms, x, xs, w, ws: _of(w, x, sms),
     "linear_fp8_dgrad": lambda sms, dy, dys, w, ws: _of(turned(w), dy, sms),
     "linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs: _of(acc, x, sms),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice
 from compiler.emit.kernels.rmsnorm import rows_of
 
 STREAMS = {"_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
-def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) -> Choice | None:
+def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) -> KernelChoice | None:
     """Rows of `columns`, each whole in one program; `top_k` rows of experts make a row of dy, if not 0.
 
     Of more than 8192 columns threads of 16 warps spill up to 120 bytes: layers so wide do not fuse this.
@@ -21,7 +21,7 @@ def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) ->
     if dtype not in BYTES or columns > 16384 or top_k > 16:
         return None
     kind = "_quantise" if quantised else f"_k{top_k}" if top_k else ""
-    return Choice(
+    return KernelChoice(
         name=f"norm_gradient{kind}_d{columns}_{dtype}",
         template="norm_gradient",
         values=(
@@ -35,7 +35,7 @@ def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) ->
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "rmsnorm_again_dgrad_add": lambda sms, dy, x, w, eps, add: choose(x.shape[1], x.dtype),
     "rmsnorm_again_quantise_dgrad_add": lambda sms, dy, x, w, eps, add, pow2=False: choose(x.shape[1], x.dtype, True),
     "sum_rmsnorm_dgrad_add": lambda sms, a, b, x, w, rstd, add: choose(x.shape[1], x.dtype),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
 from compiler.emit.kernels.route import applies, lanes, routing, scores
 from compiler.ir import Buffer
 
@@ -20,11 +20,11 @@ BLOCK_T = 32  # tokens of a block: 4096 tokens are 128 programs, each on an SM o
 BLOCKS = 256  # of tokens, before they grow: of 256 experts, each program of the second launch then reads 128 KiB
 
 
-def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> Choice | None:
+def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> KernelChoice | None:
     columns, top_k = int(x.shape[1]), int(expert.shape[1])
     if not _moves(x, scales) or not applies(experts, top_k, "float32"):
         return None
-    return Choice(
+    return KernelChoice(
         name=f"permute_e{experts}_k{top_k}_d{columns}_{x.dtype}",
         template="permute",
         values=(
@@ -35,7 +35,7 @@ def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> 
     )
 
 
-class Routing(NamedTuple):
+class RoutingArguments(NamedTuple):
     """How experts are chosen: the arguments of the op behind its tensors."""
 
     softmax: bool
@@ -46,7 +46,7 @@ class Routing(NamedTuple):
     scale: float
 
 
-def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, how: Routing) -> Choice | None:
+def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, how: RoutingArguments) -> KernelChoice | None:
     """A block is routed in tiles of at most 4096 scores, 8 a thread: 83 to 106 registers. Of 8192, up to 175."""
     softmax, groups, top_groups, top_k, normalize, _ = how
     experts, columns = int(logits.shape[1]), int(x.shape[1])
@@ -56,7 +56,7 @@ def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, how: Routing) -> C
     width = launch["BLOCK_G"] * launch["BLOCK_M"]
     rows = min(BLOCK_T, 4096 // width)
     sizes = f"e{experts}_g{groups}_{top_groups}_k{top_k}"
-    return Choice(
+    return KernelChoice(
         name=f"route_permute_{sizes}_{scores(softmax, normalize)}_d{columns}_{x.dtype}",
         template="permute",
         values=(
@@ -105,11 +105,13 @@ def _lanes(experts: int, top_k: int) -> dict[str, int]:
     return {"BLOCK_E": power_of_two(experts), "BLOCK_K": power_of_two(top_k)}
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "permute": lambda sms, x, gate, expert, num_experts: _permute(x, None, expert, num_experts),
     "permute_fp8": lambda sms, x, scales, gate, expert, num_experts: _permute(x, scales, expert, num_experts),
     "permute_placed": lambda sms, x, gate, expert, slots: _permute(x, None, expert, int(slots.shape[0])),
     "permute_placed_fp8": lambda sms, x, scales, gate, expert, slots: _permute(x, scales, expert, int(slots.shape[0])),
-    "route_permute": lambda sms, logits, bias, x, slots, *how: _routed(logits, x, None, Routing(*how)),
-    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *how: _routed(logits, x, scales, Routing(*how)),
+    "route_permute": lambda sms, logits, bias, x, slots, *how: _routed(logits, x, None, RoutingArguments(*how)),
+    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *how: _routed(
+        logits, x, scales, RoutingArguments(*how)
+    ),
 }

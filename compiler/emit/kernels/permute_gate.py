@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice
 from compiler.ir import Buffer
 
 
-def choose(gate: Buffer) -> Choice | None:
+def choose(gate: Buffer) -> KernelChoice | None:
     """A block a program: 4096 tokens of 8 choices are 128 programs."""
     if gate.dtype not in BYTES:
         return None
     launch = {"BLOCK_S": 256, "num_warps": 4, **FUSION}
-    return Choice(f"permute_gate_{gate.dtype}", "permute_gate", (("LAUNCH", launch),))
+    return KernelChoice(f"permute_gate_{gate.dtype}", "permute_gate", (("LAUNCH", launch),))
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "permute_gate_dgrad": lambda sms, dgate, order, top_k: choose(dgate),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice
 from compiler.ir import Buffer
 
 E4M3 = "float8_e4m3fn"
@@ -21,18 +21,18 @@ STREAMS = {
 }
 
 
-def choose(columns: int, dtype: str) -> Choice | None:
+def choose(columns: int, dtype: str) -> KernelChoice | None:
     """Rows of `columns`."""
     if dtype not in (*BYTES, E4M3):
         return None
-    return Choice(
+    return KernelChoice(
         name=f"quantise_c{columns}_{dtype}",
         template="quantise",
         values=(("C", columns), ("BY_ROWS", BY_ROWS), ("BY_COLUMNS", BY_COLUMNS), ("BLOCKS", BLOCKS)),
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "quantise": lambda sms, x, pow2=False: _wide(x),
     "quantise_columns": lambda sms, x, pow2=False: _wide(x),
     "quantise_both": lambda sms, x, pow2=False: _wide(x),
@@ -42,5 +42,5 @@ OPS: dict[str, Callable[..., Choice | None]] = {
 }
 
 
-def _wide(x: Buffer) -> Choice | None:
+def _wide(x: Buffer) -> KernelChoice | None:
     return choose(int(x.shape[-1]), x.dtype) if x.dtype in BYTES else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, Choice
+from compiler.emit.kernels.kernel import BYTES, KernelChoice
 from compiler.emit.kernels.quantise import BY_COLUMNS, BY_ROWS
 from compiler.ir import Buffer
 
@@ -19,16 +19,16 @@ STREAMS = {
 }
 
 
-def choose(columns: int) -> Choice:
+def choose(columns: int) -> KernelChoice:
     """Rows of `columns`."""
-    return Choice(
+    return KernelChoice(
         name=f"quantise_e5m6_c{columns}",
         template="quantise_e5m6",
         values=(("C", columns), ("BY_ROWS", BY_ROWS), ("BY_COLUMNS", BY_COLUMNS | {"maxnreg": 128})),
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "quantise_e5m6": lambda sms, x: _wide(x),
     "quantise_kept_e5m6": lambda sms, x, pow2=False: _wide(x),
     "dequantise_e5m6": lambda sms, high, low, s: choose(int(high.shape[1])),
@@ -36,5 +36,5 @@ OPS: dict[str, Callable[..., Choice | None]] = {
 }
 
 
-def _wide(x: Buffer) -> Choice | None:
+def _wide(x: Buffer) -> KernelChoice | None:
     return choose(int(x.shape[1])) if x.dtype in BYTES else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.ir import Buffer
 
 STREAMS = {
@@ -15,12 +15,12 @@ STREAMS = {
 }
 
 
-def choose(columns: int, dtype: str, num_sms: int, heads: int | None = None) -> Choice | None:
+def choose(columns: int, dtype: str, num_sms: int, heads: int | None = None) -> KernelChoice | None:
     """Rows of `columns`, or of `heads` times as many, each whole in a program: 16,384 are 32 a thread of 16 warps."""
     if dtype not in BYTES or columns > 16384:
         return None
     wgrad, splits = _weight_gradient(columns, num_sms)
-    return Choice(
+    return KernelChoice(
         name=f"rmsnorm_d{columns}_{dtype}" if heads is None else f"head_rmsnorm_h{heads}_d{columns}_{dtype}",
         template="rmsnorm",
         values=(
@@ -58,13 +58,13 @@ def _weight_gradient(columns: int, num_sms: int) -> tuple[dict[str, Any], int]:
     return launch, -(-4 * num_sms // -(-columns // block))
 
 
-def _heads(row: Buffer, weight: Buffer, num_sms: int) -> Choice | None:
+def _heads(row: Buffer, weight: Buffer, num_sms: int) -> KernelChoice | None:
     """The launch for rows [T, heads · columns] and a weight [columns], or a buffer of the shape of the weight."""
     width, columns = (int(each.shape[-1]) for each in (row, weight))
     return choose(columns, row.dtype, num_sms, width // columns)
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "rmsnorm": lambda sms, x, w, eps: choose(x.shape[1], x.dtype, sms),
     "rmsnorm_dgrad": lambda sms, dy, x, w, rstd: choose(x.shape[1], x.dtype, sms),
     "rmsnorm_wgrad_": lambda sms, acc, dy, x, rstd: choose(x.shape[1], x.dtype, sms),

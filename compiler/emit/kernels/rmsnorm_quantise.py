@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, Choice
+from compiler.emit.kernels.kernel import BYTES, KernelChoice
 from compiler.emit.kernels.rmsnorm import rows_of
 
 STREAMS = {"_forward": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
-def choose(columns: int, dtype: str) -> Choice | None:
+def choose(columns: int, dtype: str) -> KernelChoice | None:
     """Rows of `columns`, each whole in one program, as in `rmsnorm`."""
     if dtype not in BYTES or columns > 16384:
         return None
-    return Choice(
+    return KernelChoice(
         name=f"rmsnorm_quantise_d{columns}_{dtype}",
         template="rmsnorm_quantise",
         values=(("D", columns), ("LAUNCH", rows_of(max(columns, 128)))),  # whole tiles
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "rmsnorm_quantise": lambda sms, x, w, eps, pow2=False: choose(x.shape[1], x.dtype),
     "rmsnorm_quantise_wide": lambda sms, x, w, eps, pow2=False: choose(x.shape[1], x.dtype),
     "add_rmsnorm_quantise": lambda sms, h, x, w, eps, pow2=False: choose(x.shape[1], x.dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, Places, places, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, Places, places, power_of_two
 from compiler.ir import Buffer
 
 STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
@@ -13,7 +13,7 @@ FACTORS = 7  # numbers that say how columns are rotated, in front of where rows 
 TILE = 2048  # columns of several heads of several tokens that a program owns
 
 
-def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Choice | None:
+def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> KernelChoice | None:
     """Heads whose columns fit into a program; rotated columns begin with an even one, so that pairs lie together."""
     columns = int(x.shape[1]) // heads
     block = power_of_two(columns)
@@ -21,7 +21,7 @@ def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Choi
         return None
     num = min(power_of_two(heads), TILE // block)
     launch = {"TOKENS": TILE // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
-    return Choice(
+    return KernelChoice(
         name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{where}",
         template="rotate",
         values=(
@@ -37,8 +37,8 @@ def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Choi
     )
 
 
-def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> Choice | None:
+def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> KernelChoice | None:
     return choose(x, heads, first, width, places(how[FACTORS : FACTORS + 2]))
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}
+OPS: dict[str, Callable[..., KernelChoice | None]] = {"rotate": _row, "rotate_dgrad": _row}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
 
 
 def routing(
@@ -46,12 +46,12 @@ def applies(experts: int, top_k: int, dtype: str) -> bool:
 
 def choose(
     experts: int, dtype: str, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
-) -> Choice | None:
+) -> KernelChoice | None:
     if not applies(experts, top_k, dtype):
         return None
     sizes = f"e{experts}_g{groups}_{top_groups}_k{top_k}"
     launch = lanes(experts, groups, top_groups, top_k)
-    return Choice(
+    return KernelChoice(
         name=f"route_{sizes}_{scores(softmax, normalize)}",
         template="route",
         values=(
@@ -63,12 +63,12 @@ def choose(
     )
 
 
-def choose_dgrad(experts: int, dtype: str, top_k: int, softmax: bool, normalize: bool) -> Choice | None:
+def choose_dgrad(experts: int, dtype: str, top_k: int, softmax: bool, normalize: bool) -> KernelChoice | None:
     if not applies(experts, top_k, dtype):
         return None
     block = power_of_two(experts)
     launch = {"BLOCK_E": block, "BLOCK_K": power_of_two(top_k), "ROWS": max(1, 1024 // block), "num_warps": 4}
-    return Choice(
+    return KernelChoice(
         name=f"route_dgrad_e{experts}_k{top_k}_{scores(softmax, normalize)}",
         template="route_dgrad",
         values=(
@@ -81,7 +81,7 @@ def choose_dgrad(experts: int, dtype: str, top_k: int, softmax: bool, normalize:
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "route": lambda sms, logits, bias, softmax, groups, top_groups, top_k, normalize, scale: choose(
         int(logits.shape[1]), logits.dtype, softmax, groups, top_groups, top_k, normalize
     ),

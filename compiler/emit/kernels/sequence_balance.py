@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
 from compiler.emit.kernels.route import applies
 
 
-def choose(experts: int, dtype: str, top_k: int, softmax: bool) -> Choice | None:
+def choose(experts: int, dtype: str, top_k: int, softmax: bool) -> KernelChoice | None:
     """A program has 32 tokens, so that 4096 of them keep 128 SMs busy, in tiles of 8 scores a thread: 113 to 170
     registers, and of 16 it spills. The one program that adds what these found has tiles of 16: 58 to 80.
     """
     if not applies(experts, top_k, dtype):
         return None
     block = power_of_two(experts)
-    return Choice(
+    return KernelChoice(
         name=f"sequence_balance_e{experts}_k{top_k}_{'softmax' if softmax else 'sigmoid'}",
         template="sequence_balance",
         values=(
@@ -29,7 +29,7 @@ def choose(experts: int, dtype: str, top_k: int, softmax: bool) -> Choice | None
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "sequence_balance": lambda sms, logits, expert, sequence, softmax: choose(
         int(logits.shape[1]), logits.dtype, int(expert.shape[1]), softmax
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.emit.kernels.quantise import E4M3
 
 STREAMS = {
@@ -13,13 +13,13 @@ STREAMS = {
 }
 
 
-def choose(inner: int, dtype: str) -> Choice | None:
+def choose(inner: int, dtype: str) -> KernelChoice | None:
     """Rows of 2·`inner` columns, 16 elements of each half a thread; scales of E4M3 rows come eight to a sector."""
     fp8 = dtype == E4M3
     if dtype not in BYTES and (not fp8 or inner % 128):
         return None
     block = min(256 if fp8 else 2048, power_of_two(inner))
-    return Choice(
+    return KernelChoice(
         name=f"swiglu_{'fp8_' if fp8 else ''}i{inner}{'' if fp8 else f'_{dtype}'}",
         template="swiglu",
         values=(
@@ -32,7 +32,7 @@ def choose(inner: int, dtype: str) -> Choice | None:
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "swiglu": lambda sms, h: choose(h.shape[1] // 2, h.dtype),
     "swiglu_dgrad": lambda sms, dy, h: choose(h.shape[1] // 2, h.dtype),
     "gated_swiglu": lambda sms, h, gate: choose(h.shape[1] // 2, h.dtype),

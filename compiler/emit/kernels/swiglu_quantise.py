@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import FUSION, Choice
+from compiler.emit.kernels.kernel import FUSION, KernelChoice
 from compiler.emit.kernels.quantise import E4M3
 from compiler.ir import Buffer
 
@@ -18,12 +18,12 @@ STREAMS = {
 # by instructions: 46 an element of a half, where a copy at full speed leaves time for about 34.
 
 
-def choose(inner: int, dtype: str) -> Choice | None:
+def choose(inner: int, dtype: str) -> KernelChoice | None:
     """Rows of 2·`inner` columns: of whole tiles, as the second half begins in the middle of them otherwise."""
     if dtype not in ("bfloat16", E4M3) or inner % 128:
         return None
     fp8 = dtype == E4M3
-    return Choice(
+    return KernelChoice(
         name=f"swiglu_{'fp8_' if fp8 else ''}quantise_i{inner}",
         template="swiglu_quantise",
         values=(
@@ -36,11 +36,11 @@ def choose(inner: int, dtype: str) -> Choice | None:
     )
 
 
-def _of(h: Buffer) -> Choice | None:
+def _of(h: Buffer) -> KernelChoice | None:
     return choose(int(h.shape[1]) // 2, h.dtype)
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "swiglu_quantise": lambda sms, h, pow2=False: _of(h),
     "gated_swiglu_quantise": lambda sms, h, gate, pow2=False: _of(h),
     "swiglu_quantise_kept": lambda sms, h, pow2=False: _of(h),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.emit.kernels.kernel import BYTES as WIDE
-from compiler.emit.kernels.kernel import FUSION, Choice, power_of_two
+from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
 from compiler.emit.kernels.permute import BYTES, TILE
 from compiler.ir import Buffer
 
@@ -16,7 +16,7 @@ STREAMS = {
 }
 
 
-def choose(x: Buffer, top_k: int, scaled: bool = False) -> Choice | None:
+def choose(x: Buffer, top_k: int, scaled: bool = False) -> KernelChoice | None:
     """A program has whole 16 bytes for each thread, twice; for more than 8 choices once, or sums spill (Triton 3.9)."""
     if x.dtype not in BYTES or scaled != (x.dtype == "float8_e4m3fn") or top_k > 16:
         return None
@@ -24,7 +24,7 @@ def choose(x: Buffer, top_k: int, scaled: bool = False) -> Choice | None:
     block, elements = min(1024, power_of_two(columns)), 4096 if scaled else 2048 if top_k <= 8 else 1024
     scales = -(-columns // TILE) if scaled else 0
     launch = {"BLOCK_D": block, "num_warps": 4, **FUSION}
-    return Choice(
+    return KernelChoice(
         name=f"unpermute_k{top_k}_d{columns}_{x.dtype}",
         template="unpermute",
         values=(
@@ -41,13 +41,13 @@ def choose(x: Buffer, top_k: int, scaled: bool = False) -> Choice | None:
     )
 
 
-def quantised(x: Buffer, top_k: int) -> Choice | None:
+def quantised(x: Buffer, top_k: int) -> KernelChoice | None:
     """A program has whole tiles."""
     if x.dtype not in WIDE or top_k > 16:
         return None
     columns = int(x.shape[1])
     block = min(1024, power_of_two(max(TILE, columns)))
-    return Choice(
+    return KernelChoice(
         name=f"unpermute_quantise_k{top_k}_d{columns}_{x.dtype}",
         template="unpermute",
         values=(
@@ -63,7 +63,7 @@ def quantised(x: Buffer, top_k: int) -> Choice | None:
     )
 
 
-OPS: dict[str, Callable[..., Choice | None]] = {
+OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "permute_dgrad": lambda sms, drows, order, top_k: choose(drows, top_k),
     "permute_dgrad_add": lambda sms, drows, order, top_k, add, more: choose(drows, top_k),
     "unpermute": lambda sms, y, order, top_k: choose(y, top_k),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from compiler.machine.rates.rates import Rates
-from compiler.machine.rates.table import RateError, Table, read_table, shipped_table, shipped_tables
+from compiler.machine.rates.table import RateError, RateTable, read_table, shipped_table, shipped_tables
 
 __all__ = [
     "RateError",
+    "RateTable",
     "Rates",
-    "Table",
     "read_table",
     "shipped_table",
     "shipped_tables",

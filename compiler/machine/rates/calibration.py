@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.ir import Cost, Plan, Use
 from compiler.machine.rates.rates import Rates
-from compiler.machine.rates.table import FLOPS, Device, Row, Table, shape_at
+from compiler.machine.rates.table import FLOPS, MeasuredDevice, RateRow, RateTable, shape_at
 from compiler.model.ops import GRADIENTS, RULES, Tensor, kernel_class
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.segments.interpret import interpret
@@ -23,7 +23,7 @@ LEAST_SHARE = 0.1  # of a call, that is not launching
 
 
 @dataclass(frozen=True)
-class Task:
+class CalibrationTask:
     """An op at a place of the model: what to call, and the row it gives. `count`: how often a micro-batch has it."""
 
     op: str
@@ -35,12 +35,12 @@ class Task:
     count: int = 0
 
 
-def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[Task, ...], int]:
+def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[CalibrationTask, ...], int]:
     """Every op of a plan once, with `rows` received rows; and how many were left out for being too large."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     segments = {use.segment.key: use.segment for use in uses}
     often = Counter(use.segment.key for use in uses)
-    counts: Counter[Task] = Counter()
+    counts: Counter[CalibrationTask] = Counter()
     large = 0
     for key, segment in segments.items():
         joint = interpret(replace(segment, fused=()))  # on a CPU a fused op calls what it stands for
@@ -58,7 +58,7 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[Task, ...], int
                 amount = _flops(work, rows) if kind in FLOPS else work.bytes + work.bytes_row * rows
                 tensors = {name: _sized(tensor, rows) for name, tensor in joint.tensors.items()}
                 args = _arguments(op, node.args, node.outputs, tensors)
-                counts[Task(op, kind, dtype, shape_at(work.shape, rows), float(amount), args)] += often[key]
+                counts[CalibrationTask(op, kind, dtype, shape_at(work.shape, rows), float(amount), args)] += often[key]
     return tuple(replace(task, count=count) for task, count in counts.items()), large
 
 
@@ -119,7 +119,9 @@ def _tensor(tensor: Tensor, name: str, bounds: Mapping[str, int]) -> tuple[tuple
     return (*said, ("holds", "order")) if name == "order" else said
 
 
-def job(tasks: Sequence[Task], device: str, processes: int, transfers: int, budget_s: float) -> dict[str, Any]:
+def job(
+    tasks: Sequence[CalibrationTask], device: str, processes: int, transfers: int, budget_s: float
+) -> dict[str, Any]:
     """The document that runtime.observe.calibrate takes."""
     return {
         "device": device,
@@ -136,7 +138,9 @@ def job(tasks: Sequence[Task], device: str, processes: int, transfers: int, budg
 # ---------------------------------------------------------------- what was measured
 
 
-def table_of(measured: Mapping[str, Any], tasks: Sequence[Task], device: Device, source: str, date: str) -> Table:
+def table_of(
+    measured: Mapping[str, Any], tasks: Sequence[CalibrationTask], device: MeasuredDevice, source: str, date: str
+) -> RateTable:
     """The rate table of a measurement. Ops of one class and shape share a row, which gives their times together."""
     when = "paired" if (device.cores or 1) > 1 else "lone"
     said = {"when": when, "source": source, "date": date}
@@ -159,8 +163,8 @@ def table_of(measured: Mapping[str, Any], tasks: Sequence[Task], device: Device,
     ]
     for name, kinds, latency in _LINKS:
         rows += _link_rows(measured.get(name, ()), kinds, latency)
-    checked = tuple(Row.model_validate({**row, **said}) for row in rows)
-    return Table(name="measured", device=device, rows=checked)
+    checked = tuple(RateRow.model_validate({**row, **said}) for row in rows)
+    return RateTable(name="measured", device=device, rows=checked)
 
 
 _LINKS = (

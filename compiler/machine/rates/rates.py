@@ -14,7 +14,7 @@ from math import ceil
 from compiler.ir import Cost
 from compiler.ir.dtypes import is_packed
 from compiler.machine.rates.table import FLOPS, HOST, Point, rate_at, shape_at
-from compiler.machine.topology import Experts, Fabric
+from compiler.machine.topology import ExpertTraffic, Fabric
 from compiler.model.ops import kernel_class
 
 # --- How well products and attention of a shape fill a device: the share of its rate that tiles and waves leave
@@ -67,7 +67,7 @@ class Rates:
         tuple[str, str], tuple[Point, ...]
     ]  # by class and dtype: of full tiles, with the factors of classes
     fabric: Fabric  # of the whole cluster: prices messages, reductions and exchanges
-    experts: Experts  # whom one of these devices exchanges rows with
+    experts: ExpertTraffic  # whom one of these devices exchanges rows with
     launch_s: float = 0.0  # between two kernels of a stream, or of calling one function of torch
     host_read_s: float = 0.0  # from where counts are on a device to where its host goes on with them
     linear: str = "fp32"

@@ -133,13 +133,13 @@ class RateError(ValueError):
     """A rate table or trace that cannot be used, in words for who wrote it."""
 
 
-class Entry(Strict):
+class TableModel(Strict):
     """What every object of a table or trace is: strict, without unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Device(Entry):
+class MeasuredDevice(TableModel):
     """What was measured on. Peaks are dense, FLOP/s and byte/s a direction; a spec's device is scaled by its own."""
 
     name: Text
@@ -153,7 +153,7 @@ class Device(Entry):
     nic: Peak | None = None
 
 
-class Row(Entry):
+class RateRow(TableModel):
     """A rate: `rate` in FLOP/s or byte/s as its class has it, or `seconds` of a class that has no rate."""
 
     kind: Annotated[str, Field(alias="class")]
@@ -167,7 +167,7 @@ class Row(Entry):
     date: Date
 
     @model_validator(mode="after")
-    def _consistent(self) -> Row:
+    def _consistent(self) -> RateRow:
         if self.kind not in CLASSES:
             close = get_close_matches(self.kind, CLASSES, n=1) or [", ".join(CLASSES)]
             raise ValueError(f"there is no class {self.kind[:40]!r}: use {close[0]}")
@@ -180,7 +180,7 @@ class Row(Entry):
         return self
 
 
-class Factor(Entry):
+class Factor(TableModel):
     """How much longer a class takes than its rows say, measured where its kernels run beside all others."""
 
     kind: Annotated[str, Field(alias="class")]
@@ -197,19 +197,19 @@ class Factor(Entry):
         return self
 
 
-class Table(Entry):
+class RateTable(TableModel):
     """A whole rate table. `read_table` and `shipped_table` merge it with its base, if it has one."""
 
     name: Text
     base: str | None = None
     # rates of 16 bits and more go from shape to shape by tiles and waves (compiler/machine/rates/rates.py)
     tiles: bool = False
-    device: Device
-    rows: Annotated[tuple[Row, ...], Field(max_length=MAX_ROWS)] = ()
+    device: MeasuredDevice
+    rows: Annotated[tuple[RateRow, ...], Field(max_length=MAX_ROWS)] = ()
     factors: Annotated[tuple[Factor, ...], Field(max_length=2 * len(CLASSES))] = ()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Table:
+    def _consistent(self) -> RateTable:
         kinds = [(factor.kind, factor.dtype) for factor in self.factors]
         if len(set(kinds)) < len(kinds):
             raise ValueError("a class has two factors in one dtype")
@@ -232,13 +232,13 @@ class Table(Entry):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _listed(entries: Iterable[Row | Factor]) -> str:
+def _listed(entries: Iterable[RateRow | Factor]) -> str:
     dumped = [_dumped(entry) for entry in entries]
     lines = [f"    {_text(each)}" for each in dumped]
     return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
 
 
-def _dumped(entry: Row | Factor) -> dict[str, object]:
+def _dumped(entry: RateRow | Factor) -> dict[str, object]:
     dumped: dict[str, object] = entry.model_dump(by_alias=True, exclude_none=True, mode="json")
     return {key: value for key, value in dumped.items() if value is not False}
 
@@ -266,12 +266,12 @@ def shipped_tables() -> tuple[str, ...]:
 
 
 @cache
-def shipped_table(name: str) -> Table:
+def shipped_table(name: str) -> RateTable:
     """A shipped table, with its base."""
     return read_table(TABLES / f"{name}.json")
 
 
-def read_table(path: Path, shown: str = "") -> Table:
+def read_table(path: Path, shown: str = "") -> RateTable:
     """The table of a file, with its base. RateError names the file and the key; `shown`: what to call the file."""
     return table_of_json(read_text(path, shown), shown or str(path))
 
@@ -284,12 +284,12 @@ def read_text(path: Path, shown: str = "") -> str:
         raise RateError(str(error)) from None
 
 
-def table_of_json(text: str, shown: str) -> Table:
+def table_of_json(text: str, shown: str) -> RateTable:
     """The table that a text is, with its base. `shown` is the file's name for messages."""
-    return with_base(parsed(Table, text, shown))
+    return with_base(parsed(RateTable, text, shown))
 
 
-def with_base(table: Table) -> Table:
+def with_base(table: RateTable) -> RateTable:
     """A table that stands alone."""
     if table.base is None:
         return table
@@ -303,13 +303,13 @@ def with_base(table: Table) -> Table:
     return table.model_copy(update={"base": None, "device": device, "rows": rows, "factors": factors})
 
 
-def _completed(device: Device, base: Device) -> Device:
+def _completed(device: MeasuredDevice, base: MeasuredDevice) -> MeasuredDevice:
     """A device with what it leaves out from its base; one that states peaks of products has no others."""
     other = base.model_copy(update={"fp8": None, "fp4": None}) if device.bf16 else base
     return other.model_copy(update=device.model_dump(exclude_none=True))
 
 
-def peak_of(device: Device, kind: str, dtype: str) -> float | None:
+def peak_of(device: MeasuredDevice, kind: str, dtype: str) -> float | None:
     """The peak that the rates of a class grow with; None where the device does not name it."""
     if kind in FLOPS:
         if device.bf16 is None:
@@ -325,13 +325,13 @@ def peak_of(device: Device, kind: str, dtype: str) -> float | None:
     return device.hbm
 
 
-def scale(kind: str, dtype: str, measured: Device, here: Device) -> float:
+def scale(kind: str, dtype: str, measured: MeasuredDevice, here: MeasuredDevice) -> float:
     """How much faster a class is on one device than on another, by their peaks; 1 where these are not known."""
     peaks = peak_of(here, kind, dtype), peak_of(measured, kind, dtype)
     return peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
 
 
-def _at(row: Row, measured: Device, here: Device) -> Row:
+def _at(row: RateRow, measured: MeasuredDevice, here: MeasuredDevice) -> RateRow:
     """A row of a base at a table's own peaks, and on as large a share of its SMs."""
     share = here.sms / measured.sms if here.sms and measured.sms else 1.0
     sms = row.sms and max(1, round(row.sms * share))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import networkx as nx
 
-from compiler.machine.topology.fabric import LARGE, LEAF, POD, Fabric, Link
+from compiler.machine.topology.fabric import LARGE, LEAF, POD, Fabric, LinkRate
 
 MOST_DEVICES = 4096
 
@@ -27,19 +27,19 @@ def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
         leaf, pod, links = node // LEAF, node // POD, nodes.links
         nvlink, nic = (links.rate("message", level, num_bytes) for level in ("nvlink", "leaf"))
         leaf_s, spine_s, core_s = (links.latency_of(level) for level in ("leaf", "spine", "core"))
-        _join(graph, ("device", device), ("nvlink", node), Link(nvlink, links.latency_of("nvlink") / 2))
+        _join(graph, ("device", device), ("nvlink", node), LinkRate(nvlink, links.latency_of("nvlink") / 2))
         if not several:
             continue
-        _join(graph, ("device", device), ("nic", device), Link(nic, 0.0))
-        _join(graph, ("nic", device), ("leaf", rail, leaf), Link(nic, leaf_s / 2))
+        _join(graph, ("device", device), ("nic", device), LinkRate(nic, 0.0))
+        _join(graph, ("nic", device), ("leaf", rail, leaf), LinkRate(nic, leaf_s / 2))
         if fabric.num_nodes > LEAF:
-            _join(graph, ("leaf", rail, leaf), ("spine", rail, pod), Link(nic * LEAF, (spine_s - leaf_s) / 2))
+            _join(graph, ("leaf", rail, leaf), ("spine", rail, pod), LinkRate(nic * LEAF, (spine_s - leaf_s) / 2))
         if fabric.num_nodes > POD:
-            _join(graph, ("spine", rail, pod), ("core", rail), Link(nic * POD, (core_s - spine_s) / 2))
+            _join(graph, ("spine", rail, pod), ("core", rail), LinkRate(nic * POD, (core_s - spine_s) / 2))
     return graph
 
 
-def _join(graph: nx.Graph, a: tuple[object, ...], b: tuple[object, ...], link: Link) -> None:
+def _join(graph: nx.Graph, a: tuple[object, ...], b: tuple[object, ...], link: LinkRate) -> None:
     """Join two nodes of the graph. A trunk to nodes of several kinds has the ports of the widest."""
     bandwidth = max(link.bandwidth, graph.edges[a, b]["bandwidth"]) if graph.has_edge(a, b) else link.bandwidth
     graph.add_edge(a, b, bandwidth=bandwidth, latency_s=link.latency_s)

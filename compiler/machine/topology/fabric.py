@@ -35,7 +35,7 @@ Point = tuple[tuple[int, ...], float]  # (ranks, bytes a rank sends), byte/s; ()
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkRate:
     """Byte/s per direction that are achieved, and seconds until the first byte arrives."""
 
     bandwidth: float
@@ -47,7 +47,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Links:
+class NodeLinks:
     """What the links of one kind of node achieve, as rates_of reads it from a table (compiler/plan/spec_rates.py).
 
     Transfers are `message`, `all_reduce`, `dispatch` and `combine`; a class is one of these within a node or over the
@@ -108,12 +108,12 @@ class Nodes:
 
     count: int
     devices: int
-    links: Links
+    links: NodeLinks
 
 
 Place = tuple[int, int, Nodes]  # node, position in it, its kind
 # Levels that are crossed, links of both ends, and of the nodes that can forward to another rail.
-Route = tuple[tuple[str, ...], tuple[Links, Links], tuple[Links, ...]]
+Route = tuple[tuple[str, ...], tuple[NodeLinks, NodeLinks], tuple[NodeLinks, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertTraffic:
     """Whom a device exchanges routed rows with, and what of each row travels.
 
     A row goes `network_copies` times over the network; as in DeepEP's figures, a copy to the own node is counted. It
@@ -171,7 +171,7 @@ class Fabric:
         """The levels a message crosses, inside a node last: () on one device, ("leaf", "nvlink") to another rail."""
         return _route(self.place(a), self.place(b))[0] if a != b else ()
 
-    def link(self, a: int, b: int, num_bytes: float = LARGE) -> Link | None:
+    def link(self, a: int, b: int, num_bytes: float = LARGE) -> LinkRate | None:
         """The whole path of a message as one link: its narrowest part, its latencies summed. None on one device."""
         return _joined(_route(self.place(a), self.place(b)), num_bytes) if a != b else None
 
@@ -201,7 +201,7 @@ class Fabric:
         a, b = self.place(members[0])[0], self.place(members[-1])[0]
         return "nvlink" if a == b else level_between(a, b)
 
-    def kinds(self, members: Sequence[int]) -> tuple[Links, ...]:
+    def kinds(self, members: Sequence[int]) -> tuple[NodeLinks, ...]:
         """Links of the nodes between a group's first and its last member."""
         a, b = self.place(members[0])[0], self.place(members[-1])[0]
         starts = [0, *accumulate(nodes.count for nodes in self.nodes)]
@@ -230,7 +230,7 @@ class Fabric:
         inside = ring_s(num_bytes, spread.most, "nvlink")
         return inside + ring_s(num_bytes / spread.least, spread.nodes, self.level_of(holders))
 
-    def exchange_s(self, experts: Experts, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
+    def exchange_s(self, experts: ExpertTraffic, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
         """Seconds of an all-to-all of `rows` routed rows of these buffers that each member sends; 0 of one member.
 
         Every row goes over the links of a node, copies over the network beside it: the slower of both counts.
@@ -289,16 +289,16 @@ def _route(a: Place, b: Place) -> Route:
     return (level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices)
 
 
-def _joined(route: Route, num_bytes: float) -> Link:
+def _joined(route: Route, num_bytes: float) -> LinkRate:
     """A route as one link for messages of a size. They change rails in the node where that takes less time."""
     (level, *_), ends, forwards = route
     bandwidth = min(links.rate("message", level, num_bytes) for links in ends)
     latency = sum(links.latency_of(level) for links in ends) / 2  # half of it lies at each end
     whole = [
-        Link(min(bandwidth, links.rate("message", "nvlink", num_bytes)), latency + links.latency_of("nvlink"))
+        LinkRate(min(bandwidth, links.rate("message", "nvlink", num_bytes)), latency + links.latency_of("nvlink"))
         for links in forwards
     ]
-    return min(whole, key=lambda link: link.time_s(num_bytes), default=Link(bandwidth, latency))
+    return min(whole, key=lambda link: link.time_s(num_bytes), default=LinkRate(bandwidth, latency))
 
 
 def level_between(node_a: int, node_b: int) -> str:

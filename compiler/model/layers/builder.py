@@ -150,7 +150,7 @@ class Place:
 
     def _split(self, param: ir.Param, dimension: int, parts: tuple[int, ...]) -> ir.Param:
         ranks = self.slices if param.stack else self.ways
-        return replace(param, split=ir.Split(dimension, parts, ranks)) if ranks > 1 else param
+        return replace(param, split=ir.TensorSplit(dimension, parts, ranks)) if ranks > 1 else param
 
     def input(self, name: str, *shape: int | str) -> ir.Input:
         """An activation."""

@@ -107,7 +107,7 @@ class WithChosenEntries(WithEntries):
 
 
 @dataclass(frozen=True)
-class Attention:
+class CompressedAttention:
     """out(group_out(attend(q, kv, entries))), and the loss of the indexer if there is one."""
 
     eps: float
@@ -130,7 +130,7 @@ class Attention:
 def build(place: Place, sizes: Compressed) -> ir.Segment:
     sequence, eps, angles = place.spec.train.sequence, place.model.norm_eps, rotation_of_last(sizes)
     rotate = Rotate(sequence, angles)
-    attention = Attention(eps, sizes.heads, sizes.head_dim, rotate, _attending(place, sizes, rotate))
+    attention = CompressedAttention(eps, sizes.heads, sizes.head_dim, rotate, _attending(place, sizes, rotate))
     return segment_of(
         "attention",
         through_stream(place, attention),

@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.ir.dtypes import TORCH_DTYPE
-from compiler.ir.module import Module, ModuleParameter, Modules, Wanted
+from compiler.ir.module import Module, ModuleParameter, SpecModules, WantedModule
 from compiler.model.layers import hyper
 from compiler.model.layers.builder import Constant, Place, segment_of
 from compiler.model.layers.residual import entrance, exit_of, of_sum, post_gain, pre_gain, sum_of, through_stream
@@ -54,7 +54,7 @@ def _build(
     residual stream and the module.
     """
     kind, role, text = names
-    modules: Modules | None = getattr(place.spec.files, "modules", None)
+    modules: SpecModules | None = getattr(place.spec.files, "modules", None)
     assert modules is not None, "a spec that names a module is read with it: compiler/plan/read_files.py"
     module = modules.module(wanted(place.spec, role, text))
     named = zip(module.locals, module.parameters, strict=True)
@@ -81,10 +81,10 @@ def _param(place: Place, role: str, name: str, each: ModuleParameter) -> ir.Para
     return ir.Param(name, each.shape, dtype, **first, decay=decay, path=path, matrices=matrices)
 
 
-def wanted(spec: Spec, role: str, text: str) -> Wanted:
+def wanted(spec: Spec, role: str, text: str) -> WantedModule:
     """A module at the sizes and in the dtypes of a run."""
     precision = spec.precision
-    return Wanted(
+    return WantedModule(
         text=text,
         role=role,
         sequences=spec.train.micro_batch,
@@ -95,7 +95,7 @@ def wanted(spec: Spec, role: str, text: str) -> Wanted:
     )
 
 
-def all_wanted(spec: Spec) -> dict[str, Wanted]:
+def all_wanted(spec: Spec) -> dict[str, WantedModule]:
     """The modules of a spec, by the path of the key that names each."""
     parts = ((path, "ffn" if isinstance(part, Custom) else "attention", part) for path, part in spec.model.customs)
     return {f"{path}.module": wanted(spec, role, part.module) for path, role, part in parts}

@@ -26,7 +26,7 @@ RATE, BIAS = (0.8, 1.386), (1.33, -4.6)
 
 
 @dataclass(frozen=True)
-class Attention:
+class DeltaNetAttention:
     """out(norm(delta_rule(q, k, v))·gate). keys: columns of all keys. channels: each channel of a key decays on its
     own."""
 
@@ -71,7 +71,7 @@ def build(place: Place, sizes: DeltaNet) -> ir.Segment:
         *place.columns((place.weight("out", D, values),)),
     )
     eps, sequence = place.model.norm_eps, place.spec.train.sequence
-    attention = Attention(eps, sequence, key_heads, keys, channels)
+    attention = DeltaNetAttention(eps, sequence, key_heads, keys, channels)
     return segment_of(
         "attention",
         attention if place.part else through_stream(place, attention),

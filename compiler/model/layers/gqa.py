@@ -8,9 +8,9 @@
 T tokens of a micro-batch · D hidden · K tokens of all context ranks. Norms are head by head as in Qwen3, arXiv
 2505.09388, or of all heads as one as in OLMoE, arXiv 2409.02060. The gate is that of Qwen3-Next.
 
-`Attention` is one segment. Where context ranks have parts of sequences, `Project` and `Attend` are two, and keys and
-values are put together on all ranks in between. Where tensor ranks have heads that are normed as one, `products` is a
-segment in front of these, and the ranks add up the squares that it returns.
+`GqaAttention` is one segment. Where context ranks have parts of sequences, `GqaProject` and `GqaAttend` are two, and
+keys and values are put together on all ranks in between. Where tensor ranks have heads that are normed as one,
+`products` is a segment in front of these, and the ranks add up the squares that it returns.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SharedNorms:
 
 
 @dataclass(frozen=True)
-class Projection:
+class GqaProjection:
     """Queries, keys and values, normed and rotated as far as attention does not do it itself.
 
     With SharedNorms their product is given, and so are its squares. query_scale: what queries are multiplied by.
@@ -129,7 +129,7 @@ def products(ops: Any, p: Any, x_TD: Any, *, heads: int, kv_heads: int, head_dim
 
 
 @dataclass(frozen=True)
-class Softmax:
+class GqaSoftmax:
     """Causal attention, which rotates whole heads itself unless theta is 0. peaks: with the largest logit of each."""
 
     sizes: Heads
@@ -142,7 +142,7 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class BoundedSoftmax(Softmax):
+class BoundedSoftmax(GqaSoftmax):
     """The same over a window of keys, with logits that are capped, or with a sink for each head."""
 
     window: int
@@ -156,11 +156,11 @@ class BoundedSoftmax(Softmax):
 
 
 @dataclass(frozen=True)
-class Attention:
+class GqaAttention:
     """y of x, and behind it the largest logits, if there are to be some."""
 
-    project: Projection
-    attend: Softmax
+    project: GqaProjection
+    attend: GqaSoftmax
     out_biased: bool
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, *rest_T: Any) -> Values:
@@ -170,10 +170,10 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Project:
+class GqaProject:
     """The queries of a context rank, with the gate behind them if there is one, and its keys and values as one."""
 
-    project: Projection
+    project: GqaProjection
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, *rest_T: Any) -> Values:
         q_T, k_T, v_T, gate_T, _ = self.project(ops, p, x_TD, rest_T)
@@ -181,10 +181,10 @@ class Project:
 
 
 @dataclass(frozen=True)
-class Attend:
+class GqaAttend:
     """y of the queries of a context rank, and of the keys and values of all."""
 
-    attend: Softmax
+    attend: GqaSoftmax
     gated: bool
     out_biased: bool
 
@@ -227,7 +227,7 @@ def build_products(place: Place, sizes: Gqa) -> ir.Segment:
 def build(place: Place, sizes: Gqa) -> ir.Segment:
     params, inputs, options = _first(place, sizes)
     turn = turning(sizes)
-    part = Attention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _out_biased(place, sizes))
+    part = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _out_biased(place, sizes))
     return segment_of(
         "attention",
         part if place.part else through_stream(place, part),
@@ -246,7 +246,7 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
 def build_project(place: Place, sizes: Gqa) -> ir.Segment:
     params, inputs, options = _first(place, sizes)
     turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
-    part = Project(_projection(place, sizes, apart=True))
+    part = GqaProject(_projection(place, sizes, apart=True))
     return segment_of(
         "project",
         part if place.part else in_stream(place, part),
@@ -263,7 +263,7 @@ def build_project(place: Place, sizes: Gqa) -> ir.Segment:
 
 def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
     heads = _heads(place, sizes)
-    part = Attend(_softmax(place, sizes, 0.0), sizes.output_gate, _out_biased(place, sizes))
+    part = GqaAttend(_softmax(place, sizes, 0.0), sizes.output_gate, _out_biased(place, sizes))
     return segment_of(
         "attend",
         part if place.part else out_of_stream(place, part),
@@ -287,20 +287,20 @@ def _heads(place: Place, sizes: Gqa) -> Heads:
     return Heads(place.spec.train.sequence, heads, kv_heads, sizes.head_dim)
 
 
-def _projection(place: Place, sizes: Gqa, apart: bool = False) -> Projection:
+def _projection(place: Place, sizes: Gqa, apart: bool = False) -> GqaProjection:
     """`apart`: queries are on another rank than keys, so attention does not rotate them."""
     heads, eps, turn = _heads(place, sizes), place.model.norm_eps, turning(sizes, apart)
     norms: HeadNorms | SharedNorms | None = HeadNorms(eps) if sizes.qk_norm else None
     if norms_together(place, sizes):
         norms = SharedNorms(eps, (place.ways * heads.queries, place.ways * heads.keys))
     rotate = Rotate(heads.sequence, turn.angles, apart)
-    return Projection(heads, sizes.bias is not None, sizes.output_gate, norms, rotate, turn.query_scale)
+    return GqaProjection(heads, sizes.bias is not None, sizes.output_gate, norms, rotate, turn.query_scale)
 
 
-def _softmax(place: Place, sizes: Gqa, theta: float) -> Softmax:
+def _softmax(place: Place, sizes: Gqa, theta: float) -> GqaSoftmax:
     heads, peaks = _heads(place, sizes), qk_clip.is_clipped(place)
     if not _is_bounded(sizes):
-        return Softmax(heads, theta, peaks)
+        return GqaSoftmax(heads, theta, peaks)
     return BoundedSoftmax(heads, theta, peaks, sizes.window or 0, sizes.softcap or 0.0, sizes.sinks)
 
 

@@ -10,9 +10,9 @@
 T tokens of a micro-batch · D hidden · C rank of keys and values · K tokens of all context ranks. With an indexer
 (compiler/model/layers/indexer.py) each query attends to the keys that this chooses.
 
-`Attention` is one segment. Where context ranks have parts of sequences, `Project` and `Attend` are two. Latents and
-rope keys are put together on all ranks in between, and `Attend` makes keys and values of those of whole sequences.
-Latents are much smaller than what is made of them: 576 numbers a token in DeepSeek-V3, for 32,768 and 64.
+`MlaAttention` is one segment. Where context ranks have parts of sequences, `MlaProject` and `MlaAttend` are two.
+Latents and rope keys are put together on all ranks in between, and `MlaAttend` makes keys and values of those of whole
+sequences. Latents are much smaller than what is made of them: 576 numbers a token in DeepSeek-V3, for 32,768 and 64.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LatentHeads:
 
 
 @dataclass(frozen=True)
-class Projection:
+class MlaProjection:
     """Queries, latents of keys and values, and rope keys, rotated as far as attention does not do it itself.
 
     query_rank: of the latent of queries, 0 if there is none. query_scale: what queries are multiplied by.
@@ -87,7 +87,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class MlaSoftmax:
     """Causal attention, which rotates the rope parts itself unless theta is 0. Behind its values it returns the largest
     logit of each head, with `peaks`, or with an `index` the loss of the indexer."""
 
@@ -109,11 +109,11 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class Attention:
+class MlaAttention:
     """y of x, and behind it what attention gives besides."""
 
-    project: Projection
-    attend: Softmax
+    project: MlaProjection
+    attend: MlaSoftmax
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, *places_T: Any) -> Values:
         project, index = self.project, self.attend.index
@@ -128,11 +128,11 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Project:
+class MlaProject:
     """The queries of a context rank, and its latents and rope keys side by side. With an `index` the indexer's keys are
     beside these, and its queries and weights come last."""
 
-    project: Projection
+    project: MlaProjection
     index: Index | None = None
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, *places_T: Any) -> Values:
@@ -145,13 +145,13 @@ class Project:
 
 
 @dataclass(frozen=True)
-class Attend:
+class MlaAttend:
     """y of the queries of a context rank, and of keys and values that it makes of the latents of all. With an `index`
     its queries and weights are given first."""
 
     eps: float
     kv_rank: int
-    attend: Softmax
+    attend: MlaSoftmax
 
     def __call__(self, ops: Any, p: Any, q_T: Any, kv_K: Any, *given_T: Any) -> Values:
         latent_KC, k_rope_K = ops.split2(kv_K, self.kv_rank)
@@ -171,7 +171,7 @@ class Attend:
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
     turn = turning(sizes, apart=indexer.indexer_of(place) is not None)
-    part = Attention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
+    part = MlaAttention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
     return segment_of(
         "attention",
         part if place.part else through_stream(place, part),
@@ -198,7 +198,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
 def build_project(place: Place, sizes: Mla) -> ir.Segment:
     turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
     heads = _heads(place, sizes)
-    part = Project(_projection(place, sizes, apart=True), indexer.index_of(place))
+    part = MlaProject(_projection(place, sizes, apart=True), indexer.index_of(place))
     return segment_of(
         "project",
         part if place.part else in_stream(place, part),
@@ -218,7 +218,7 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
     heads, chooses = _heads(place, sizes), indexer.indexer_of(place)
     q = place.input("queries", place.T, heads.heads * (heads.nope + heads.rope))
     keys = sizes.kv_rank + heads.rope + (chooses.head_dim if chooses else 0)
-    part = Attend(place.model.norm_eps, sizes.kv_rank, _softmax(place, sizes, 0.0))
+    part = MlaAttend(place.model.norm_eps, sizes.kv_rank, _softmax(place, sizes, 0.0))
     return segment_of(
         "attend",
         part if place.part else out_of_stream(place, part),
@@ -242,17 +242,17 @@ def _ranks(sizes: Mla) -> dict[str, Constant]:
     return {"query_rank": sizes.query_rank or 0, "kv_rank": sizes.kv_rank}
 
 
-def _projection(place: Place, sizes: Mla, *, apart: bool) -> Projection:
+def _projection(place: Place, sizes: Mla, *, apart: bool) -> MlaProjection:
     """`apart`: queries are on another rank than keys."""
     turn = turning(sizes, apart=apart or indexer.indexer_of(place) is not None)
     rotate = Rotate(place.spec.train.sequence, turn.angles, apart)
     heads = _heads(place, sizes)
-    return Projection(place.model.norm_eps, sizes.query_rank or 0, sizes.kv_rank, heads, rotate, turn.query_scale)
+    return MlaProjection(place.model.norm_eps, sizes.query_rank or 0, sizes.kv_rank, heads, rotate, turn.query_scale)
 
 
-def _softmax(place: Place, sizes: Mla, theta: float) -> Softmax:
+def _softmax(place: Place, sizes: Mla, theta: float) -> MlaSoftmax:
     heads, sequence = _heads(place, sizes), place.spec.train.sequence
-    return Softmax(sequence, heads, theta, qk_clip.is_clipped(place), indexer.index_of(place))
+    return MlaSoftmax(sequence, heads, theta, qk_clip.is_clipped(place), indexer.index_of(place))
 
 
 def _projecting(place: Place, sizes: Mla) -> tuple[ir.Param, ...]:

@@ -82,7 +82,7 @@ class SequenceLoss:
 
 
 @dataclass(frozen=True)
-class Balance:
+class SequenceBalance:
     """A rank's part of the sequence-wise loss, of scores, and of counts that ranks have put together. If rows may be
     padding, the last input says which are tokens."""
 
@@ -101,7 +101,7 @@ def build_balance(place: Place) -> ir.Segment:
     loss = SequenceLoss(moe.score, moe.top_k, rows, place.spec.train.sequence)
     return segment_of(
         "balance",
-        Balance(loss),
+        SequenceBalance(loss),
         (),
         (ir.Input("scores", (place.T, moe.experts), place.wide_dtype), index("choices", counts, moe.experts), *padded),
         ("sequence_loss",),
@@ -146,7 +146,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExpertChoice:
     """Logits → the K experts of each token and their weights: by score, with the balancing bias if `biased`, from the
     best groups alone."""
 
@@ -179,7 +179,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class ReplayedChoice(Choice):
+class ReplayedChoice(ExpertChoice):
     """The choices that were made where completions were written, which are given."""
 
     def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -189,7 +189,7 @@ class ReplayedChoice(Choice):
 
 
 @dataclass(frozen=True)
-class TableChoice(Choice):
+class TableChoice(ExpertChoice):
     """The experts that a table has for each token; the tokens are given."""
 
     def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -260,7 +260,7 @@ class Router:
 
     arrive: Arriving
     score: Scores
-    choose: Choice
+    choose: ExpertChoice
     order: RowOrder
     loads: Loads
     shared: bool
@@ -360,10 +360,10 @@ def build_router(place: Place) -> ir.Segment:
     )
 
 
-def _choice(place: Place) -> Choice:
+def _choice(place: Place) -> ExpertChoice:
     """How a router chooses."""
     moe = place.moe
-    kind = TableChoice if moe.choice == "table" else ReplayedChoice if replays_choices(place) else Choice
+    kind = TableChoice if moe.choice == "table" else ReplayedChoice if replays_choices(place) else ExpertChoice
     groups = moe.groups, moe.top_groups, moe.top_k
     return kind(moe.score, moe.balance.bias_rate is not None, *groups, moe.normalize, moe.scale)
 
@@ -424,7 +424,7 @@ def build_shared(place: Place) -> ir.Segment:
 
 
 @dataclass(frozen=True)
-class Experts:
+class RoutedExperts:
     """The routed experts of this rank, or one of the `slices` of each. The gate weight comes before `down`, so that
     their outputs need not be kept; the bias of `down` is weighed like them, and each slice adds an equal part of it."""
 
@@ -447,7 +447,7 @@ def build_experts(place: Place) -> ir.Segment:
     up, down = weights(place, "up", sum(parts), D, moe.bias, stack), weights(place, "down", D, inner, moe.bias, stack)
     return segment_of(
         "experts",
-        Experts(activation_of(moe), moe.bias, place.slices),
+        RoutedExperts(activation_of(moe), moe.bias, place.slices),
         (*place.rows(up, *parts), *place.columns(down)),
         (
             place.input("rows", "R", D),

@@ -17,7 +17,7 @@ from dsl.schema import Gqa, Mla
 OUTPUT = "peaks"  # of the segment that attends
 
 
-class Projection(NamedTuple):
+class HeadRows(NamedTuple):
     """Rows of a weight, by its local name, from row `first` on: of each of `heads` heads so many, one part below the
     other, and the exponent of γ by which each part is multiplied."""
 
@@ -52,16 +52,16 @@ def attended(ops: Any, op: str, peaks: bool, *args: Any) -> tuple[Any, tuple[Any
     return o_T, (peaks_H,)
 
 
-def projections(sizes: Mla | Gqa) -> tuple[int, tuple[Projection, ...]]:
+def projections(sizes: Mla | Gqa) -> tuple[int, tuple[HeadRows, ...]]:
     """The heads of keys, each clipped apart, and the rows of queries and keys that are multiplied."""
     if isinstance(sizes, Mla):
         heads, (nope, rope, value) = sizes.heads, (sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value)
         query = "q_up" if sizes.query_rank else "q"
-        of_queries = Projection(query, 0, heads, ((nope, 0.5), (rope, 1.0)))
-        return heads, (of_queries, Projection("kv_up", 0, heads, ((nope, 0.5), (value, 0.0))))
+        of_queries = HeadRows(query, 0, heads, ((nope, 0.5), (rope, 1.0)))
+        return heads, (of_queries, HeadRows("kv_up", 0, heads, ((nope, 0.5), (value, 0.0))))
     part = ((sizes.head_dim, 0.5),)
     found = [
-        Projection(weight, first, heads, part)
+        HeadRows(weight, first, heads, part)
         for weight in ("qkv", *(("qkv_bias",) if sizes.bias is not None else ()))
         for first, heads in ((0, sizes.heads), (sizes.heads * sizes.head_dim, sizes.kv_heads))
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.ir.module import DEVICE, TENSOR, Atom, Call, Module, ModuleParameter, Node, Wanted
+from compiler.ir.module import DEVICE, TENSOR, Atom, Module, ModuleParameter, OpNode, TorchCall, WantedModule
 from compiler.model.modules.named import ModuleError, source_of
 
 FILE = "modules.json"  # of a build
@@ -28,9 +28,9 @@ class ModuleFiles:
     """The modules of the specs of a folder, each traced once for each of its sizes. ModuleError where one cannot be."""
 
     folder: Path
-    traced: dict[Wanted, Module] = field(default_factory=dict)
+    traced: dict[WantedModule, Module] = field(default_factory=dict)
 
-    def module(self, wanted: Wanted) -> Module:
+    def module(self, wanted: WantedModule) -> Module:
         """The traced module. Imports torch, and runs the file."""
         if wanted not in self.traced:
             from compiler.model.modules.tracing import trace
@@ -43,9 +43,9 @@ class ModuleFiles:
 class RecordedModules:
     """The modules of a build, at the sizes that it has them for."""
 
-    traced: Mapping[Wanted, Module]
+    traced: Mapping[WantedModule, Module]
 
-    def module(self, wanted: Wanted) -> Module:
+    def module(self, wanted: WantedModule) -> Module:
         """The traced module. ModuleError for other sizes than those of the build."""
         if wanted not in self.traced:
             sizes = [each for each in self.traced if each.text == wanted.text]
@@ -57,7 +57,7 @@ class RecordedModules:
         return self.traced[wanted]
 
 
-def to_json(modules: Iterable[tuple[Wanted, Module]]) -> str:
+def to_json(modules: Iterable[tuple[WantedModule, Module]]) -> str:
     """The text of `modules.json`; `from_json` is its inverse."""
     rows = [{"wanted": _tree(wanted), "module": _tree(module)} for wanted, module in modules]
     return json.dumps({"modules": rows}, separators=(",", ":")) + "\n"
@@ -67,7 +67,7 @@ def from_json(text: str) -> RecordedModules:
     """The modules of a build. ModuleError for a text that is not of this form."""
     try:
         rows = json.loads(text)["modules"]
-        return RecordedModules({Wanted(**row["wanted"]): _module(row["module"]) for row in rows})
+        return RecordedModules({WantedModule(**row["wanted"]): _module(row["module"]) for row in rows})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError) as error:
         raise ModuleError(
             f"{FILE} cannot be read: {str(error) or type(error).__name__}", "compile the spec again"
@@ -103,13 +103,13 @@ def _number(value: Any) -> float | None:
     return value
 
 
-def _node(tree: Mapping[str, Any]) -> Node:
-    call = tree["call"] and Call(
+def _node(tree: Mapping[str, Any]) -> OpNode:
+    call = tree["call"] and TorchCall(
         tuple(map(_atom, tree["call"]["args"])),
         tuple((_like(NAME, name), _atom(value)) for name, value in tree["call"]["options"]),
     )
     args = tuple(_like(NAME, arg) if isinstance(arg, str) else arg for arg in tree["args"])
-    return Node(_like(OP, tree["op"]), args, tuple(_like(NAME, each) for each in tree["outputs"]), call)
+    return OpNode(_like(OP, tree["op"]), args, tuple(_like(NAME, each) for each in tree["outputs"]), call)
 
 
 def _atom(value: Any) -> Atom:

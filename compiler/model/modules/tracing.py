@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from compiler.ir import Segment
 from compiler.ir.dtypes import ITEMSIZE
-from compiler.ir.module import INPUT, TANGENT, Module, ModuleParameter, Wanted
+from compiler.ir.module import INPUT, TANGENT, Module, ModuleParameter, WantedModule
 from compiler.model.modules.named import ModuleError
 from compiler.model.ops.torch_calls import is_torch_view
 from compiler.model.segments.convert import PARTS, SAME, Conversion, needed, same
@@ -63,7 +63,7 @@ class FirstValues(TorchDispatchMode):
         return result
 
 
-class Watch(TorchDispatchMode):
+class ForwardWatch(TorchDispatchMode):
     """Refuses random numbers, and writing into what is not the forward's own. `given`: tensors by what they are."""
 
     def __init__(self, given: Mapping[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class At:
+class UserCode:
     """Turns what goes wrong in a user's code into a ModuleError that names the line of the file."""
 
     def __init__(self, path: Path, doing: str) -> None:
@@ -123,12 +123,12 @@ RESHAPED = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _PLAIN = Segment("module", lambda: (), (), (), ())
 
 
-def trace(path: Path, name: str, source: str, wanted: Wanted) -> Module:
+def trace(path: Path, name: str, source: str, wanted: WantedModule) -> Module:
     """The graph of class `name` of a file, at the sizes of a run. ModuleError with the reason where there is none."""
     cls = _class(path, name, source)
     fake, values = FakeTensorMode(), FirstValues()
     with fake:
-        with At(path, MAKING), values:
+        with UserCode(path, MAKING), values:
             module = cls(wanted.hidden)
         _refuse_state(module, name)
         parameters = tuple(_parameter(values, key, each) for key, each in module.named_parameters())
@@ -138,7 +138,7 @@ def trace(path: Path, name: str, source: str, wanted: Wanted) -> Module:
         }
         x_TD = torch.empty(wanted.tokens, wanted.hidden, dtype=getattr(torch, wanted.dtype))
         given = {f"the parameter {key}": each for key, each in weights.items()} | {"its input": x_TD}
-        with At(path, FORWARD), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), Watch(given):
+        with UserCode(path, FORWARD), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), ForwardWatch(given):
             _refuse_output(torch.func.functional_call(module, weights, (_shaped(x_TD, wanted),)), wanted)
 
         def forward(x_TD: Tensor, *given: Tensor) -> tuple[Tensor]:
@@ -149,7 +149,7 @@ def trace(path: Path, name: str, source: str, wanted: Wanted) -> Module:
             y = torch.func.functional_call(module, dict(zip(weights, given, strict=True)), (x,))
             return (y.reshape(wanted.tokens, wanted.hidden).clone(memory_format=torch.contiguous_format),)
 
-        with At(path, FORWARD), sdpa_kernel(SDPBackend.MATH):
+        with UserCode(path, FORWARD), sdpa_kernel(SDPBackend.MATH):
             joint = aot_export_joint_simple(forward, (x_TD.requires_grad_(), *weights.values()), trace_joint=True)
     assert isinstance(joint, fx.GraphModule)
     return _module(joint.graph, parameters)
@@ -159,7 +159,7 @@ def _class(path: Path, name: str, source: str) -> type[nn.Module]:
     """The class, from a file that is run here, in a module of its own."""
     inside = ModuleType(path.stem)
     inside.__file__ = str(path)
-    with At(path, READING):
+    with UserCode(path, READING):
         exec(builtins.compile(source, str(path), "exec"), vars(inside))
     cls = getattr(inside, name, None)
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
@@ -183,12 +183,12 @@ def _parameter(values: FirstValues, key: str, parameter: nn.Parameter) -> Module
     return ModuleParameter(key, tuple(parameter.shape), constant)
 
 
-def _shaped(x_TD: Tensor, wanted: Wanted) -> Tensor:
+def _shaped(x_TD: Tensor, wanted: WantedModule) -> Tensor:
     """Tokens as a feed-forward part gets them, or sequences as an attention does."""
     return x_TD.view(wanted.sequences, wanted.sequence, -1) if wanted.role == "attention" else x_TD
 
 
-def _refuse_output(y: object, wanted: Wanted) -> None:
+def _refuse_output(y: object, wanted: WantedModule) -> None:
     shape = (wanted.sequences, wanted.sequence) if wanted.role == "attention" else (wanted.tokens,)
     expected = f"{wanted.dtype} {[*shape, wanted.hidden]}"
     found = f"{str(y.dtype).removeprefix('torch.')} {[*y.shape]}" if isinstance(y, Tensor) else type(y).__name__

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from compiler.model.ops import Tensor
 from compiler.model.ops.torch_calls import is_torch_call
-from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 from compiler.model.segments.printer import ATEN, KernelOf, aliases, device_of, node_of, returned_values
-from compiler.model.segments.split import Split
+from compiler.model.segments.split import CutFunctions
 
 
 def base_graph(traced: Joint, interpreted: Joint) -> None:
@@ -38,7 +38,7 @@ def base_graph(traced: Joint, interpreted: Joint) -> None:
             )
 
 
-def _said(node: Node | None) -> str:
+def _said(node: OpNode | None) -> str:
     if node is None:
         return "no such node"
     return f"`{', '.join(node.outputs)} = {node.op}({', '.join(map(str, node.args))})`"
@@ -48,7 +48,7 @@ def _tensor(tensor: Tensor) -> str:
     return f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}]"
 
 
-def text(source: str, joint: Joint, parts: Split, kernel_of: KernelOf) -> None:
+def text(source: str, joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> None:
     """The text, parsed, is the graph: each function has the same nodes in the same order, arguments and results, and
     calls the kernels of their sizes.
     """
@@ -86,7 +86,7 @@ def _names(expression: ast.expr) -> tuple[str, ...]:
     return tuple(part.id for part in parts)  # type: ignore[attr-defined]
 
 
-def _node(statement: ast.stmt) -> Node:
+def _node(statement: ast.stmt) -> OpNode:
     """The node a printed statement is."""
     outputs: tuple[str, ...] = ()
     if isinstance(statement, ast.Assign):
@@ -96,16 +96,16 @@ def _node(statement: ast.stmt) -> Node:
     if isinstance(value, ast.Subscript):
         rows, columns = value.slice.elts  # type: ignore[attr-defined]
         assert ast.unparse(rows) == ":"
-        return Node(COLUMNS, (*_names(value.value), columns.lower.value, columns.upper.value), outputs)
+        return OpNode(COLUMNS, (*_names(value.value), columns.lower.value, columns.upper.value), outputs)
     assert isinstance(value, ast.Call), ast.unparse(statement)
     op, args = ast.unparse(value.func), value.args
     if is_torch_call(op):
         return node_of(value, outputs)
     if isinstance(value.func, ast.Attribute) and value.func.attr == ADD_TO:
-        return Node(ADD_TO, (*_names(value.func.value), *_names(args[0])), outputs)
+        return OpNode(ADD_TO, (*_names(value.func.value), *_names(args[0])), outputs)
     if op == "torch.cat":
         assert [ast.unparse(k) for k in value.keywords] == ["dim=-1"]
-        return Node("cat2", _names(args[0]), outputs)
+        return OpNode("cat2", _names(args[0]), outputs)
     assert not value.keywords
     parsed = tuple(arg.id if isinstance(arg, ast.Name) else ast.literal_eval(arg) for arg in args)
-    return Node("add" if op == "torch.add" else op, parsed, outputs)
+    return OpNode("add" if op == "torch.add" else op, parsed, outputs)

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from compiler import ir
-from compiler.ir.module import TENSOR, Call
+from compiler.ir.module import TENSOR, TorchCall
 from compiler.model.ops import RULES, Tensor
-from compiler.model.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, Node
+from compiler.model.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, OpNode
 from compiler.model.segments.torch_calls import call_of
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ PARTS = (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int)  # n
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class ResultLabel:
     """What an element of the traced function's result is: an output, the gradient of an input or of a weight, by name;
     or a value in between or its gradient, by (op, occurrence, output index)."""
 
@@ -32,7 +32,7 @@ class Label:
     key: tuple[str, int, int] = ("", 0, 0)
 
 
-def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labels: Sequence[Label]) -> Joint:
+def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labels: Sequence[ResultLabel]) -> Joint:
     """`arguments`: name of each placeholder; `labels`: one for each result."""
     *body, output = graph.nodes
     results = [None if node is None else same(node) for node in output.args[0]]
@@ -130,7 +130,7 @@ class Conversion:
         return {value: final[index]}  # a view
 
     def _emit(self, node: fx.Node, op: str, args: Any) -> None:
-        self.draft.nodes.append(Node(op, tuple(self._argument(arg) for arg in args), self._results(node)))
+        self.draft.nodes.append(OpNode(op, tuple(self._argument(arg) for arg in args), self._results(node)))
 
     def _results(self, node: fx.Node) -> tuple[str, ...]:
         """The provisional names of what a call returns; a gradient that is not asked for is an empty tensor."""
@@ -152,7 +152,7 @@ class Conversion:
         assert isinstance(x, fx.Node), parent.format_node()
         if parent.target == aten.unbind.int:
             dim = int(more[0]) if more else 0  # type: ignore[arg-type]
-            self._emit_call(node, "aten.select.int", Call((TENSOR, dim, index)), [x])
+            self._emit_call(node, "aten.select.int", TorchCall((TENSOR, dim, index)), [x])
             return
         dim = int(more[1]) if len(more) > 1 else 0  # type: ignore[arg-type]
         widths = [part.shape[dim] for part in parent.meta["val"]]
@@ -167,7 +167,7 @@ class Conversion:
         if step == 1:
             self._part(node, x, dim, low, high)
         else:
-            self._emit_call(node, "aten.slice.Tensor", Call((TENSOR, dim, low, high, step)), [x])
+            self._emit_call(node, "aten.slice.Tensor", TorchCall((TENSOR, dim, low, high, step)), [x])
 
     def _part(self, node: fx.Node, x: fx.Node, dim: int, low: int, high: int) -> None:
         """The elements `low` to `high` of `x` along a dimension: of a matrix, columns."""
@@ -175,17 +175,17 @@ class Conversion:
         if rank == 2 and dim in (1, -1):
             self._columns(node, x, low, high)
         else:
-            self._emit_call(node, "aten.slice.Tensor", Call((TENSOR, dim, low, high)), [x])
+            self._emit_call(node, "aten.slice.Tensor", TorchCall((TENSOR, dim, low, high)), [x])
 
-    def _emit_call(self, node: fx.Node, op: str, call: Call, tensors: Sequence[fx.Node]) -> None:
+    def _emit_call(self, node: fx.Node, op: str, call: TorchCall, tensors: Sequence[fx.Node]) -> None:
         reads = tuple(self.values[same(each)] for each in tensors)
-        self.draft.nodes.append(Node(op, reads, self._results(node), call))
+        self.draft.nodes.append(OpNode(op, reads, self._results(node), call))
 
     def _columns(self, node: fx.Node, x: fx.Node, low: int, high: int) -> None:
         value = f"%{node.name}"
         self.values[node] = value
         self.draft.tensors[value] = abstract(node.meta["val"])
-        self.draft.nodes.append(Node(COLUMNS, (self.values[same(x)], low, high), (value,)))
+        self.draft.nodes.append(OpNode(COLUMNS, (self.values[same(x)], low, high), (value,)))
 
     def _argument(self, arg: Any) -> str | Constant:
         if isinstance(arg, fx.Node):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from compiler.model.segments.joint import Constant, Joint, Node
+from compiler.model.segments.joint import Constant, Joint, OpNode
 from compiler.model.segments.passes import PASSES, Pass
 from compiler.model.segments.split import phases
 
@@ -37,9 +37,9 @@ def fused(joint: Joint) -> Joint:
     return joint
 
 
-def _behind(result: Node, found: Sequence[Node]) -> tuple[Node, ...]:
+def _behind(result: OpNode, found: Sequence[OpNode]) -> tuple[OpNode, ...]:
     """The found nodes, in order, without which the outputs of `result` are not there."""
-    needed: list[Node] = []
+    needed: list[OpNode] = []
     todo = list(result.outputs)
     while todo:
         value = todo.pop()
@@ -76,7 +76,7 @@ def _matches(joint: Joint, each: Pass) -> Iterator[dict[str, str | Constant]]:
             yield bound
 
 
-def between(joint: Joint, parts: Sequence[Node]) -> bool:
+def between(joint: Joint, parts: Sequence[OpNode]) -> bool:
     """Whether some of the nodes need what other nodes make of their results: then they are not one call."""
     results = {value for node in parts for value in node.outputs}
     after: set[str] = set()
@@ -87,8 +87,8 @@ def between(joint: Joint, parts: Sequence[Node]) -> bool:
 
 
 def _bindings(
-    nodes: tuple[Node, ...], find: tuple[Node, ...], bound: dict[str, str | Constant], found: tuple[Node, ...]
-) -> Iterator[tuple[dict[str, str | Constant], tuple[Node, ...]]]:
+    nodes: tuple[OpNode, ...], find: tuple[OpNode, ...], bound: dict[str, str | Constant], found: tuple[OpNode, ...]
+) -> Iterator[tuple[dict[str, str | Constant], tuple[OpNode, ...]]]:
     if not find:
         yield bound, found
         return
@@ -114,10 +114,10 @@ def _bound(
     return more
 
 
-def _applied(joint: Joint, find: tuple[Node, ...], make: tuple[Node, ...], bound: Bound) -> Joint:
-    def actual(node: Node) -> Node:
+def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], bound: Bound) -> Joint:
+    def actual(node: OpNode) -> OpNode:
         args = tuple(bound[arg] if isinstance(arg, str) else arg for arg in node.args)
-        return Node(node.op, args, tuple(str(bound[value]) for value in node.outputs))
+        return OpNode(node.op, args, tuple(str(bound[value]) for value in node.outputs))
 
     found, fused = ([actual(node) for node in nodes] for nodes in (find, make))
     results = {value for node in found for value in node.outputs}
@@ -136,17 +136,17 @@ def _applied(joint: Joint, find: tuple[Node, ...], make: tuple[Node, ...], bound
     return after
 
 
-def _phases(joint: Joint) -> dict[Node, str]:
+def _phases(joint: Joint) -> dict[OpNode, str]:
     return {joint.nodes[index]: phase for index, phase in phases(joint).items()}
 
 
-def _in_order(nodes: Sequence[Node], joint: Joint) -> tuple[Node, ...]:
+def _in_order(nodes: Sequence[OpNode], joint: Joint) -> tuple[OpNode, ...]:
     """Every node behind those whose results it reads, else in the order in which the graph had its last result."""
     place = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     waiting = sorted(nodes, key=lambda node: max(place[value] for value in node.outputs))
     results = {value for node in waiting for value in node.outputs}
     done: set[str] = set()
-    ordered: list[Node] = []
+    ordered: list[OpNode] = []
     while waiting:
         node = next(node for node in waiting if results.intersection(node.reads) <= done)
         waiting.remove(node)

@@ -20,7 +20,7 @@ from compiler.ir.names import gradient_of, is_gradient, value_of
 from compiler.model.ops import RULES, Extent, Gradient, Rule, Tensor
 from compiler.model.segments import storage
 from compiler.model.segments.fuse import fused
-from compiler.model.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, Node
+from compiler.model.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, OpNode
 from compiler.model.segments.node_costs import costs
 from compiler.model.segments.printer import inside
 from compiler.model.segments.recompute import recomputed
@@ -40,7 +40,7 @@ def cut(segment: ir.Segment) -> ir.Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SymbolicValue:
     """A tensor without numbers, as a layer sees it."""
 
     name: str
@@ -53,12 +53,12 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """An op a layer called."""
 
     op: str
-    args: tuple[Value | Constant, ...]
-    outputs: tuple[Value, ...]  # with the hidden ones
+    args: tuple[SymbolicValue | Constant, ...]
+    outputs: tuple[SymbolicValue, ...]  # with the hidden ones
 
     @property
     def rule(self) -> Rule:
@@ -69,10 +69,10 @@ class Call:
         """The names of its arguments: all of the rule, but for optional ones that are left out."""
         return self.rule.args[: len(self.args)]
 
-    def argument(self, name: str) -> Value | Constant:
+    def argument(self, name: str) -> SymbolicValue | Constant:
         return self.args[self.rule.args.index(name)]
 
-    def output(self, name: str) -> Value:
+    def output(self, name: str) -> SymbolicValue:
         return self.outputs[self.rule.outputs.index(name)]
 
 
@@ -81,8 +81,8 @@ class ModuleCall:
     """A traced module that a layer called on `x` and its parameters."""
 
     module: Module
-    args: tuple[Value, ...]
-    outputs: tuple[Value]
+    args: tuple[SymbolicValue, ...]
+    outputs: tuple[SymbolicValue]
 
     @property
     def named(self) -> dict[str, str]:
@@ -95,11 +95,11 @@ class ShapeOps:
     """The op table on shapes. Keeps the calls, in order."""
 
     def __init__(self) -> None:
-        self.calls: list[Call | ModuleCall] = []
+        self.calls: list[OpCall | ModuleCall] = []
 
-    def module(self, module: Module, x_TD: Value, *params: Value) -> Value:
+    def module(self, module: Module, x_TD: SymbolicValue, *params: SymbolicValue) -> SymbolicValue:
         """x_TD and the parameters of a traced module -> y_TD."""
-        y_TD = Value(f"{MODULE}_{sum(isinstance(call, ModuleCall) for call in self.calls)}", x_TD.tensor, True)
+        y_TD = SymbolicValue(f"{MODULE}_{sum(isinstance(call, ModuleCall) for call in self.calls)}", x_TD.tensor, True)
         self.calls.append(ModuleCall(module, (x_TD, *params), (y_TD,)))
         return y_TD
 
@@ -108,21 +108,21 @@ class ShapeOps:
             raise AttributeError(f"no op {op}")
         return lambda *args: self._call(op, args)
 
-    def _call(self, op: str, args: tuple[Value | Constant, ...]) -> Any:
+    def _call(self, op: str, args: tuple[SymbolicValue | Constant, ...]) -> Any:
         rule = RULES[op]
         assert 0 <= len(rule.args) - len(args) <= len(rule.optional), f"{op} takes {rule.args}"
-        given = [arg.tensor if isinstance(arg, Value) else arg for arg in args]
+        given = [arg.tensor if isinstance(arg, SymbolicValue) else arg for arg in args]
         try:
             tensors = rule.infer(*given)
         except AssertionError as error:
             raise AssertionError(f"op {op} does not take {', '.join(map(str, given))}") from error
-        requires_grad = any(isinstance(arg, Value) and arg.requires_grad for arg in args)
-        names = rule.value_names(op, sum(isinstance(call, Call) and call.op == op for call in self.calls))
+        requires_grad = any(isinstance(arg, SymbolicValue) and arg.requires_grad for arg in args)
+        names = rule.value_names(op, sum(isinstance(call, OpCall) and call.op == op for call in self.calls))
         outputs = tuple(
-            Value(name, tensor, requires_grad and output in rule.differentiable)
+            SymbolicValue(name, tensor, requires_grad and output in rule.differentiable)
             for name, tensor, output in zip(names, tensors, rule.outputs, strict=True)
         )
-        self.calls.append(Call(op, args, outputs))
+        self.calls.append(OpCall(op, args, outputs))
         visible = outputs[: len(outputs) - rule.hidden]
         return visible if len(visible) > 1 else visible[0]
 
@@ -133,7 +133,7 @@ class ShapeOps:
 class _Backward:
     """The nodes and gradients found so far. What is made here has a provisional name: `%` and a number."""
 
-    def __init__(self, segment: ir.Segment, calls: list[Call | ModuleCall]) -> None:
+    def __init__(self, segment: ir.Segment, calls: list[OpCall | ModuleCall]) -> None:
         self.draft = Draft(segment)
         self.inside: dict[str, dict[str, str]] = {}  # by the output of a module: its values
         for call in calls:
@@ -145,7 +145,7 @@ class _Backward:
         self.draft.names |= {value.name: value.name for call in calls for value in call.outputs}
         self.totals: dict[str, str] = {}  # of the gradients that have arrived
 
-    def _inline(self, call: ModuleCall, nodes: Iterable[Node], given: Mapping[str, str]) -> None:
+    def _inline(self, call: ModuleCall, nodes: Iterable[OpNode], given: Mapping[str, str]) -> None:
         """Adds nodes of a module. `given`: the values of the graph by the module's names, of those that are there."""
         tensors = {name: Tensor(shape, dtype) for name, shape, dtype in call.module.tensors}
         names = dict(given)
@@ -171,63 +171,63 @@ class _Backward:
         self.draft.nodes += _nodes(op, args, values, self.draft.tensors)
         return values
 
-    def give(self, value: Value, gradient: str) -> None:
+    def give(self, value: SymbolicValue, gradient: str) -> None:
         """Adds a gradient to those of a value that are there, as autograd does when it arrives."""
         if value.name in self.totals:
             (gradient,) = self.emit("add", (self.totals[value.name], gradient), [value.tensor])
         self.totals[value.name] = gradient
 
-    def total(self, value: Value) -> str:
+    def total(self, value: SymbolicValue) -> str:
         """The gradient of a value, once every reader has given its summand."""
         found = value.requires_grad and value.name in self.totals
         assert found, f"segment {self.draft.segment.kind}: {value.name} has no gradient by the op rules"
         return self.totals[value.name]
 
-    def backward(self, call: Call) -> None:
+    def backward(self, call: OpCall) -> None:
         """Hands the gradients of a call's outputs on to its arguments, in their order, once all of them are made."""
         found: dict[str, str] = {}
         for gradient in call.rule.gradients:
             wanted = [call.argument(name) for name in gradient.gives]
-            values = [value for value in wanted if isinstance(value, Value)]
+            values = [value for value in wanted if isinstance(value, SymbolicValue)]
             if any(value.requires_grad for value in values):
                 found |= zip(gradient.gives, self._gradient(call, gradient, values), strict=True)
         for name, value in zip(call.given, call.args, strict=True):
-            if name in found and isinstance(value, Value) and value.requires_grad:
+            if name in found and isinstance(value, SymbolicValue) and value.requires_grad:
                 self.give(value, found[name])
 
-    def _gradient(self, call: Call, gradient: Gradient, values: list[Value]) -> list[str]:
+    def _gradient(self, call: OpCall, gradient: Gradient, values: list[SymbolicValue]) -> list[str]:
         left_out = {*call.rule.args} - {*call.given}
         args = tuple(self._argument(call, read) for read in gradient.reads if read not in left_out)
         if not gradient.op:
             return [str(args[0])] * len(values)
         return self.emit(gradient.op, args, [value.tensor for value in values])
 
-    def _argument(self, call: Call, read: str | Extent) -> str | Constant:
+    def _argument(self, call: OpCall, read: str | Extent) -> str | Constant:
         rule = call.rule
         if isinstance(read, Extent):
             of = call.argument(read.of)
-            assert isinstance(of, Value)
+            assert isinstance(of, SymbolicValue)
             return of.shape[read.dim]
         if is_gradient(read) and value_of(read) in rule.outputs:
             return self.total(call.output(value_of(read)))
         value = call.argument(read) if read in rule.args else call.output(read)
-        return value.name if isinstance(value, Value) else value
+        return value.name if isinstance(value, SymbolicValue) else value
 
 
-def _forward_nodes(call: Call) -> list[Node]:
-    args = tuple(arg.name if isinstance(arg, Value) else arg for arg in call.args)
-    tensors = {value.name: value.tensor for value in (*call.args, *call.outputs) if isinstance(value, Value)}
+def _forward_nodes(call: OpCall) -> list[OpNode]:
+    args = tuple(arg.name if isinstance(arg, SymbolicValue) else arg for arg in call.args)
+    tensors = {value.name: value.tensor for value in (*call.args, *call.outputs) if isinstance(value, SymbolicValue)}
     return _nodes(call.op, args, [value.name for value in call.outputs], tensors)
 
 
-def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensors: dict[str, Tensor]) -> list[Node]:
+def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensors: dict[str, Tensor]) -> list[OpNode]:
     """One node, or for `split2` the two views it is."""
     if op != "split2":
-        return [Node(op, args, tuple(outputs))]
+        return [OpNode(op, args, tuple(outputs))]
     x, at = args
     assert isinstance(at, int)
     end = at + tensors[outputs[1]].shape[1]
-    return [Node(COLUMNS, (x, 0, at), (outputs[0],)), Node(COLUMNS, (x, at, end), (outputs[1],))]
+    return [OpNode(COLUMNS, (x, 0, at), (outputs[0],)), OpNode(COLUMNS, (x, at, end), (outputs[1],))]
 
 
 def interpret(segment: ir.Segment) -> Joint:
@@ -242,10 +242,10 @@ def rewritten(base: Joint) -> Joint:
 
 def base_graph(segment: ir.Segment) -> Joint:
     """The joint graph of a segment as the op rules have it, before any pass."""
-    params = {p.name: Value(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
-    inputs = {i.name: Value(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
+    params = {p.name: SymbolicValue(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
+    inputs = {i.name: SymbolicValue(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
     ops = ShapeOps()
-    outputs: tuple[Value, ...] = segment.function(ops, SimpleNamespace(**params), *inputs.values())
+    outputs: tuple[SymbolicValue, ...] = segment.function(ops, SimpleNamespace(**params), *inputs.values())
     assert len(outputs) == len(segment.outputs), f"{segment.kind} returns {len(outputs)} outputs"
 
     graph = _Backward(segment, ops.calls)
@@ -259,7 +259,7 @@ def base_graph(segment: ir.Segment) -> Joint:
         if any(value.name in graph.totals for value in call.outputs):
             graph.through(call) if isinstance(call, ModuleCall) else graph.backward(call)
 
-    def gradients(values: dict[str, Value]) -> list[tuple[str, str]]:
+    def gradients(values: dict[str, SymbolicValue]) -> list[tuple[str, str]]:
         return [(name, graph.total(value)) for name, value in values.items() if value.requires_grad]
 
     values = [value for call in ops.calls for value in call.outputs]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.ir import Input, Param, Segment
 from compiler.ir.module import Constant as Constant
-from compiler.ir.module import Node as Node
+from compiler.ir.module import OpNode as OpNode
 from compiler.ir.names import gradient_of
 from compiler.model.ops import Tensor
 
@@ -28,7 +28,7 @@ MODULE = "module"  # what a layer calls for a traced module: many nodes (compile
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenTensors:
     """The tensors that the functions of a graph are given: of parameters, of inputs, and of gradients of outputs."""
 
     params: tuple[str, ...]
@@ -43,15 +43,15 @@ class Joint:
     """
 
     segment: Segment
-    nodes: tuple[Node, ...]
+    nodes: tuple[OpNode, ...]
     tensors: dict[str, Tensor]
     outputs: tuple[tuple[str, str], ...]
     gradients: tuple[tuple[str, str], ...]
     weights: tuple[tuple[str, str], ...]
     again: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # what F makes though the backward alone reads it
-    parts: tuple[tuple[Node, tuple[Node, ...]], ...] = ()  # of fused nodes, those that each stands for
-    given: Given | None = None  # what its functions are given, where that is not what the segment names
+    parts: tuple[tuple[OpNode, tuple[OpNode, ...]], ...] = ()  # of fused nodes, those that each stands for
+    given: GivenTensors | None = None  # what its functions are given, where that is not what the segment names
     columns: frozenset[str] = frozenset()  # tensors that lie column by column
 
     @property
@@ -72,7 +72,7 @@ class Joint:
         return tuple(gradient_of(output.name) for output in self.segment.outputs if output.grad)
 
     @property
-    def needed(self) -> tuple[Node, ...]:
+    def needed(self) -> tuple[OpNode, ...]:
         """The nodes, views among them, without which a result of the segment or a gradient is not there."""
         todo = {value for _, value in (*self.outputs, *self.gradients, *self.weights)}
         found = []
@@ -96,7 +96,7 @@ class Draft:
     """
 
     segment: Segment
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OpNode] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     totals: dict[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Draft:
         def final(value: str) -> str:
             return names.get(value, value)
 
-        def renamed(node: Node) -> Node:
+        def renamed(node: OpNode) -> OpNode:
             args = tuple(final(arg) if isinstance(arg, str) else arg for arg in node.args)
             return replace(node, args=args, outputs=tuple(final(value) for value in node.outputs))
 

@@ -15,7 +15,7 @@ from compiler.ir.dtypes import ITEMSIZE, is_packed, packed_of, tensor_bytes
 from compiler.model.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.ops.torch_calls import torch_flops, torch_kernel
-from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import base_of, phases, taken_nodes, view_nodes, with_taken
 
 
@@ -27,9 +27,9 @@ def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
     return tuple((phase, _total(tuple(works))) for phase, works in ops.items())
 
 
-def works_of(joint: Joint) -> Iterator[tuple[str, Node, list[tuple[str, ir.Cost]]]]:
+def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cost]]]]:
     """(function, node, the ops it stands for and what each costs) for each node, in the order of the functions."""
-    none, one = _At(joint, 0), _At(joint, 1)
+    none, one = _SizedNodes(joint, 0), _SizedNodes(joint, 1)
     for index, phase in phases(joint).items():
         works = []
         for node in none.parts.get(joint.nodes[index], (joint.nodes[index],)):
@@ -43,7 +43,7 @@ def works_of(joint: Joint) -> Iterator[tuple[str, Node, list[tuple[str, ir.Cost]
         yield phase, node, [(node.op, ir.Cost(none.flops(node), none.moved(node), shape=shape, dtype=dtype))]
 
 
-def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, Node]]:
+def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, OpNode]]:
     """(function, node) of what functions make where they read it, once each."""
     where, apart = phases(joint), taken_nodes(joint)
     constants = apart.keys() - view_nodes(joint).keys()
@@ -52,11 +52,11 @@ def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, Node]]:
         yield from ((phase, node) for node in with_taken(nodes, apart) if constants.intersection(node.outputs))
 
 
-def bytes_saved(joint: Joint) -> dict[Node, tuple[int, int]]:
+def bytes_saved(joint: Joint) -> dict[OpNode, tuple[int, int]]:
     """Bytes, and bytes per received row, that each fused node moves less than the nodes that it stands for."""
     saved = []
     for rows in (0, 1):
-        at = _At(joint, rows)
+        at = _SizedNodes(joint, rows)
         saved.append([sum(at.moved(part) for part in parts) - at.moved(node) for node, parts in joint.parts])
     return {node: (none, one - none) for (node, _), none, one in zip(joint.parts, *saved, strict=True)}
 
@@ -72,7 +72,7 @@ def _total(ops: tuple[tuple[str, ir.Cost], ...]) -> ir.Cost:
     )
 
 
-class _At:
+class _SizedNodes:
     """The nodes of a joint graph with a number for R."""
 
     def __init__(self, joint: Joint, rows: int) -> None:
@@ -86,13 +86,13 @@ class _At:
         self.views = view_nodes(joint)
         self.ends = [value for _, value in joint.weights]
 
-    def flops(self, node: Node) -> int:
+    def flops(self, node: OpNode) -> int:
         if node.call:
             reads, gives = ([self.sized[value].shape for value in values] for values in (node.reads, node.outputs))
             return torch_flops(node.op, reads, gives)
         return _rule(node).flops(_extents(node, self.sized))
 
-    def moved(self, node: Node) -> int:
+    def moved(self, node: OpNode) -> int:
         """Bytes; a fused op moves its own arguments and results alone."""
         if node.call:
             return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)) + self._added(node)
@@ -102,18 +102,18 @@ class _At:
         twice = node.reads if self._seeks_a_scale(node) else twice
         return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs, *twice))
 
-    def _seeks_a_scale(self, node: Node) -> bool:
+    def _seeks_a_scale(self, node: OpNode) -> bool:
         """Whether a cast first reads its operand once more: one scale for all of it is that of its largest number."""
         dtype = self.tensors[node.outputs[0]].dtype
         return node.op in ("quantise", "quantise_both") and is_packed(dtype) and packed_of(dtype).is_whole
 
-    def _added(self, node: Node) -> int:
+    def _added(self, node: OpNode) -> int:
         """Bytes that adding its results to accumulators of weight gradients moves: both are read, one is written."""
         added = [self.tensors[name] for name in self.ends if base_of(self.views, name) in node.outputs]
         wide = sum(2 * prod(tensor.shape) * ITEMSIZE[statistics_dtype(tensor.dtype)] for tensor in added)
         return wide + sum(map(self._bytes, added))
 
-    def kernel(self, node: Node) -> tuple[Shape, str]:
+    def kernel(self, node: OpNode) -> tuple[Shape, str]:
         """Shape and dtype that its rate depends on."""
         if node.call:
             product = torch_kernel(node.op, [self.tensors[value].shape for value in node.reads])
@@ -127,11 +127,11 @@ class _At:
         return tensor_bytes(tensor.shape, tensor.dtype) * (self.rows if "R" in tensor.shape else 1)
 
 
-def _rule(node: Node) -> Rule | Gradient:
+def _rule(node: OpNode) -> Rule | Gradient:
     return RULES.get(node.op) or CASTS.get(node.op) or GRADIENTS[node.op]
 
 
-def _extents(node: Node, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+def _extents(node: OpNode, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
     """Shapes by the names that a node's rule has for its arguments and results."""
     rule = _rule(node)
     reads, gives = (rule.args, rule.outputs) if isinstance(rule, Rule) else (rule.reads, rule.gives)

@@ -12,7 +12,7 @@ from itertools import product
 
 from compiler.ir import Segment
 from compiler.ir.names import gradient_of
-from compiler.model.segments.joint import Node
+from compiler.model.segments.joint import OpNode
 from compiler.model.segments.pass_facts import (
     activated_again,
     attended,
@@ -47,8 +47,8 @@ class Pass:
     `applies`: whether a segment has sizes for which there is a kernel; it is left as it is elsewhere.
     """
 
-    find: tuple[Node, ...]
-    make: tuple[Node, ...]
+    find: tuple[OpNode, ...]
+    make: tuple[OpNode, ...]
     matches: Callable[[Segment], int | None]
     anew: bool = False
     applies: Callable[[Segment], bool] = lambda segment: True
@@ -60,27 +60,27 @@ _HOW = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
 def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
     """SwiGLU, plain or with the arguments of gated rows, and the quantisation around it."""
     gated, whole = bool(more), ("h", *more)
-    activation = Node(op, whole, ("y",)), Node("quantise", ("y",), ("q",))
+    activation = OpNode(op, whole, ("y",)), OpNode("quantise", ("y",), ("q",))
     given = ("dh", *(gradient_of(name) for name in more))
     return (
         Pass(
-            find=(*activation, Node("requantise", ("q",), ("columns",))),
-            make=(Node(f"{op}_quantise_requantise", whole, ("columns",)),),
+            find=(*activation, OpNode("requantise", ("q",), ("columns",))),
+            make=(OpNode(f"{op}_quantise_requantise", whole, ("columns",)),),
             matches=lambda segment: swiglus(segment, gated) and kept(segment),
         ),
         Pass(
-            find=(*activation, Node("quantise", ("h",), ("kept",))),
-            make=(Node(f"{op}_quantise_kept", whole, ("q", "kept")),),
+            find=(*activation, OpNode("quantise", ("h",), ("kept",))),
+            make=(OpNode(f"{op}_quantise_kept", whole, ("q", "kept")),),
             matches=lambda segment: swiglus(segment, gated) and kept(segment),
         ),
         Pass(
             find=activation,
-            make=(Node(f"{op}_quantise", whole, ("q",)),),
+            make=(OpNode(f"{op}_quantise", whole, ("q",)),),
             matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + activated_again(s)),
         ),
         Pass(
-            find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
-            make=(Node(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
+            find=(OpNode(f"{op}_dgrad", ("dy", *whole), given), OpNode("quantise_both", ("dh",), ("q", "columns"))),
+            make=(OpNode(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
             matches=lambda segment: swiglus(segment, gated) and not biased(segment),
         ),
     )
@@ -93,15 +93,15 @@ _LATENT = ("queries", "kv", "k_rope", "sequence", "heads", "nope", "rope", "valu
 
 def _latent_gradient(kept: bool, both: bool) -> Pass:
     """The gradient of latent attention: of what was kept of its result, and with that of keys and values quantised."""
-    first = (Node("dequantise", ("kept",), ("o",)),) if kept else ()
+    first = (OpNode("dequantise", ("kept",), ("o",)),) if kept else ()
     given = ("d_queries", "d_kv", "d_k_rope")
-    last = (Node("quantise_both", ("d_kv",), ("q", "columns")),) if both else ()
+    last = (OpNode("quantise_both", ("d_kv",), ("q", "columns")),) if both else ()
     tensors, sizes = ("do", *_LATENT[:3]), _LATENT[3:]
     op = f"{'dequantise_' * kept}mla_attention_dgrad{'_quantise_both' * both}"
     return Pass(
-        find=(*first, Node("mla_attention_dgrad", (*tensors, "o", "lse", *sizes), given), *last),
+        find=(*first, OpNode("mla_attention_dgrad", (*tensors, "o", "lse", *sizes), given), *last),
         make=(
-            Node(
+            OpNode(
                 op,
                 (*tensors, "kept" if kept else "o", "lse", *sizes),
                 (given[0], *(("q", "columns") if both else given[1:2]), given[2]),
@@ -138,12 +138,12 @@ def _remade(segment: Segment) -> str:
     return "_again_quantise" if quantised else "_again"
 
 
-_SUMS: dict[str, tuple[tuple[Node, ...], tuple[str, ...]]] = {  # what makes dy, and what that reads
+_SUMS: dict[str, tuple[tuple[OpNode, ...], tuple[str, ...]]] = {  # what makes dy, and what that reads
     "permuted_": (
-        (Node("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("dy",)),),
+        (OpNode("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("dy",)),),
         ("drows", "order", "top_k", "other", "more"),
     ),
-    "sum_": ((Node("add", ("a", "b"), ("dy",)),), ("a", "b")),
+    "sum_": ((OpNode("add", ("a", "b"), ("dy",)),), ("a", "b")),
     "": ((), ("dy",)),
 }
 _NORMS = {"_again_quantise": "rmsnorm_quantise", "_again": "rmsnorm", "": ""}
@@ -153,13 +153,13 @@ def _norm_gradient(parts: str, remade: str) -> Pass:
     """The gradient of a norm with the residual's, behind the sum that is the gradient of its result, and beside the
     norm itself."""
     sums, reads = _SUMS[parts]
-    norm = (Node(_NORMS[remade], ("x", "w", "eps"), ("y", "rstd")),) if remade else ()
-    last = Node("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "add"), ("dx",))
+    norm = (OpNode(_NORMS[remade], ("x", "w", "eps"), ("y", "rstd")),) if remade else ()
+    last = OpNode("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "add"), ("dx",))
     args = (*reads, "x", "w", "eps" if remade else "rstd", "add")
     results = tuple(value for node in (*sums, *norm, last) for value in node.outputs)
     return Pass(
         find=(*sums, *norm, last),
-        make=(Node(f"{parts}rmsnorm{remade}_dgrad_add", args, results),),
+        make=(OpNode(f"{parts}rmsnorm{remade}_dgrad_add", args, results),),
         matches=lambda segment: (
             "residual_norm" in segment.fused
             and has_pre(segment)
@@ -180,16 +180,16 @@ def _logits(trained: bool, part: bool) -> Pass:
     read = (*tangents, "h", "w", "targets", "lse")
     return Pass(
         find=(
-            Node("linear", ("h", "w"), ("logits",)),
-            Node(op, ("logits", "targets"), found),
-            Node(f"{op}_dgrad", (*tangents, "logits", "targets", "lse"), ("dlogits",)),
-            Node("linear_dgrad", ("dlogits", "w"), ("dh",)),
-            *((Node("linear_wgrad", ("dlogits", "h"), ("dw",)),) if trained else ()),
+            OpNode("linear", ("h", "w"), ("logits",)),
+            OpNode(op, ("logits", "targets"), found),
+            OpNode(f"{op}_dgrad", (*tangents, "logits", "targets", "lse"), ("dlogits",)),
+            OpNode("linear_dgrad", ("dlogits", "w"), ("dh",)),
+            *((OpNode("linear_wgrad", ("dlogits", "h"), ("dw",)),) if trained else ()),
         ),
         make=(
-            Node(f"linear_{op}", ("h", "w", "targets"), found),
-            Node(f"linear_{op}_dgrad", read, ("dh",)),
-            *((Node(f"linear_{op}_wgrad", read, ("dw",)),) if trained else ()),
+            OpNode(f"linear_{op}", ("h", "w", "targets"), found),
+            OpNode(f"linear_{op}_dgrad", read, ("dh",)),
+            *((OpNode(f"linear_{op}_wgrad", read, ("dw",)),) if trained else ()),
         ),
         matches=lambda segment: logits(segment, trained, part),
         anew=True,
@@ -204,67 +204,67 @@ _PERMUTED = ("rows", "row_gate", "order", "counts")
 PASSES: dict[str, tuple[Pass, ...]] = {
     "residual_norm": (
         Pass(
-            find=(Node("add", ("h", "x"), ("sum",)), Node("rmsnorm", ("sum", "w", "eps"), ("y", "rstd"))),
-            make=(Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),),
+            find=(OpNode("add", ("h", "x"), ("sum",)), OpNode("rmsnorm", ("sum", "w", "eps"), ("y", "rstd"))),
+            make=(OpNode("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),),
             matches=attended,
         ),
         Pass(
-            find=(Node("rmsnorm_dgrad", ("dy", "x", "w", "rstd"), ("dx",)), Node("add", ("dx", "other"), ("sum",))),
-            make=(Node("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "other"), ("sum",)),),
+            find=(OpNode("rmsnorm_dgrad", ("dy", "x", "w", "rstd"), ("dx",)), OpNode("add", ("dx", "other"), ("sum",))),
+            make=(OpNode("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "other"), ("sum",)),),
             matches=residual,
         ),
     ),
     "route": (
         Pass(
             find=(
-                Node("route", ("logits", "bias", *_HOW), _ROUTED),
-                Node("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
+                OpNode("route", ("logits", "bias", *_HOW), _ROUTED),
+                OpNode("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
             ),
-            make=(Node("route_permute", ("logits", "bias", "x", None, *_HOW), (*_ROUTED, *_PERMUTED)),),
+            make=(OpNode("route_permute", ("logits", "bias", "x", None, *_HOW), (*_ROUTED, *_PERMUTED)),),
             matches=lambda segment: scored(segment) and not placed(segment),
         ),
         Pass(
             find=(
-                Node("route", ("logits", "bias", *_HOW), _ROUTED),
-                Node("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
+                OpNode("route", ("logits", "bias", *_HOW), _ROUTED),
+                OpNode("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
             ),
-            make=(Node("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
+            make=(OpNode("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
             matches=lambda segment: scored(segment) and placed(segment),
         ),
         Pass(
             find=(
-                Node("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
-                Node("add", ("other", "dx"), ("both",)),
-                Node("add", ("both", "more"), ("sum",)),
+                OpNode("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
+                OpNode("add", ("other", "dx"), ("both",)),
+                OpNode("add", ("both", "more"), ("sum",)),
             ),
-            make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("sum",)),),
+            make=(OpNode("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("sum",)),),
             matches=lambda segment: routed(segment, shared=True),
         ),
         Pass(
             find=(
-                Node("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
-                Node("add", ("other", "dx"), ("sum",)),
+                OpNode("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
+                OpNode("add", ("other", "dx"), ("sum",)),
             ),
-            make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", None), ("sum",)),),
+            make=(OpNode("permute_dgrad_add", ("drows", "order", "top_k", "other", None), ("sum",)),),
             matches=lambda segment: routed(segment, shared=False),
         ),
     ),
     "join": (
         Pass(
             find=(
-                Node("add", ("h", "shared"), ("both",)),
-                Node("unpermute", ("rows", "order", "top_k"), ("routed",)),
-                Node("add", ("both", "routed"), ("sum",)),
+                OpNode("add", ("h", "shared"), ("both",)),
+                OpNode("unpermute", ("rows", "order", "top_k"), ("routed",)),
+                OpNode("add", ("both", "routed"), ("sum",)),
             ),
-            make=(Node("unpermute_add", ("h", "shared", "rows", "order", "top_k"), ("sum",)),),
+            make=(OpNode("unpermute_add", ("h", "shared", "rows", "order", "top_k"), ("sum",)),),
             matches=lambda segment: joined(segment, shared=True),
         ),
         Pass(
             find=(
-                Node("unpermute", ("rows", "order", "top_k"), ("routed",)),
-                Node("add", ("h", "routed"), ("sum",)),
+                OpNode("unpermute", ("rows", "order", "top_k"), ("routed",)),
+                OpNode("add", ("h", "routed"), ("sum",)),
             ),
-            make=(Node("unpermute_add", ("h", None, "rows", "order", "top_k"), ("sum",)),),
+            make=(OpNode("unpermute_add", ("h", None, "rows", "order", "top_k"), ("sum",)),),
             matches=lambda segment: joined(segment, shared=False),
         ),
     ),
@@ -274,59 +274,59 @@ PASSES: dict[str, tuple[Pass, ...]] = {
         *_activation("gated_swiglu", ("gate",)),
         Pass(
             find=(
-                Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),
-                Node("quantise", ("y",), ("q",)),
+                OpNode("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),
+                OpNode("quantise", ("y",), ("q",)),
             ),
-            make=(Node("add_rmsnorm_quantise", ("h", "x", "w", "eps"), ("sum", "q", "rstd")),),
+            make=(OpNode("add_rmsnorm_quantise", ("h", "x", "w", "eps"), ("sum", "q", "rstd")),),
             matches=lambda s: attended(s) if s.kind == "dense" and "residual_norm" in s.fused else 0,
         ),
         Pass(
-            find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),
-            make=(Node("rmsnorm_quantise", ("x", "w", "eps"), ("q", "rstd")),),
+            find=(OpNode("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), OpNode("quantise", ("y",), ("q",))),
+            make=(OpNode("rmsnorm_quantise", ("x", "w", "eps"), ("q", "rstd")),),
             matches=quantised_norms,
         ),
         Pass(
             find=(
-                Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),
-                Node("quantise", ("y",), ("q",)),
+                OpNode("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),
+                OpNode("quantise", ("y",), ("q",)),
             ),
-            make=(Node("add_rmsnorm_quantise_wide", ("h", "x", "w", "eps"), ("sum", "y", "q", "rstd")),),
+            make=(OpNode("add_rmsnorm_quantise_wide", ("h", "x", "w", "eps"), ("sum", "y", "q", "rstd")),),
             matches=lambda s: sends_packed(s) and has_pre(s) and "residual_norm" in s.fused,
         ),
         Pass(
-            find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),
-            make=(Node("rmsnorm_quantise_wide", ("x", "w", "eps"), ("y", "q", "rstd")),),
+            find=(OpNode("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), OpNode("quantise", ("y",), ("q",))),
+            make=(OpNode("rmsnorm_quantise_wide", ("x", "w", "eps"), ("y", "q", "rstd")),),
             matches=lambda s: wide_norms(s) and has_pre(s) and "residual_norm" not in s.fused,
         ),
         Pass(
             find=(
-                Node("dequantise", ("kept",), ("x",)),
-                Node("quantise", ("x",), ("q",)),
-                Node("requantise", ("q",), ("columns",)),
+                OpNode("dequantise", ("kept",), ("x",)),
+                OpNode("quantise", ("x",), ("q",)),
+                OpNode("requantise", ("q",), ("columns",)),
             ),
-            make=(Node("dequantise_quantise_requantise", ("kept",), ("columns",)),),
+            make=(OpNode("dequantise_quantise_requantise", ("kept",), ("columns",)),),
             matches=lambda segment: attention_again(segment, kept=True),
         ),
         Pass(
-            find=(Node("quantise", ("x",), ("q",)), Node("requantise", ("q",), ("columns",))),
-            make=(Node("quantise_requantise", ("x",), ("columns",)),),
+            find=(OpNode("quantise", ("x",), ("q",)), OpNode("requantise", ("q",), ("columns",))),
+            make=(OpNode("quantise_requantise", ("x",), ("columns",)),),
             matches=lambda segment: None if is_other(segment) else attention_again(segment, kept=False),
         ),
         Pass(  # what is kept comes first
-            find=(Node("quantise", ("x",), ("kept",)), Node("quantise", ("x",), ("q",))),
-            make=(Node("quantise_kept", ("x",), ("q", "kept")),),
+            find=(OpNode("quantise", ("x",), ("kept",)), OpNode("quantise", ("x",), ("q",))),
+            make=(OpNode("quantise_kept", ("x",), ("q", "kept")),),
             matches=lambda segment: attention_again(segment, kept=True),
         ),
         Pass(
-            find=(Node("mla_attention", _LATENT, ("o", "lse")), Node("quantise_kept", ("o",), ("q", "kept"))),
-            make=(Node("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
+            find=(OpNode("mla_attention", _LATENT, ("o", "lse")), OpNode("quantise_kept", ("o",), ("q", "kept"))),
+            make=(OpNode("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
             matches=lambda segment: attention_again(segment, kept=True),
             applies=lambda segment: bool(latent(segment)) and "peaks" not in latent(segment),
         ),
         *(_latent_gradient(kept, both) for kept, both in ((True, True), (False, True), (True, False))),
         Pass(  # copies of quantised rows
-            find=(Node("quantise", ("dy",), ("q",)), Node("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
-            make=(Node("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),
+            find=(OpNode("quantise", ("dy",), ("q",)), OpNode("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
+            make=(OpNode("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),
             matches=gets_packed,
         ),
     ),

@@ -13,12 +13,12 @@ from textwrap import wrap
 
 from compiler import ir
 from compiler.ir import Buffer, Inside
-from compiler.ir.module import DEVICE, TENSOR, Atom, Call
+from compiler.ir.module import DEVICE, TENSOR, Atom, TorchCall
 from compiler.ir.names import gradient_of, parameter_of
 from compiler.model.ops import Tensor
 from compiler.model.ops.rule import statistics_dtype
-from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
-from compiler.model.segments.split import Split, base_of, view_nodes
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
+from compiler.model.segments.split import CutFunctions, base_of, view_nodes
 
 # --- What a function of a segment needs inside: values that are made and gone within one call. No torch
 #
@@ -26,20 +26,20 @@ from compiler.model.segments.split import Split, base_of, view_nodes
 # more: in the order of the nodes, each value from the node that makes it to the last that reads it.
 
 
-def inside(joint: Joint, parts: Split) -> Inside:
+def inside(joint: Joint, parts: CutFunctions) -> Inside:
     """For F, I and W: (bytes, bytes per received row) beside the returned values, at the nodes where they are most."""
     return tuple(
         (name, _most(joint, nodes, _names_returned(joint, parts, name))) for name, nodes in parts.functions.items()
     )
 
 
-def _names_returned(joint: Joint, parts: Split, name: str) -> set[str]:
+def _names_returned(joint: Joint, parts: CutFunctions, name: str) -> set[str]:
     """The values a function returns, each by its own name."""
     values = dict(joint.outputs) if name == "F" else {gradient_of(given): value for given, value in joint.gradients}
     return {values.get(returned, returned) for returned in getattr(parts.cut, name).returns}
 
 
-def _most(joint: Joint, nodes: tuple[Node, ...], returned: set[str]) -> tuple[tuple[int, int], ...]:
+def _most(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple[tuple[int, int], ...]:
     views = view_nodes(joint)
 
     first = {value: index for index, node in enumerate(nodes) for value in node.outputs if value not in views}
@@ -78,7 +78,7 @@ def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 # --- Calls of torch's ops as Python text, and back. No torch
 
 
-def text_of(node: Node) -> str:
+def text_of(node: OpNode) -> str:
     """`aten.sum.dim_IntList(x, [0], dtype=torch.float32)`."""
     assert node.call is not None
     tensors = iter(node.reads)
@@ -99,12 +99,12 @@ def _atom(atom: Atom, tensors: Iterator[str]) -> str:
     return atom if isinstance(atom, str) else repr(atom)
 
 
-def node_of(call: ast.Call, outputs: tuple[str, ...]) -> Node:
+def node_of(call: ast.Call, outputs: tuple[str, ...]) -> OpNode:
     """The node that a printed call is; the inverse of `text_of`."""
     tensors: list[str] = []
     args = tuple(_read(each, tensors) for each in call.args)
     options = tuple((str(each.arg), _read(each.value, tensors)) for each in call.keywords)
-    return Node(ast.unparse(call.func), tuple(tensors), outputs, Call(args, options))
+    return OpNode(ast.unparse(call.func), tuple(tensors), outputs, TorchCall(args, options))
 
 
 def _read(value: ast.expr, tensors: list[str]) -> Atom:
@@ -143,10 +143,10 @@ class Alias:
     op: str
 
 
-KernelOf = Callable[[Node], str | None]  # the kernel file of a node, or None where the reference op always runs
+KernelOf = Callable[[OpNode], str | None]  # the kernel file of a node, or None where the reference op always runs
 
 
-def aliases(parts: Split, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
+def aliases(parts: CutFunctions, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
     """By (op, kernel file). An op that is one file's alone keeps its name; else sizes tell it apart: rmsnorm_d192."""
     pairs = {(node.op, kernel_of(node)) for nodes in parts.functions.values() for node in nodes}
     several = {op for op, file in pairs if any(op == other and file != another for other, another in pairs)}
@@ -160,7 +160,7 @@ def _sized(op: str, file: str) -> str:
     return "_".join([op.rstrip("_"), *sizes]) + "_" * op.endswith("_")
 
 
-def runtime_ops(parts: Split) -> tuple[str, ...]:
+def runtime_ops(parts: CutFunctions) -> tuple[str, ...]:
     """Names the module imports from `runtime.ops`, sorted."""
     used = {node.op for nodes in parts.functions.values() for node in nodes if not node.call}
     return tuple(sorted(used - {*OF_TORCH, COLUMNS}))
@@ -183,7 +183,7 @@ def module_name(segment: ir.Segment) -> str:
     return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
 
 
-def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
+def module(joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> str:
     segment, ops, table = joint.segment, runtime_ops(parts), aliases(parts, kernel_of)
     taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda", "aten", DEVICE}
     clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
@@ -227,12 +227,12 @@ def _imports(ops: tuple[str, ...]) -> list[str]:
     return ["from runtime.ops import (", *(f"    {op}," for op in ops), ")"]
 
 
-def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], kernel_of: KernelOf) -> list[str]:
+def function(joint: Joint, parts: CutFunctions, name: str, nodes: tuple[OpNode, ...], kernel_of: KernelOf) -> list[str]:
     """One of F, I and W, with the shape of every argument and value beside it."""
     signature: ir.Signature = getattr(parts.cut, name)
     table = aliases(parts, kernel_of)
 
-    def callee(node: Node) -> str:
+    def callee(node: OpNode) -> str:
         file = kernel_of(node)
         return node.op if file is None else table[node.op, file].name
 
@@ -283,19 +283,19 @@ def _returned(values: tuple[str, ...]) -> list[str]:
     return ["    return (", *(f"        {value}," for value in values), "    )"]
 
 
-def returned_values(joint: Joint, parts: Split, name: str) -> tuple[str, ...]:
+def returned_values(joint: Joint, parts: CutFunctions, name: str) -> tuple[str, ...]:
     """Values in the order of the signature's returns: an alias returns the value it is."""
     values = dict(joint.outputs) if name == "F" else {gradient_of(given): value for given, value in joint.gradients}
     return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
 
 
-def device_of(signature: ir.Signature, nodes: Sequence[Node]) -> tuple[str, ...]:
+def device_of(signature: ir.Signature, nodes: Sequence[OpNode]) -> tuple[str, ...]:
     """The statement that names the device of a function's tensors, where a call says it."""
     said = any(DEVICE in (each for _, each in node.call.options) for node in nodes if node.call)
     return (f"{DEVICE} = {signature.args[0]}.device",) if said else ()
 
 
-def print_node(node: Node, callee: str) -> str:
+def print_node(node: OpNode, callee: str) -> str:
     if node.call:
         return f"{', '.join(node.outputs)} = {text_of(node)}"
     args = [arg if isinstance(arg, str) else repr(arg) for arg in node.args]
@@ -311,7 +311,7 @@ def print_node(node: Node, callee: str) -> str:
     return f"{', '.join(node.outputs)} = {call}" if node.outputs else call
 
 
-def dtype_of(segment: ir.Segment, parts: Split) -> str:
+def dtype_of(segment: ir.Segment, parts: CutFunctions) -> str:
     """The dtype of activations: that of the first input that has a gradient, else of the first output."""
     return next((i.dtype for i in segment.inputs if i.grad), parts.cut.outputs[0].dtype)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from compiler.ir.segment import SUM, Segment
 from compiler.model.ops import RULES, Tensor
-from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import base_of, phases, view_nodes
 from runtime.contract.weights import adds_to
 
@@ -42,7 +42,7 @@ PUTTING = ("cat2", "add")  # computes next to nothing: made again where all its 
 AGAIN = "_again"
 
 
-def is_named(segment: Segment, node: Node) -> bool:
+def is_named(segment: Segment, node: OpNode) -> bool:
     """Whether the names in `segment.recompute` mean a node of the forward: a kind of op, or the whole segment, but for
     sums, which are less to keep than their two parts, unless these are made again too."""
     names = segment.recompute
@@ -71,18 +71,18 @@ def recomputed(joint: Joint) -> Joint:
     for view in views:  # in order: a view of a view comes behind it
         second |= {value: value + AGAIN for value in view.outputs if view.reads[0] in second}
 
-    def reading_second(node: Node) -> Node:
+    def reading_second(node: OpNode) -> OpNode:
         return replace(node, args=tuple(second.get(arg, arg) if isinstance(arg, str) else arg for arg in node.args))
 
-    copies: dict[str, Node] = {}
+    copies: dict[str, OpNode] = {}
     for node in (*repeated, *(view for view in views if view.outputs[0] in second)):
         copy = replace(reading_second(node), outputs=tuple(value + AGAIN for value in node.outputs))
         copies |= dict.fromkeys(copy.outputs, copy)
         tensors |= {value + AGAIN: tensors[value] for value in node.outputs}
-    nodes: list[Node] = []
+    nodes: list[OpNode] = []
     again: list[str] = []
 
-    def add(node: Node) -> None:
+    def add(node: OpNode) -> None:
         """A node behind the copies it reads: each right before its first reader."""
         for value in node.reads:
             if value in copies and value not in again:
@@ -100,11 +100,11 @@ def _held(joint: Joint) -> set[str]:
     return {value for name, value in joint.outputs} - {remade.value for remade in joint.segment.remade}
 
 
-def _remade_inputs(joint: Joint) -> list[Node]:
+def _remade_inputs(joint: Joint) -> list[OpNode]:
     """The ops that make inputs, which were other segments' in the forward."""
     inputs = {argument.name for argument in joint.segment.inputs}
     return [
-        Node(
+        OpNode(
             remade.op, remade.args, (remade.value, *(f"{remade.value}_{name}" for name in RULES[remade.op].outputs[1:]))
         )
         for remade in joint.segment.remade
@@ -112,24 +112,24 @@ def _remade_inputs(joint: Joint) -> list[Node]:
     ]
 
 
-def _results(joint: Joint, node: Node) -> Iterable[tuple[str, Tensor]]:
+def _results(joint: Joint, node: OpNode) -> Iterable[tuple[str, Tensor]]:
     args = (joint.tensors[arg] if isinstance(arg, str) else arg for arg in node.args)
     return zip(node.outputs, RULES[node.op].infer(*args), strict=True)
 
 
-def _repeated(joint: Joint, forward: Sequence[Node], backward: Sequence[Node]) -> list[Node]:
+def _repeated(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode]) -> list[OpNode]:
     """The nodes of the forward that are named, and of which the backward, or another such node, reads a result that
     nobody holds."""
     views, held = view_nodes(joint), _held(joint)
 
-    makers: dict[str, Node] = {}  # of results; statistics alone are not worth it
+    makers: dict[str, OpNode] = {}  # of results; statistics alone are not worth it
     for node in forward:
         parts = node.reads if node.op in PUTTING else node.reads[:1] if node.op in BIASES else ()
         put = bool(parts) and all(base_of(views, value) in makers for value in parts)
         if put or is_named(joint.segment, node):
             results = node.outputs[: len(node.outputs) - (0 if node.call else RULES[node.op].hidden)]
             makers |= {value: node for value in results if value not in held}
-    found: list[Node] = []
+    found: list[OpNode] = []
     todo = [value for node in backward for value in node.reads]
     while todo:
         maker = makers.get(base_of(views, todo.pop()))

@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from compiler import ir
 from compiler.ir.names import accumulator_of, gradient_of
 from compiler.model.ops.torch_calls import is_torch_view
-from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, Node
+from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 
 
 @dataclass(frozen=True)
-class Split:
+class CutFunctions:
     """Nodes of each function (views first where they are read, W accumulating) and the cut, its costs left open."""
 
-    F: tuple[Node, ...]
-    I: tuple[Node, ...]
-    W: tuple[Node, ...]
+    F: tuple[OpNode, ...]
+    I: tuple[OpNode, ...]
+    W: tuple[OpNode, ...]
     cut: ir.Cut
 
     @property
-    def functions(self) -> dict[str, tuple[Node, ...]]:
+    def functions(self) -> dict[str, tuple[OpNode, ...]]:
         return {"F": self.F, "I": self.I, "W": self.W}
 
 
@@ -80,28 +80,28 @@ def phases(joint: Joint) -> dict[int, str]:
     return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in apart}
 
 
-def view_nodes(joint: Joint) -> dict[str, Node]:
+def view_nodes(joint: Joint) -> dict[str, OpNode]:
     """The nodes whose result lies in the storage of what they read first, by it."""
     return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS or is_torch_view(node.op)}
 
 
-def taken_nodes(joint: Joint) -> dict[str, Node]:
+def taken_nodes(joint: Joint) -> dict[str, OpNode]:
     """The nodes that functions take where they read them, by their result: views, and what is made of no tensor."""
-    views, constants = view_nodes(joint), dict[str, Node]()
+    views, constants = view_nodes(joint), dict[str, OpNode]()
     for node in joint.nodes:
         if all(value in constants for value in node.reads):
             constants |= dict.fromkeys(node.outputs, node)
     return views | constants
 
 
-def base_of(views: Mapping[str, Node], value: str) -> str:
+def base_of(views: Mapping[str, OpNode], value: str) -> str:
     """The value in whose storage a value lies."""
     while value in views:
         value = views[value].reads[0]
     return value
 
 
-def split(joint: Joint) -> Split:
+def split(joint: Joint) -> CutFunctions:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
     views, apart, where = view_nodes(joint), taken_nodes(joint), phases(joint)
     functions = {name: [joint.nodes[index] for index, phase in where.items() if phase == name] for name in "FIW"}
@@ -153,10 +153,10 @@ def split(joint: Joint) -> Split:
         costs=(),
     )
     F, I, W = (tuple(with_taken(functions[name], apart)) for name in "FIW")
-    return Split(F, I, W, cut)
+    return CutFunctions(F, I, W, cut)
 
 
-def accumulating(nodes: list[Node], joint: Joint) -> list[Node]:
+def accumulating(nodes: list[OpNode], joint: Joint) -> list[OpNode]:
     """Rewrites the op that ends each weight gradient: `linear_wgrad(dy, x)` to `linear_wgrad_(g_w, dy, x)`.
 
     A parameter read twice has a sum of weight gradients: every summand is accumulated and the sum dropped. The
@@ -164,8 +164,8 @@ def accumulating(nodes: list[Node], joint: Joint) -> list[Node]:
     I, is added by `ADD_TO`.
     """
     producer = {value: node for node in nodes for value in node.outputs}
-    rewritten: dict[Node, Node | None] = {}
-    added: list[Node] = []
+    rewritten: dict[OpNode, OpNode | None] = {}
+    added: list[OpNode] = []
 
     def summands(value: str) -> list[str]:
         node = producer.get(value)
@@ -177,25 +177,25 @@ def accumulating(nodes: list[Node], joint: Joint) -> list[Node]:
         parts = summands(value)
         if all(part in producer and producer[part].is_weight_gradient for part in parts):
             for part in parts:
-                rewritten[producer[part]] = Node(
+                rewritten[producer[part]] = OpNode(
                     f"{producer[part].op}_", (accumulator_of(param), *producer[part].reads), ()
                 )
             rewritten |= dict.fromkeys(_sums(value, producer))
         else:
-            added.append(Node(ADD_TO, (accumulator_of(param), value), ()))
+            added.append(OpNode(ADD_TO, (accumulator_of(param), value), ()))
     result = [rewritten.get(node, node) for node in nodes]
     return [node for node in (*result, *added) if node is not None]
 
 
-def _sums(value: str, producer: Mapping[str, Node]) -> list[Node]:
+def _sums(value: str, producer: Mapping[str, OpNode]) -> list[OpNode]:
     """The nodes that add the parts of a sum."""
     node = producer[value]
     return [node, *(each for read in node.reads for each in _sums(read, producer))] if node.op == "add" else []
 
 
-def with_taken(nodes: Iterable[Node], apart: Mapping[str, Node]) -> list[Node]:
+def with_taken(nodes: Iterable[OpNode], apart: Mapping[str, OpNode]) -> list[OpNode]:
     """The nodes, each view and what is made of no tensor right before the first node that reads it."""
-    result: list[Node] = []
+    result: list[OpNode] = []
     taken: set[str] = set()
 
     def take(value: str) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compiler.ir.dtypes import Packed, is_packed, packed_of, turned
-from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import phases
 from runtime.contract.weights import is_adapter
 
@@ -55,7 +55,7 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
     return tuple(param.name for param in joint.segment.params if param.name in read)
 
 
-def is_wide(joint: Joint, node: Node) -> bool:
+def is_wide(joint: Joint, node: OpNode) -> bool:
     """Whether a product stays in the dtype of activations: those of adapters do, and weight gradients of products that
     are not in few bits in the forward, as those of an indexer."""
     if node.is_weight_gradient:
@@ -85,17 +85,17 @@ def _kept_in(joint: Joint, dtype: str) -> Joint:
     value = next(
         node.outputs[0] for index, node in enumerate(joint.nodes) if node.op in ATTENTION and where[index] == "F"
     )
-    kept, tensors, nodes = f"{value}_kept", dict(joint.tensors), list[Node]()
+    kept, tensors, nodes = f"{value}_kept", dict(joint.tensors), list[OpNode]()
     for index, node in enumerate(joint.nodes):
         if where.get(index, "F") != "F" and value in node.reads:
             again = f"{value}_{where[index]}"
             if again not in tensors:
-                nodes.append(Node("dequantise", (kept,), (again,)))
+                nodes.append(OpNode("dequantise", (kept,), (again,)))
                 tensors[again] = tensors[value]
             node = replace(node, args=tuple(again if arg == value else arg for arg in node.args))
         nodes.append(node)
         if value in node.outputs:
-            nodes.append(Node("quantise", (value,), (kept,)))
+            nodes.append(OpNode("quantise", (value,), (kept,)))
     if len(nodes) == len(joint.nodes) + 1:  # the backward computes it again
         return joint
     tensors[kept] = replace(tensors[value], dtype=dtype)
@@ -104,7 +104,7 @@ def _kept_in(joint: Joint, dtype: str) -> Joint:
 
 def _wide_logits(joint: Joint, dtype: str) -> Joint:
     """The joint graph whose loss reads logits in a wider dtype and gives their gradient in it: a cast for each."""
-    tensors, nodes = dict(joint.tensors), list[Node]()
+    tensors, nodes = dict(joint.tensors), list[OpNode]()
     for node in joint.nodes:
         if node.op not in LOSSES:
             nodes.append(node)
@@ -112,14 +112,14 @@ def _wide_logits(joint: Joint, dtype: str) -> Joint:
         value = node.reads[LOSSES[node.op]]
         wide, gives = f"{value}_wide", node.outputs
         if wide not in tensors:
-            nodes.append(Node("dequantise", (value,), (wide,)))
+            nodes.append(OpNode("dequantise", (value,), (wide,)))
             tensors[wide] = replace(tensors[value], dtype=dtype)
         if is_gradient := node.is_input_gradient:
             gives = (f"{gives[0]}_wide",)
             tensors[gives[0]] = replace(tensors[node.outputs[0]], dtype=dtype)
-        nodes.append(Node(node.op, tuple(wide if arg == value else arg for arg in node.args), gives))
+        nodes.append(OpNode(node.op, tuple(wide if arg == value else arg for arg in node.args), gives))
         if is_gradient:
-            nodes.append(Node("dequantise", gives, node.outputs))
+            nodes.append(OpNode("dequantise", gives, node.outputs))
     return replace(joint, nodes=tuple(nodes), tensors=tensors)
 
 
@@ -130,13 +130,13 @@ def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
         for value in dtypes.keys() & set(node.outputs):
             if node.op in MOVES:
                 wide, narrow = node.reads[MOVES[node.op]], f"{node.reads[MOVES[node.op]]}_sent"
-                nodes.append(Node("quantise", (wide,), (narrow,)))
+                nodes.append(OpNode("quantise", (wide,), (narrow,)))
                 node = replace(node, args=tuple(narrow if arg == wide else arg for arg in node.args))
                 tensors[narrow] = replace(tensors[wide], dtype=dtypes[value])
             else:
                 wide = f"{value}_wide"
                 nodes.append(replace(node, outputs=tuple(wide if each == value else each for each in node.outputs)))
-                node = Node("quantise", (wide,), (value,))
+                node = OpNode("quantise", (wide,), (value,))
                 tensors[wide] = tensors[value]
         nodes.append(node)
     tensors |= {value: replace(tensors[value], dtype=dtype) for value, dtype in dtypes.items()}
@@ -161,10 +161,10 @@ class _Products:
         self.exact = {value for node in joint.nodes if node.op in (*ATTENTION, "dequantise") for value in node.outputs}
         self.tensors = dict(joint.tensors)
         self.tensors |= {name: replace(self.tensors[name], dtype=weights) for name in operand_weights(joint)}
-        self.nodes: list[Node] = []
+        self.nodes: list[OpNode] = []
         self.again, self.early = list(joint.again), list(joint.early)
 
-    def _operands(self, node: Node) -> int:
+    def _operands(self, node: OpNode) -> int:
         """How many of the values that a node reads first are in few bits."""
         return (2 if node.is_weight_gradient else 1) if node in self.narrow else 0
 
@@ -189,7 +189,7 @@ class _Products:
         if result not in self.tensors:
             columns = f"{value}_columns"
             results: Sequence[str] = (result, columns) if op == "quantise_both" else (result,)
-            self.nodes.append(Node(op, (value,), tuple(results)))
+            self.nodes.append(OpNode(op, (value,), tuple(results)))
             for name in results:
                 by_columns = name == columns or op in ("requantise", "quantise_columns")
                 dtype = self._dtype(value, op == "quantise_both", by_columns)
@@ -237,7 +237,7 @@ class _Products:
         return f"{value}_columns" if by_columns else rows
 
 
-def _kept_gates(backward: Sequence[Node]) -> set[str]:
+def _kept_gates(backward: Sequence[OpNode]) -> set[str]:
     """Inputs of a SwiGLU that is computed again, of which the backward needs nothing else."""
     repeated = {node.reads[0] for node in backward if node.op in GATES}
     return repeated - {value for node in backward if node.forward_op not in GATES for value in node.reads}

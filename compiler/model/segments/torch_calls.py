@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from compiler.ir.module import DEVICE, TENSOR, Atom, Call, Node
+from compiler.ir.module import DEVICE, TENSOR, Atom, OpNode, TorchCall
 from compiler.model.segments.joint import COLUMNS
 
 LEFT_OUT = ("layout", "pin_memory")  # how a new tensor lies: dense, and where its device wants it
 
 
-def call_of(node: fx.Node) -> tuple[str, Call, list[fx.Node]]:
+def call_of(node: fx.Node) -> tuple[str, TorchCall, list[fx.Node]]:
     """The op of a call, what it is called with, and its tensors in their order."""
     tensors: list[fx.Node] = []
     args = tuple(_atom(each, tensors) for each in node.args)
     options = tuple((name, _atom(each, tensors)) for name, each in node.kwargs.items() if name not in LEFT_OUT)
-    return str(node.target), Call(args, options), tensors
+    return str(node.target), TorchCall(args, options), tensors
 
 
 def _atom(value: Any, tensors: list[fx.Node]) -> Atom:
@@ -39,7 +39,7 @@ def _atom(value: Any, tensors: list[fx.Node]) -> Atom:
     return value
 
 
-def compute(nodes: Iterable[Node], values: dict[str, Tensor], device: torch.device) -> None:
+def compute(nodes: Iterable[OpNode], values: dict[str, Tensor], device: torch.device) -> None:
     """Adds the results of nodes, in their order, to the values that they read."""
     for node in nodes:
         result = _result(node, [values[arg] if isinstance(arg, str) else arg for arg in node.args], device)
@@ -47,7 +47,7 @@ def compute(nodes: Iterable[Node], values: dict[str, Tensor], device: torch.devi
         values |= zip(node.outputs, results, strict=True)
 
 
-def _result(node: Node, args: Sequence[Any], device: torch.device) -> Any:
+def _result(node: OpNode, args: Sequence[Any], device: torch.device) -> Any:
     if node.op == COLUMNS:
         x, low, high = args
         return x[:, low:high]

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from compiler import ir
 from compiler.ir.module import INPUT, TANGENT, Module
 from compiler.ir.names import gradient_of
-from compiler.model.segments.convert import Label, convert
+from compiler.model.segments.convert import ResultLabel, convert
 from compiler.model.segments.joint import MODULE, Joint, arguments_of
 from compiler.model.segments.torch_calls import compute
 
@@ -77,7 +77,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     given = fake_arguments(segment, mode)
     names = list(given)
-    labels: list[Label] = []
+    labels: list[ResultLabel] = []
 
     def joint(*values: torch.Tensor) -> list[torch.Tensor | None]:
         """Outputs; gradients of inputs and parameters; every value in between, and its gradient; as `labels` says."""
@@ -101,10 +101,10 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
             [tangent for _, tangent in differentiable],
             allow_unused=True,
         )
-        labels[:] = [Label("output", output.name) for output in segment.outputs]
-        labels.extend(Label(role, name) for role, name in leaves)
-        labels.extend(Label("between gradient", key=key) for key, _ in between)
-        labels.extend(Label("between", key=key) for key, _ in recorder.results)
+        labels[:] = [ResultLabel("output", output.name) for output in segment.outputs]
+        labels.extend(ResultLabel(role, name) for role, name in leaves)
+        labels.extend(ResultLabel("between gradient", key=key) for key, _ in between)
+        labels.extend(ResultLabel("between", key=key) for key, _ in recorder.results)
         return [*outputs, *gradients, *(tensor for _, tensor in recorder.results)]
 
     with mode:

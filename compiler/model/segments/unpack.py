@@ -25,7 +25,7 @@ from dataclasses import replace
 from compiler.ir import Buffer, Quantised
 from compiler.ir.dtypes import SCALES, Packed, flat_tensors, is_packed, packed_of, tiles_of
 from compiler.model.ops import Tensor
-from compiler.model.segments.joint import Constant, Given, Joint, Node
+from compiler.model.segments.joint import Constant, GivenTensors, Joint, OpNode
 from compiler.model.segments.storage import operand_weights
 
 _OP = re.compile(r"(?P<base>\w+?)(?P<suffix>(_dgrad|_wgrad|_quantise)\w*|)")  # linear, _dgrad
@@ -49,7 +49,7 @@ def unpacked(joint: Joint) -> Joint:
     def pairs(rows: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         return tuple((f"{name}{each.suffix}", f"{value}{each.suffix}") for name, value in rows for each in flat[value])
 
-    def unpack(node: Node) -> Node:
+    def unpack(node: OpNode) -> OpNode:
         if node.call:
             return node
         base, suffix = _OP.fullmatch(node.op).group("base", "suffix")  # type: ignore[union-attr]
@@ -67,10 +67,10 @@ def unpacked(joint: Joint) -> Joint:
         form = next((of.form for of in packed if of.form), None)
         if form is not None:
             op = f"{node.op}_{form.name}" if "quantise" in node.op else f"{base}_{form.name}{suffix}"
-            return Node(op, (*args, *_manner(joint, node), *_exactness(joint, node)), all_parts(node.outputs))
+            return OpNode(op, (*args, *_manner(joint, node), *_exactness(joint, node)), all_parts(node.outputs))
         eight_bits = any(is_packed(joint.tensors[value].dtype) for value in node.reads)
         op = f"{base}_fp8{suffix}" if eight_bits and base != "requantise" else node.op
-        return Node(op, (*args, *_exactness(joint, node)), all_parts(node.outputs))
+        return OpNode(op, (*args, *_exactness(joint, node)), all_parts(node.outputs))
 
     return replace(
         joint,
@@ -81,7 +81,7 @@ def unpacked(joint: Joint) -> Joint:
         again=all_parts(joint.again),
         early=all_parts(joint.early),
         parts=tuple((unpack(node), of) for node, of in joint.parts),
-        given=Given(
+        given=GivenTensors(
             params=tuple(
                 name
                 for param in joint.params
@@ -98,7 +98,7 @@ def unpacked(joint: Joint) -> Joint:
     )
 
 
-def _exactness(joint: Joint, node: Node) -> tuple[bool, ...]:
+def _exactness(joint: Joint, node: OpNode) -> tuple[bool, ...]:
     """What a node that quantises is told: whether FP32 scales of its results, if they have some, are powers of two."""
     if "quantise" not in node.op:
         return ()
@@ -108,7 +108,7 @@ def _exactness(joint: Joint, node: Node) -> tuple[bool, ...]:
     return tuple(found)
 
 
-def _manner(joint: Joint, node: Node) -> tuple[bool | str, ...]:
+def _manner(joint: Joint, node: OpNode) -> tuple[bool | str, ...]:
     """What a node that quantises to a format is told: whether columns are transformed, and the key of its weight."""
     if node.op not in ("quantise_columns", "quantise_both"):
         return ()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, StageStep, Use
 from compiler.ir.dtypes import ITEMSIZE, SCALES
 from compiler.ir.expert_placement import Received, even_rows
 from compiler.ir.names import accumulator_of, gradient_of
@@ -30,7 +30,7 @@ UNPLACED = ActionName()  # the action of instructions that are not in a body yet
 
 
 @dataclass(frozen=True)
-class Node:
+class ChainNode:
     """An instruction to be ordered, how long it holds its lane, and what it writes (an exchange: at its wait).
 
     What a device computes beside an exchange it computes on the SMs that the exchange leaves. An action that exchanges
@@ -83,11 +83,11 @@ def nanoseconds(time_s: float) -> int:
 # waits for that, so that those of two segments are there at a time.
 
 
-def with_sharded(chain: Sequence[Node], sharded: Mapping[str, Sharded], rates: Rates) -> list[Node]:
+def with_sharded(chain: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> list[ChainNode]:
     """The chain with the gathers, zeros and scatters of its segments; `sharded`: by site."""
     taking = [node for node in chain if _reads_gathered(node.instruction, sharded)]
     gathers = [_gather(node, taking[max(0, at - 2) : max(0, at - 1)], sharded, rates) for at, node in enumerate(taking)]
-    result, scattered = gathers[:1], list[Node]()
+    result, scattered = gathers[:1], list[ChainNode]()
     del gathers[:1]
     for node in chain:
         i, here = node.instruction, sharded.get(node.instruction.site)
@@ -113,7 +113,7 @@ def with_sharded(chain: Sequence[Node], sharded: Mapping[str, Sharded], rates: R
         cleared_s = rates.optimizer_time_s(here.gradients.fixed_bytes)
         scattered.append(_scatter(run, here, rates))
         result += [
-            Node(zeros, 0, (here.gradients,), before),
+            ChainNode(zeros, 0, (here.gradients,), before),
             replace(run, time_ns=run.time_ns + nanoseconds(cleared_s), after=before),
             scattered[-1],
         ]
@@ -144,37 +144,36 @@ def _places(tensors: tuple[str, ...], here: Sharded, value: str) -> tuple[str, .
     return found if any(found) else ()
 
 
-def _gather(run: Node, behind: Sequence[Node], sharded: Mapping[str, Sharded], rates: Rates) -> Node:
+def _gather(run: ChainNode, behind: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> ChainNode:
     i, here = run.instruction, sharded[run.instruction.site]
     assert here.weights is not None
     weights = replace(here.weights, name=weights_name(here.weights, i.phase))
     start = Instruction("gather", 0, UNPLACED, i.phase, i.site)
     time_s = moved_s(here, "all_gather", weights.dtype, rates)
-    return Node(start, nanoseconds(time_s), (weights,), tuple(each.key for each in behind))
+    return ChainNode(start, nanoseconds(time_s), (weights,), tuple(each.key for each in behind))
 
 
-def _scatter(run: Node, here: Sharded, rates: Rates) -> Node:
+def _scatter(run: ChainNode, here: Sharded, rates: Rates) -> ChainNode:
     start = Instruction("scatter", 0, UNPLACED, "W", run.instruction.site, reads=(here.gradients.name,))
     time_s = moved_s(here, "reduce_scatter", here.gradients.dtype, rates)
-    return Node(start, nanoseconds(time_s), (), (run.key,))
+    return ChainNode(start, nanoseconds(time_s), (), (run.key,))
 
 
 # --- chains
 
 TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
-Step = Use | Communication
 INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
 
 
 @dataclass(frozen=True)
-class Names:
+class ValueNames:
     """Local names of a segment at a place → values of the stage."""
 
     values: Mapping[str, str]
     buffers: Mapping[str, Buffer]
 
     @staticmethod
-    def of(use: Use, cut: Cut) -> Names:
+    def of(use: Use, cut: Cut) -> ValueNames:
         prefix = use.site.replace(".", "_")
         inputs = {i.name: value for i, value in zip(use.segment.inputs, use.inputs, strict=True)}
         outputs = {o.name: value for o, value in zip(use.segment.outputs, use.outputs, strict=True)}
@@ -185,7 +184,7 @@ class Names:
         written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
         values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
         buffers = {b.name: b.named(values[b.name], values[b.alias] if b.alias else "") for b in written}
-        return Names(values, buffers)
+        return ValueNames(values, buffers)
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,8 @@ class Chains:
     cuts: Mapping[str, Cut]  # by site
     rates: Rates
     sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site
-    _chains: dict[str, list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _runs: dict[tuple[str, str], Node] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _chains: dict[str, list[ChainNode]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _runs: dict[tuple[str, str], ChainNode] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def sent(self) -> int:
@@ -215,7 +214,7 @@ class Chains:
     def _dispatch(self) -> Communication | None:
         return next((s for s in self.stage.steps if isinstance(s, Communication) and s.kind == "dispatch"), None)
 
-    def of(self, kind: str) -> list[Node]:
+    def of(self, kind: str) -> list[ChainNode]:
         """The chain of an action of a kind: F, B, I or W. Made once."""
         if kind not in self._chains:
             chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
@@ -248,7 +247,7 @@ class Chains:
 
         return sum(made[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.saved()})
 
-    def forward(self) -> list[Node]:
+    def forward(self) -> list[ChainNode]:
         stage = self.stage
         nodes = [self._plain("load", "F", writes=(b,), site=b.name) for b in stage.loads]
         if stage.input:
@@ -261,7 +260,7 @@ class Chains:
             nodes.append(self._plain("send", "F", reads=(stage.output.name,)))
         return nodes
 
-    def backward(self, kinds: str) -> list[Node]:
+    def backward(self, kinds: str) -> list[ChainNode]:
         """The chain of a backward. `kinds`: "I", "W" or "IW" (a full one: the W of each segment right behind its I).
 
         Of a layer that is run again, it begins with the forwards of that.
@@ -287,7 +286,7 @@ class Chains:
             nodes.append(self._plain("send", "I", reads=(gradient_of(stage.input.name),)))
         return nodes
 
-    def _forward_again(self, site: str, before: Sequence[Node]) -> list[Node]:
+    def _forward_again(self, site: str, before: Sequence[ChainNode]) -> list[ChainNode]:
         """What is run again in front of the backward of a segment, the first that reads what it makes.
 
         They go behind the backward of the layer after theirs, so that the values of one layer are there at a time.
@@ -300,15 +299,15 @@ class Chains:
         return nodes
 
     @cached_property
-    def _again(self) -> dict[str, list[Step]]:
+    def _again(self) -> dict[str, list[StageStep]]:
         """The steps that are run again, by the last segment whose backward reads what those of its layer make."""
-        of_layer: dict[str, list[Step]] = {}
+        of_layer: dict[str, list[StageStep]] = {}
         for step in self.stage.steps:
             if step.again:
                 of_layer.setdefault(step.site.block, []).append(step)
         return {self._last_reader(steps): steps for steps in of_layer.values()}
 
-    def _last_reader(self, again: Sequence[Step]) -> str:
+    def _last_reader(self, again: Sequence[StageStep]) -> str:
         made = {
             buffer.name
             for step in again
@@ -322,26 +321,28 @@ class Chains:
             and any(not made.isdisjoint(self._run(step, kind).instruction.reads) for kind in "IW")
         )
 
-    def _plain(self, kind: str, phase: str, **fields: object) -> Node:
+    def _plain(self, kind: str, phase: str, **fields: object) -> ChainNode:
         writes = fields.pop("writes", ())
         instruction = Instruction(kind, 0, UNPLACED, phase, writes=writes, **fields)  # type: ignore[arg-type]
-        return Node(instruction, 0, writes)  # type: ignore[arg-type]
+        return ChainNode(instruction, 0, writes)  # type: ignore[arg-type]
 
     def _signature(self, use: Use, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         signature = getattr(self.cuts[use.site], phase)
         return signature.args, signature.returns
 
     @cached_property
-    def _names(self) -> dict[str, Names]:
+    def _names(self) -> dict[str, ValueNames]:
         """The names of every segment, by site."""
-        return {step.site: Names.of(step, self.cuts[step.site]) for step in self.stage.steps if isinstance(step, Use)}
+        return {
+            step.site: ValueNames.of(step, self.cuts[step.site]) for step in self.stage.steps if isinstance(step, Use)
+        }
 
-    def _run(self, use: Use, phase: str) -> Node:
+    def _run(self, use: Use, phase: str) -> ChainNode:
         if (use.site, phase) not in self._runs:
             self._runs[use.site, phase] = self._new_run(use, phase)
         return self._runs[use.site, phase]
 
-    def _new_run(self, use: Use, phase: str) -> Node:
+    def _new_run(self, use: Use, phase: str) -> ChainNode:
         cut, names = self.cuts[use.site], self._names[use.site]
         tensors = use.tensors(cut)
         args, returns = self._signature(use, phase)
@@ -358,7 +359,7 @@ class Chains:
             nanoseconds(rates.compute_s(use.segment.kind, cost, self.rows))
             for rates in (self.rates.beside, self.rates.undivided)
         )
-        return Node(instruction, beside, writes, faster_ns=beside - alone, keeps=self.rates.keeps)
+        return ChainNode(instruction, beside, writes, faster_ns=beside - alone, keeps=self.rates.keeps)
 
     def _exchange(
         self,
@@ -368,14 +369,14 @@ class Chains:
         reads: tuple[str, ...],
         writes: tuple[Buffer, ...],
         forwarded: tuple[Buffer, ...] = (),
-    ) -> Node:
+    ) -> ChainNode:
         moved = tuple(b for b in writes if b.dtype not in INTEGERS)
         time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
         time_s += self.rates.host_read_s if kind == "counts" else 0.0
         instruction = Instruction(kind, 0, UNPLACED, phase, site, reads=reads)  # type: ignore[arg-type]
-        return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
+        return ChainNode(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
-    def _rows(self, step: Communication, phase: str) -> Node:
+    def _rows(self, step: Communication, phase: str) -> ChainNode:
         """Rows, or gradients, that ranks put together or take apart."""
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
@@ -384,9 +385,9 @@ class Chains:
         among = self.rates.sharing[step.axis]
         time_s = self.rates.fabric.reduce_s(whole, among, how)
         start = Instruction(kind, 0, UNPLACED, phase, step.site, reads=tuple(buffer.name for buffer in reads))
-        return Node(start, nanoseconds(time_s), writes)
+        return ChainNode(start, nanoseconds(time_s), writes)
 
-    def _exchange_forward(self, step: Communication) -> list[Node]:
+    def _exchange_forward(self, step: Communication) -> list[ChainNode]:
         if step.moves_rows:
             return [self._rows(step, "F")]
         route, maps = f"{step.site}_route", self._maps(step)
@@ -411,7 +412,7 @@ class Chains:
         copies = Buffer(f"{step.site}_copies", of_rows[0].shape[:1], "int64")
         return copies, Buffer(f"{step.site}_forwards", (2, "X"), "int64")
 
-    def _exchange_backward(self, step: Communication) -> list[Node]:
+    def _exchange_backward(self, step: Communication) -> list[ChainNode]:
         """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
         if step.moves_rows:
             return [self._rows(step, "I")] if step.returned else []

@@ -95,7 +95,7 @@ def end_of(jobs: Jobs, order: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OrderEnd:
     """When an order of jobs has ended, and how long each lane is busy till then."""
 
     end: int
@@ -103,7 +103,7 @@ class Run:
     exchange: int
 
 
-def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingProxyType({})) -> Run:
+def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingProxyType({})) -> OrderEnd:
     """An order of jobs over the lanes, with the messages that leave behind some of them. `sends`: job → how long what
     it makes is on the link to another rank; it goes as an exchange does, and no job waits for it."""
     times, least, exchange, awaits = jobs.time, jobs.least, jobs.exchange, jobs.awaits
@@ -120,7 +120,7 @@ def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingP
             compute += least[job] if link <= compute else computed(times[job], least[job], link - compute)
         if job in sends:
             link = (link if link > compute else compute) + sends[job]
-    return Run(max(compute, link), compute - waited, jobs.total(exchange=True) + sum(sends.values()))
+    return OrderEnd(max(compute, link), compute - waited, jobs.total(exchange=True) + sum(sends.values()))
 
 
 def computed(beside: int, between: int, left: int) -> int:

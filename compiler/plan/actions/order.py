@@ -24,8 +24,8 @@ from pathlib import Path
 from compiler.files.cache import text_of
 from compiler.ir import Instruction
 from compiler.plan.actions import lanes
-from compiler.plan.actions.chains import Key, Node
-from compiler.plan.actions.lanes import Jobs, Run, best_order, least_end, run_of
+from compiler.plan.actions.chains import ChainNode, Key
+from compiler.plan.actions.lanes import Jobs, OrderEnd, best_order, least_end, run_of
 from runtime.contract.names import ActionName
 
 # --- Orders of jobs that a search has found, stored by everything that decides them: the next build need not search
@@ -96,10 +96,10 @@ def _digest(text: str) -> str:
 
 # --- order
 
-Placed = tuple[int, Node]  # (slot, node)
+Placed = tuple[int, ChainNode]  # (slot, node)
 
 
-def interleave(chains: Sequence[Sequence[Node]], orders: Orders) -> list[Placed]:
+def interleave(chains: Sequence[Sequence[ChainNode]], orders: Orders) -> list[Placed]:
     """One order of all instructions, the slot beside each. Deterministic; the order depends on nodes alone."""
     placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
     held = [each for each in placed if each[1].ordered]
@@ -109,7 +109,7 @@ def interleave(chains: Sequence[Sequence[Node]], orders: Orders) -> list[Placed]
     return _with_beside([held[job] for job in order], beside)
 
 
-def jobs_of(chains: Sequence[Sequence[Node]]) -> Jobs:
+def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
     """The segments and exchanges of chains that are ordered together."""
     held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
     maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
@@ -138,7 +138,7 @@ def jobs_of(chains: Sequence[Sequence[Node]]) -> Jobs:
     )
 
 
-def paces(nodes: Sequence[Node], num_actions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def paces(nodes: Sequence[ChainNode], num_actions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Nanoseconds of the segments and exchanges of an action or a pair, beside an exchange and without.
 
     A pair exchanges nearly all the time, and two micro-batches are computed to hide it: its segments have the SMs that
@@ -213,7 +213,7 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[
     A scatter that is waited for has all earlier ones waited for: what they give is added in the order of their starts.
     """
     result: list[Instruction] = []
-    pending: dict[tuple[int, Key], tuple[Instruction, Node]] = {}  # exchanges that are under way, by slot
+    pending: dict[tuple[int, Key], tuple[Instruction, ChainNode]] = {}  # exchanges that are under way, by slot
     makers: dict[tuple[int, str], tuple[int, Key]] = {}  # (slot, awaited value) → its exchange
 
     def is_scatter(key: tuple[int, Key]) -> bool:
@@ -250,21 +250,21 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[
 # (torch/distributed/pipelining/schedules.py) and DualPipe (dualpipe.py, _commit_and_wait_comm) put the messages of a
 # step into one batch and wait for all of it before they compute on. Links carry both directions at once, so what a rank
 # receives costs it nothing beside what it sends.
-Chain = Sequence[Node]
+Chain = Sequence[ChainNode]
 
 
-def run_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int], orders: Orders) -> Run:
+def run_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int], orders: Orders) -> OrderEnd:
     """An action, or a pair, in its best order. `sends_ns`: how long the message of each is on the link; 0: it sends
     none to another rank."""
     jobs = jobs_of(chains)
     return run_of(jobs, orders.best(jobs), _behind(chains, sends_ns))
 
 
-def least_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Run:
+def least_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int]) -> OrderEnd:
     """The least that an action, or a pair, takes in any order, and that each lane is busy."""
     jobs = jobs_of(chains)
     end = least_end(jobs, _behind(chains, sends_ns))
-    return Run(end, jobs.total(exchange=False), jobs.total(exchange=True) + sum(sends_ns))
+    return OrderEnd(end, jobs.total(exchange=False), jobs.total(exchange=True) + sum(sends_ns))
 
 
 def _behind(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Mapping[int, int]:

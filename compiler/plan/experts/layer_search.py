@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 
 from compiler.plan.experts.layout import (
-    Balance,
+    ExpertLayout,
     Floats,
     Ints,
-    Layout,
-    PlaceError,
+    LoadBalance,
+    PlacementError,
     aligned,
     balance_of,
     device_loads,
@@ -29,7 +29,7 @@ from compiler.plan.experts.pack import (
     CLOSE,
     STEP,
     Packing,
-    Work,
+    WorkLeft,
     descended,
     first_counts,
     global_,
@@ -48,7 +48,7 @@ from compiler.plan.experts.pack import (
 MAX_CELLS = 1 << 20  # exchanges of experts looked at in one step
 
 
-def onto_nodes(share: Floats, devices: Ints, layout: Layout, work: Work) -> Ints:
+def onto_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLeft) -> Ints:
     """The devices [device, place] in the order of their nodes. `share`: tokens of each item that is placed."""
     if layout.nodes == 1:
         return devices
@@ -59,7 +59,7 @@ def onto_nodes(share: Floats, devices: Ints, layout: Layout, work: Work) -> Ints
     return devices[order]
 
 
-def even_nodes(share: Floats, devices: Ints, layout: Layout, work: Work) -> Ints:
+def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLeft) -> Ints:
     """Exchange items between devices of the heaviest node and others, as long as it gets lighter and no device gets
     heavier than the heaviest is."""
     if layout.nodes in (1, layout.devices):
@@ -94,7 +94,7 @@ def even_nodes(share: Floats, devices: Ints, layout: Layout, work: Work) -> Ints
     return devices
 
 
-def apart(expert: Ints, share: Floats, devices: Ints, layout: Layout) -> Ints:
+def apart(expert: Ints, share: Floats, devices: Ints, layout: ExpertLayout) -> Ints:
     """Replicas of an expert that share a device are exchanged away where no device and no node gets heavier than the
     heaviest is. `expert`: the logical expert of each item."""
     devices = devices.copy()
@@ -142,13 +142,13 @@ Groups = tuple[int, ...]  # of a node, ascending
 MAX_WAYS = 120  # to share out groups, of which all are looked at
 MAX_PLACED = 256  # replicas, over all ways whose experts are placed: more for small layers
 # The placement of one node's experts (numbered from 0), for an amount of work.
-PlaceNode = Callable[[Floats, Layout, int], Ints]
+PlaceNode = Callable[[Floats, ExpertLayout, int], Ints]
 
 
-def on_nodes(load: Floats, layout: Layout, place: PlaceNode, work: int) -> tuple[Ints, float]:
+def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) -> tuple[Ints, float]:
     """The best placement found that keeps every group on one node, equally many on each; and what the busiest device of
     none that does so goes below, in tokens. Each node is a layer of its own."""
-    inner = Layout(
+    inner = ExpertLayout(
         layout.experts // layout.nodes, layout.replicas // layout.nodes, 1, 1, layout.devices // layout.nodes
     )
     size = layout.experts // layout.groups
@@ -185,12 +185,12 @@ def on_nodes(load: Floats, layout: Layout, place: PlaceNode, work: int) -> tuple
     return best[1], ways[0][0] if everything else lower_bound(load, layout, grouped=True)
 
 
-def _ways(load: Floats, layout: Layout, work: int) -> list[tuple[Groups, ...]]:
+def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, ...]]:
     """All ways to share out the groups evenly; if they are too many, the evenest of load, and the greedy's."""
     if _num_ways(layout) <= MAX_WAYS:
         return list(_all(tuple(range(layout.groups)), layout.groups // layout.nodes))
     group = load.reshape(layout.groups, -1).sum(axis=1)
-    even = pack(group, layout.nodes, float(group.sum()) / layout.nodes, Work(work // 4)).bins
+    even = pack(group, layout.nodes, float(group.sum()) / layout.nodes, WorkLeft(work // 4)).bins
     return list(
         dict.fromkeys(
             tuple(sorted(map(tuple, np.sort(bins, axis=1).tolist()))) for bins in (even, packed(group, layout.nodes))
@@ -198,7 +198,7 @@ def _ways(load: Floats, layout: Layout, work: int) -> list[tuple[Groups, ...]]:
     )
 
 
-def _num_ways(layout: Layout) -> int:
+def _num_ways(layout: ExpertLayout) -> int:
     """Ways to share out the groups; MAX_WAYS + 1 if there are more."""
     each = layout.groups // layout.nodes
     count, left = 1, layout.groups
@@ -229,14 +229,14 @@ NEAR_TOLERANCE = 1.002  # the same of changing less of the placement at hand
 
 
 @dataclass(frozen=True)
-class Placed:
+class FoundPlacement:
     """A placement of a layer, what it reaches, and what none can go below (as a balance: over the mean)."""
 
     physical: Ints  # slot → logical expert
-    balance: Balance
+    balance: LoadBalance
     bound: float
     keeps_groups: bool  # every group on one node
-    greedy: Balance  # of the published algorithm
+    greedy: LoadBalance  # of the published algorithm
     whole: Ints | None = None  # the best that keeps groups on their nodes, where that is another
 
     @property
@@ -246,18 +246,18 @@ class Placed:
 
 
 def place_layer(
-    load: Floats, layout: Layout, rule: GroupRule = "auto", now: Ints | None = None, steady: bool = False
-) -> Placed:
+    load: Floats, layout: ExpertLayout, rule: GroupRule = "auto", now: Ints | None = None, steady: bool = False
+) -> FoundPlacement:
     """The best placement found: by the busiest device, then the busiest node, then replicas that share a device.
 
     `rule`: each group on one node (`keep`), experts anywhere (`ignore`), or (`auto`) groups on one node where that
     costs at most 1% and does not lose against the greedy algorithm. `now`: the placement at hand: devices are named so
-    that little moves, and where it is `steady`, only some exchanges are made, at a cost of at most 0.2%. PlaceError
+    that little moves, and where it is `steady`, only some exchanges are made, at a cost of at most 0.2%. PlacementError
     where the sizes do not fit.
     """
     layout.check()
     if rule == "keep" and not layout.groups_divide:
-        raise PlaceError(
+        raise PlacementError(
             f"groups = {layout.groups} do not divide over nodes = {layout.nodes}, so that none can be kept on one",
             "--group-rule ignore",
         )
@@ -287,25 +287,27 @@ def place_layer(
         chosen = aligned(chosen, now, layout)
     whole_groups = keeps_groups(chosen, layout)
     reached, greedy = balance_of(load, chosen, layout), balance_of(load, published[0], layout)
-    return Placed(chosen, reached, bound, whole_groups, greedy, None if whole_groups else grouped)
+    return FoundPlacement(chosen, reached, bound, whole_groups, greedy, None if whole_groups else grouped)
 
 
-def _order(balance: Balance) -> tuple[float, float]:
+def _order(balance: LoadBalance) -> tuple[float, float]:
     return round(balance.device, 12), round(balance.node, 12)
 
 
-def _best(load: Floats, layout: Layout, candidates: Sequence[Ints]) -> Ints:
+def _best(load: Floats, layout: ExpertLayout, candidates: Sequence[Ints]) -> Ints:
     """The best of some placements; the first of equals."""
     return min(candidates, key=lambda p: (*_order(balance_of(load, p, layout)), duplicates(p, layout)))
 
 
-def _will_do(load: Floats, layout: Layout, grouped: Ints, bound: float, published: Balance) -> bool:
+def _will_do(load: Floats, layout: ExpertLayout, grouped: Ints, bound: float, published: LoadBalance) -> bool:
     """Whether groups on their nodes reach what none is better than."""
     balance = balance_of(load, grouped, layout)
     return balance.device <= bound * (1 + CLOSE) and _order(balance) <= _order(published)
 
 
-def _preferred(load: Floats, layout: Layout, first: Ints, other: Ints, published: Balance, tolerance: float) -> Ints:
+def _preferred(
+    load: Floats, layout: ExpertLayout, first: Ints, other: Ints, published: LoadBalance, tolerance: float
+) -> Ints:
     """`other` where it is hardly worse than `first`, and better than the greedy wherever that can be."""
     reached, ours = balance_of(load, first, layout), balance_of(load, other, layout)
     improves = ours.device < published.device * (1 - STEP) or reached.device >= published.device * (1 - STEP)
@@ -313,20 +315,20 @@ def _preferred(load: Floats, layout: Layout, first: Ints, other: Ints, published
     return other if good and improves else first
 
 
-def _over_mean(tokens: float, load: Floats, layout: Layout) -> float:
+def _over_mean(tokens: float, load: Floats, layout: ExpertLayout) -> float:
     total = float(load.sum())
     return max(1.0, tokens * layout.devices / total) if total else 1.0
 
 
 # ---------------------------------------------------------------- ways to a placement
-def _free(load: Floats, layout: Layout, budget: int) -> Ints:
+def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
     """Without regard to groups: the first replica counts that pack well, then better ones, then better packing."""
     bound = lower_bound(load, layout)
 
-    def packing_of(counts: Ints, work: Work) -> Packing:
+    def packing_of(counts: Ints, work: WorkLeft) -> Packing:
         return quick(np.repeat(load / counts, counts), layout.devices, bound, work)
 
-    work = Work(budget // 2)
+    work = WorkLeft(budget // 2)
     counts, packing = None, None
     for tried in first_counts(load, layout):
         if packing is not None and (work.left <= 0 or float((load / tried).max()) >= packing.heaviest):
@@ -339,14 +341,14 @@ def _free(load: Floats, layout: Layout, budget: int) -> Ints:
     assert counts is not None and packing is not None
     counts, packing = moved_counts(load, counts, packing, packing_of, bound, work)
     share = np.repeat(load / counts, counts)
-    bins = kicked(share, packing, max(bound, float(share.max())), Work(budget // 2)).bins
+    bins = kicked(share, packing, max(bound, float(share.max())), WorkLeft(budget // 2)).bins
     expert = np.repeat(np.arange(layout.experts, dtype=np.int64), counts)
-    bins = onto_nodes(share, bins, layout, Work(budget // 4))
-    bins = even_nodes(share, bins, layout, Work(budget // 4))
+    bins = onto_nodes(share, bins, layout, WorkLeft(budget // 4))
+    bins = even_nodes(share, bins, layout, WorkLeft(budget // 4))
     return expert[apart(expert, share, bins, layout)].reshape(-1)
 
 
-def _near(load: Floats, layout: Layout, now: Ints, enough: float, keep: bool) -> Iterator[Ints]:
+def _near(load: Floats, layout: ExpertLayout, now: Ints, enough: float, keep: bool) -> Iterator[Ints]:
     """What a few exchanges make of the placement at hand, until no device has more than `enough`; and itself, last."""
     if keep and not keeps_groups(now, layout):
         return
@@ -354,8 +356,8 @@ def _near(load: Floats, layout: Layout, now: Ints, enough: float, keep: bool) ->
     share, bins = (load / counts)[now], np.arange(layout.replicas, dtype=np.int64).reshape(layout.devices, -1)
     if keep:
         parts = bins.reshape(layout.nodes, -1, layout.slots)
-        bins = np.concatenate([descended(share, part, enough, Work(WORK // 8)).bins for part in parts])
+        bins = np.concatenate([descended(share, part, enough, WorkLeft(WORK // 8)).bins for part in parts])
     else:
-        bins = even_nodes(share, descended(share, bins, enough, Work(WORK // 8)).bins, layout, Work(WORK // 8))
+        bins = even_nodes(share, descended(share, bins, enough, WorkLeft(WORK // 8)).bins, layout, WorkLeft(WORK // 8))
     yield now[bins].reshape(-1)
     yield now

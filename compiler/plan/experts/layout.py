@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 MAX_REPLICAS = 65_536  # physical experts of a layer; DeepSeek-V3 serves with 288 and 320
 
 
-class PlaceError(ValueError):
+class PlacementError(ValueError):
     """What is asked for cannot be placed; `hint` says what to change."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -26,7 +26,7 @@ class PlaceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ExpertLayout:
     """Sizes of a layer: logical experts in groups of neighbours, physical experts, devices in nodes."""
 
     experts: int
@@ -45,30 +45,30 @@ class Layout:
         """Whether every node can have whole groups, equally many."""
         return self.groups % self.nodes == 0
 
-    def check(self) -> Layout:
-        """Itself; PlaceError where the sizes do not fit each other."""
+    def check(self) -> ExpertLayout:
+        """Itself; PlacementError where the sizes do not fit each other."""
         for name in ("experts", "replicas", "groups", "nodes", "devices"):
             if getattr(self, name) < 1:
-                raise PlaceError(f"{name} = {getattr(self, name)}: at least 1")
+                raise PlacementError(f"{name} = {getattr(self, name)}: at least 1")
         if self.replicas > MAX_REPLICAS:
-            raise PlaceError(f"replicas = {self.replicas:,} are too many: at most {MAX_REPLICAS:,}")
+            raise PlacementError(f"replicas = {self.replicas:,} are too many: at most {MAX_REPLICAS:,}")
         if self.replicas < self.experts:
-            raise PlaceError(
+            raise PlacementError(
                 f"replicas = {self.replicas} hold not all of the {self.experts} experts: at least one each",
                 f"--replicas {_multiple(self.experts, self.devices)}",
             )
         if self.replicas % self.devices:
-            raise PlaceError(
+            raise PlacementError(
                 f"replicas = {self.replicas} cannot be spread evenly over devices = {self.devices}",
                 f"--replicas {_multiple(self.replicas, self.devices)}",
             )
         if self.devices % self.nodes:
-            raise PlaceError(
+            raise PlacementError(
                 f"devices = {self.devices} cannot be spread evenly over nodes = {self.nodes}",
                 "--devices counts the devices of all nodes together",
             )
         if self.experts % self.groups:
-            raise PlaceError(f"groups = {self.groups} do not divide the {self.experts} experts of the load file")
+            raise PlacementError(f"groups = {self.groups} do not divide the {self.experts} experts of the load file")
         return self
 
 
@@ -77,7 +77,7 @@ def _multiple(number: int, of: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class LoadBalance:
     """Largest load over the mean load; 1 is perfect, and what a layer without load has."""
 
     device: float
@@ -97,31 +97,31 @@ def node_loads(device: Floats, nodes: int) -> Floats:
     return loads
 
 
-def balance_of(load: Floats, physical: Ints, layout: Layout) -> Balance:
+def balance_of(load: Floats, physical: Ints, layout: ExpertLayout) -> LoadBalance:
     """How even a placement is."""
     total = load.sum()
     if total == 0:
-        return Balance(1.0, 1.0)
+        return LoadBalance(1.0, 1.0)
     device = device_loads(load, physical, layout.devices)
     node = node_loads(device, layout.nodes)
-    return Balance(
+    return LoadBalance(
         max(1.0, float(device.max() * layout.devices / total)), max(1.0, float(node.max() * layout.nodes / total))
     )
 
 
-def duplicates(physical: Ints, layout: Layout) -> int:
+def duplicates(physical: Ints, layout: ExpertLayout) -> int:
     """Slots that hold an expert which their device has already: memory without use."""
     rows = np.sort(physical.reshape(layout.devices, -1), axis=1)
     return int((rows[:, 1:] == rows[:, :-1]).sum())
 
 
-def default_placement(layout: Layout) -> Ints:
+def default_placement(layout: ExpertLayout) -> Ints:
     """What a plan does by itself: expert e on device e // (experts / devices)."""
     assert layout.replicas == layout.experts
     return np.arange(layout.experts, dtype=np.int64)
 
 
-def keeps_groups(physical: Ints, layout: Layout) -> bool:
+def keeps_groups(physical: Ints, layout: ExpertLayout) -> bool:
     """Whether all experts of each group are on one node."""
     slots_of_node, group_size = layout.replicas // layout.nodes, layout.experts // layout.groups
     node = np.arange(layout.replicas) // slots_of_node
@@ -129,7 +129,7 @@ def keeps_groups(physical: Ints, layout: Layout) -> bool:
     return len(pairs) == layout.groups
 
 
-def checked(physical: Sequence[int] | Ints, layout: Layout) -> Ints:
+def checked(physical: Sequence[int] | Ints, layout: ExpertLayout) -> Ints:
     """A placement as an array; asserts that it is one: every slot filled, every expert somewhere."""
     array = np.asarray(physical, dtype=np.int64)
     assert array.shape == (layout.replicas,), (array.shape, layout)
@@ -139,7 +139,7 @@ def checked(physical: Sequence[int] | Ints, layout: Layout) -> Ints:
 
 # ---------------------------------------------------------------- what moves
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReplicaMove:
     """A replica of an expert leaves a device for another; -1: it is made, or given up."""
 
     expert: int
@@ -152,7 +152,7 @@ class Move:
         return f"expert {self.expert}: {here} → {there}"
 
 
-def aligned(physical: Ints, now: Ints, layout: Layout) -> Ints:
+def aligned(physical: Ints, now: Ints, layout: ExpertLayout) -> Ints:
     """The placement with its nodes, and the devices of each, renamed after those of `now` that they resemble most.
 
     Experts of a device are in ascending order. Loads do not change.
@@ -168,13 +168,13 @@ def aligned(physical: Ints, now: Ints, layout: Layout) -> Ints:
     return in_order(physical.reshape(layout.devices, -1)[devices].reshape(-1), layout)
 
 
-def in_order(physical: Ints, layout: Layout) -> Ints:
+def in_order(physical: Ints, layout: ExpertLayout) -> Ints:
     """The experts of every device ascending."""
     ordered: Ints = np.sort(physical.reshape(layout.devices, -1), axis=1).reshape(-1)
     return ordered
 
 
-def moves(now: Ints, physical: Ints, layout: Layout) -> tuple[Move, ...]:
+def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ReplicaMove, ...]:
     """What leads from one placement to the other, by expert."""
     old, new = _held(now, layout), _held(physical, layout)
     change = new - old
@@ -185,11 +185,11 @@ def moves(now: Ints, physical: Ints, layout: Layout) -> tuple[Move, ...]:
         count = max(len(gone), len(come))
         gone += [-1] * (count - len(gone))
         come += [-1] * (count - len(come))
-        found += [Move(expert, a, b) for a, b in zip(gone, come, strict=True)]
+        found += [ReplicaMove(expert, a, b) for a, b in zip(gone, come, strict=True)]
     return tuple(found)
 
 
-def _held(physical: Ints, layout: Layout) -> Ints:
+def _held(physical: Ints, layout: ExpertLayout) -> Ints:
     """[device, expert] → replicas."""
     held = np.zeros((layout.devices, layout.experts), dtype=np.int64)
     np.add.at(held, (np.arange(layout.replicas) // (len(physical) // layout.devices), physical), 1)
@@ -221,7 +221,7 @@ def _matched(alike: Ints) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class TokenRouting:
     """How a token chooses: `top_k` experts of `top_groups` groups; and what a copy of it weighs."""
 
     top_k: int
@@ -246,7 +246,7 @@ class Copies:
         return self.expected * (nodes - 1) / nodes
 
 
-def copies(load: Floats, physical: Ints, layout: Layout, routing: Routing, parts: int) -> Copies:
+def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRouting, parts: int) -> Copies:
     """To the nodes (`parts` = nodes) or to the devices of a placement; zeros without load."""
     total = float(load.sum())
     if total == 0:
@@ -268,7 +268,7 @@ def copies(load: Floats, physical: Ints, layout: Layout, routing: Routing, parts
     return Copies(min(float(reached.sum()), most), least, most, float(reached.max()))
 
 
-def _used(chosen: Floats, layout: Layout, routing: Routing) -> Floats:
+def _used(chosen: Floats, layout: ExpertLayout, routing: TokenRouting) -> Floats:
     """How often a token takes each group: in proportion to its load, `top_groups` in all, no group more than always."""
     group = chosen.reshape(layout.groups, -1)
     used = np.minimum(1.0, group.sum(axis=1) * routing.top_groups / routing.top_k)

@@ -23,7 +23,7 @@ from math import comb
 
 import numpy as np
 
-from compiler.plan.experts.layout import Floats, Ints, Layout
+from compiler.plan.experts.layout import ExpertLayout, Floats, Ints
 
 # --- The published greedy algorithm: hierarchical where groups divide over the nodes, else global
 #
@@ -35,7 +35,7 @@ from compiler.plan.experts.layout import Floats, Ints, Layout
 # averages or of pigeonholes, and holds for all numbers of replicas that fill the slots.
 
 
-def hierarchical(load: Floats, layout: Layout) -> Ints:
+def hierarchical(load: Floats, layout: ExpertLayout) -> Ints:
     """Logical expert of each slot, with every group on one node. The groups divide over the nodes."""
     assert layout.groups_divide, layout
     size = layout.experts // layout.groups
@@ -44,17 +44,17 @@ def hierarchical(load: Floats, layout: Layout) -> Ints:
     return np.concatenate([_of_node(load, row, layout) for row in experts])
 
 
-def global_(load: Floats, layout: Layout) -> Ints:
+def global_(load: Floats, layout: ExpertLayout) -> Ints:
     """Logical expert of each slot; groups and nodes do not count."""
-    return hierarchical(load, Layout(layout.experts, layout.replicas, 1, 1, layout.devices))
+    return hierarchical(load, ExpertLayout(layout.experts, layout.replicas, 1, 1, layout.devices))
 
 
-def greedy(load: Floats, layout: Layout) -> Ints:
+def greedy(load: Floats, layout: ExpertLayout) -> Ints:
     """What the published algorithm does for this layout."""
     return hierarchical(load, layout) if layout.groups_divide else global_(load, layout)
 
 
-def _of_node(load: Floats, experts: Ints, layout: Layout) -> Ints:
+def _of_node(load: Floats, experts: Ints, layout: ExpertLayout) -> Ints:
     """The slots of one node, which has these experts."""
     counts, order = replicate(load[experts], layout.replicas // layout.nodes)
     share = load[experts] / counts
@@ -103,7 +103,7 @@ def packed(weights: Floats, num_bins: int) -> Ints:
 MAX_DEPTH = 64  # experts that share a device, of the pigeonhole bound
 
 
-def lower_bound(load: Floats, layout: Layout, grouped: bool = False) -> float:
+def lower_bound(load: Floats, layout: ExpertLayout, grouped: bool = False) -> float:
     """No placement has a busiest device below this; `grouped`: none that keeps every group on one node."""
     counts, _ = replicate(load, layout.replicas)
     bounds = [float(load.sum()) / layout.devices, float((load / counts).max()), _sharing(load, layout)]
@@ -112,7 +112,7 @@ def lower_bound(load: Floats, layout: Layout, grouped: bool = False) -> float:
     return max(bounds)
 
 
-def _sharing(load: Floats, layout: Layout) -> float:
+def _sharing(load: Floats, layout: ExpertLayout) -> float:
     """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, beside the lightest experts.
 
     At most `replicas - experts` experts have a second replica; if these are the heaviest, the others are still whole.
@@ -129,7 +129,7 @@ def _sharing(load: Floats, layout: Layout) -> float:
     return best
 
 
-def _groups(load: Floats, layout: Layout) -> float:
+def _groups(load: Floats, layout: ExpertLayout) -> float:
     """A lower bound: j + 1 of the j·nodes + 1 heaviest groups share a node, and a group fits the slots of its node."""
     group = np.sort(load.reshape(layout.groups, -1).sum(axis=1))[::-1]
     per_node, size, slots = layout.groups // layout.nodes, layout.experts // layout.groups, layout.replicas
@@ -155,7 +155,7 @@ OVERHEAD = 2_000  # exchanges that take as long as starting to look at any
 
 
 @dataclass
-class Work:
+class WorkLeft:
     """How many exchanges may still be looked at."""
 
     left: int
@@ -172,12 +172,12 @@ class Packing:
     heaviest: float
 
 
-def pack(weights: Floats, num_bins: int, target: float, work: Work) -> Packing:
+def pack(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Packing:
     """The best found. Ends early where no bin is above `target`."""
     return kicked(weights, quick(weights, num_bins, target, work), target, work)
 
 
-def quick(weights: Floats, num_bins: int, target: float, work: Work) -> Packing:
+def quick(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Packing:
     """Without kicks."""
     places = len(weights) // num_bins
     if places == 1 or num_bins == 1:
@@ -214,7 +214,7 @@ def differenced(weights: Floats, num_bins: int) -> Ints:
     return bins
 
 
-def descended(weights: Floats, bins: Ints, target: float, work: Work) -> Packing:
+def descended(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Packing:
     """Exchange as long as it makes the heaviest bin and its partner both lighter than that was."""
     bins = bins.copy()
     pairs = np.triu_indices(bins.shape[1], k=1)
@@ -230,7 +230,7 @@ def descended(weights: Floats, bins: Ints, target: float, work: Work) -> Packing
     return _packing(weights, bins)
 
 
-def kicked(weights: Floats, best: Packing, target: float, work: Work) -> Packing:
+def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Packing:
     """Shuffle the heaviest bin with a few others and descend again, keeping what is no heavier."""
     random = np.random.default_rng(len(weights))
     num_bins, places = best.bins.shape
@@ -246,7 +246,7 @@ def kicked(weights: Floats, best: Packing, target: float, work: Work) -> Packing
     return best
 
 
-def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work: Work) -> bool:
+def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work: WorkLeft) -> bool:
     """The best exchange of one item of the heaviest bin, if there is any that helps."""
     near = _partners(sums, heaviest, bins.shape[1] ** 2)
     given, taken = weights[bins[heaviest]], weights[bins[near]]
@@ -260,7 +260,7 @@ def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work
 
 
 def _exchange_two(
-    weights: Floats, bins: Ints, sums: Floats, heaviest: int, pairs: tuple[Ints, Ints], work: Work
+    weights: Floats, bins: Ints, sums: Floats, heaviest: int, pairs: tuple[Ints, Ints], work: WorkLeft
 ) -> bool:
     """The best exchange of two items of the heaviest bin. Bins of up to five items need no other exchanges."""
     first, second = pairs
@@ -286,7 +286,7 @@ def _partners(sums: Floats, heaviest: int, exchanges: int) -> Ints:
     return order[order != heaviest][: max(1, MAX_EXCHANGES // exchanges)]
 
 
-def _best(given: Floats, taken: Floats, heaviest: float, others: Floats, work: Work) -> tuple[int, int, int] | None:
+def _best(given: Floats, taken: Floats, heaviest: float, others: Floats, work: WorkLeft) -> tuple[int, int, int] | None:
     """(given, bin, taken) after which the heavier of both bins is lightest; None if that is not lighter than before."""
     work.spend(given.size * taken.size)
     moved = given[:, None, None] - taken[None, :, :]
@@ -303,10 +303,10 @@ MAX_ALL = 500  # ways to give replicas, of which all are tried
 MAX_WAYS = 12
 MAX_GIVERS = 12  # experts that a replica is taken from, those whose others get least
 MAX_TAKERS = 12  # experts that it is given to: those on the heaviest device, then the lightest and the heaviest
-Pack = Callable[[Ints, Work], Packing]
+Pack = Callable[[Ints, WorkLeft], Packing]
 
 
-def first_counts(load: Floats, layout: Layout) -> Iterator[Ints]:
+def first_counts(load: Floats, layout: ExpertLayout) -> Iterator[Ints]:
     """Counts of replicas to try: the greedy ones, then all others; or if those are too many, some near the greedy.
 
     These give fewer replicas greedily, and the rest evenly to all experts, the lightest first.
@@ -329,7 +329,7 @@ def first_counts(load: Floats, layout: Layout) -> Iterator[Ints]:
 
 
 def moved_counts(
-    load: Floats, counts: Ints, packing: Packing, pack: Pack, target: float, work: Work
+    load: Floats, counts: Ints, packing: Packing, pack: Pack, target: float, work: WorkLeft
 ) -> tuple[Ints, Packing]:
     """Hill climbing: take a replica from one expert and give it to another while the heaviest device gets lighter."""
     moved = True

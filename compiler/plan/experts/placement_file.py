@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.files.text import TextFileError, json_of, read_text
 from compiler.ir.expert_placement import VERSION, LayerPlacement
-from compiler.plan.experts.layout import MAX_REPLICAS, Floats, Ints, Move, PlaceError
+from compiler.plan.experts.layout import MAX_REPLICAS, Floats, Ints, PlacementError, ReplicaMove
 
 _MOVE = re.compile(r"expert (\d{1,6}): (?:new|device (\d{1,6})) → (?:gone|device (\d{1,6}))")
 
@@ -26,7 +26,7 @@ def physical_of(layer: LayerPlacement) -> Ints:
 
 
 def layer_placement(
-    layer: str, physical: Ints, devices: int, moved: Sequence[Move], load: Floats | None = None
+    layer: str, physical: Ints, devices: int, moved: Sequence[ReplicaMove], load: Floats | None = None
 ) -> LayerPlacement:
     """The entry of a layer in the file, for a placement that was found."""
     rows = tuple(tuple(row) for row in physical.reshape(devices, -1).tolist())
@@ -34,53 +34,55 @@ def layer_placement(
 
 
 def read_placement(path: Path) -> Mapping[str, LayerPlacement]:
-    """The layers of a file by their names. PlaceError says what is wrong with it."""
+    """The layers of a file by their names. PlacementError says what is wrong with it."""
     document = read_json(path)
     try:
         layers = _layers(document)
-    except PlaceError as error:
-        raise PlaceError(f"{path}: {error}", error.hint) from None
+    except PlacementError as error:
+        raise PlacementError(f"{path}: {error}", error.hint) from None
     return layers
 
 
 def _layers(document: Any) -> dict[str, LayerPlacement]:
     if not isinstance(document, dict) or document.keys() != {"version", "layers"}:
-        raise PlaceError('{"version": 1, "layers": […]} should be here', "`dsc place RUN -o FILE` writes one")
+        raise PlacementError('{"version": 1, "layers": […]} should be here', "`dsc place RUN -o FILE` writes one")
     if document["version"] is not VERSION:
-        raise PlaceError(f"version {json.dumps(document['version'])[:40]} is not known, this dsc reads {VERSION}")
+        raise PlacementError(f"version {json.dumps(document['version'])[:40]} is not known, this dsc reads {VERSION}")
     rows = document["layers"]
     if not isinstance(rows, list) or len(rows) > MAX_LAYERS:
-        raise PlaceError(f"`layers` is a list of at most {MAX_LAYERS:,} layers")
+        raise PlacementError(f"`layers` is a list of at most {MAX_LAYERS:,} layers")
     found: dict[str, LayerPlacement] = {}
     for row in rows:
         layer = _layer(row)
         if layer.layer in found:
-            raise PlaceError(f"{layer.layer} is there twice")
+            raise PlacementError(f"{layer.layer} is there twice")
         found[layer.layer] = layer
     return found
 
 
 def _layer(row: Any) -> LayerPlacement:
     if not isinstance(row, dict) or row.keys() - {"load"} != {"layer", "devices", "moves"}:
-        raise PlaceError('a layer is {"layer": …, "devices": […], "moves": […], "load": […]}, the load if it is known')
+        raise PlacementError(
+            'a layer is {"layer": …, "devices": […], "moves": […], "load": […]}, the load if it is known'
+        )
     name, devices, moved, load = row["layer"], row["devices"], row["moves"], row.get("load", [])
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9.]{1,64}", name):
-        raise PlaceError(f"{json.dumps(name)[:40]} is no name of a layer, such as layers.3")
+        raise PlacementError(f"{json.dumps(name)[:40]} is no name of a layer, such as layers.3")
     right = isinstance(devices, list) and all(isinstance(device, list) and device for device in devices) and devices
     if not right or not all(_is_expert(expert) for device in devices for expert in device):
-        raise PlaceError(f"{name}: `devices` is a list of the experts of each device")
+        raise PlacementError(f"{name}: `devices` is a list of the experts of each device")
     if len({len(device) for device in devices}) > 1:
-        raise PlaceError(f"{name}: every device has equally many experts")
+        raise PlacementError(f"{name}: every device has equally many experts")
     layer = LayerPlacement(name, tuple(map(tuple, devices)), tuple(moved) if isinstance(moved, list) else ())
     if "load" in row and (not isinstance(load, list) or len(load) != layer.num_experts):
-        raise PlaceError(f"{name}: `load` is the tokens of each of its {layer.num_experts} experts")
+        raise PlacementError(f"{name}: `load` is the tokens of each of its {layer.num_experts} experts")
     if wrong := next((said for value in load if (said := wrong_tokens(value))), ""):
-        raise PlaceError(f"{name}: `load`: {wrong}")
+        raise PlacementError(f"{name}: `load`: {wrong}")
     missing = set(range(layer.num_experts)) - {expert for device in devices for expert in device}
     if missing:
-        raise PlaceError(f"{name}: expert {min(missing)} is on no device")
+        raise PlacementError(f"{name}: expert {min(missing)} is on no device")
     if not isinstance(moved, list) or not all(isinstance(move, str) for move in moved):
-        raise PlaceError(f"{name}: `moves` is a list of texts")
+        raise PlacementError(f"{name}: `moves` is a list of texts")
     for move in moved:
         _check_move(layer, move)
     return replace(layer, load=tuple(map(float, load)))
@@ -94,10 +96,10 @@ def _check_move(layer: LayerPlacement, text: str) -> None:
     """A move says where an expert is now, as `devices` do."""
     match = _MOVE.fullmatch(text)
     if match is None:
-        raise PlaceError(f"{layer.layer}: {text[:60]!r} is no move, such as 'expert 3: device 1 → device 0'")
+        raise PlacementError(f"{layer.layer}: {text[:60]!r} is no move, such as 'expert 3: device 1 → device 0'")
     expert, there = int(match[1]), match[3]
     if there is not None and (int(there) >= len(layer.devices) or expert not in layer.devices[int(there)]):
-        raise PlaceError(
+        raise PlacementError(
             f"{layer.layer}: the move {text!r} does not agree with `devices`, where expert {expert} is elsewhere",
             "edit both, or leave the move out",
         )
@@ -111,26 +113,26 @@ MAX_TOKENS = 1e18  # of an expert; a run of a trillion tokens a day has these in
 
 
 def read_load(path: Path) -> tuple[Floats, ...]:
-    """Tokens of each expert, a row a layer. PlaceError says what is wrong with the file, and where."""
+    """Tokens of each expert, a row a layer. PlacementError says what is wrong with the file, and where."""
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("load"), list):
-        raise PlaceError(f'{path}: {{"load": [[tokens of each expert], …]}} should be here, a row for each layer')
+        raise PlacementError(f'{path}: {{"load": [[tokens of each expert], …]}} should be here, a row for each layer')
     rows = document["load"]
     if not rows:
-        raise PlaceError(f"{path}: there is no layer in `load`", "a model without experts has nothing to place")
+        raise PlacementError(f"{path}: there is no layer in `load`", "a model without experts has nothing to place")
     if len(rows) > MAX_LAYERS:
-        raise PlaceError(f"{path}: {len(rows):,} layers are too many: at most {MAX_LAYERS:,}")
+        raise PlacementError(f"{path}: {len(rows):,} layers are too many: at most {MAX_LAYERS:,}")
     return tuple(_row(path, index, row) for index, row in enumerate(rows))
 
 
 def _row(path: Path, index: int, row: Any) -> Floats:
     if not isinstance(row, list) or not row:
-        raise PlaceError(f"{path}: row {index} of `load` is no list of tokens")
+        raise PlacementError(f"{path}: row {index} of `load` is no list of tokens")
     if len(row) > MAX_REPLICAS:
-        raise PlaceError(f"{path}: row {index} has {len(row):,} experts, too many: at most {MAX_REPLICAS:,}")
+        raise PlacementError(f"{path}: row {index} has {len(row):,} experts, too many: at most {MAX_REPLICAS:,}")
     for expert, value in enumerate(row):
         if wrong := wrong_tokens(value):
-            raise PlaceError(f"{path}: row {index}, expert {expert}: {wrong}")
+            raise PlacementError(f"{path}: row {index}, expert {expert}: {wrong}")
     return np.array(row, dtype=np.float64)
 
 
@@ -144,11 +146,11 @@ def wrong_tokens(value: Any) -> str:
 
 
 def same_length(path: Path, rows: tuple[Floats, ...]) -> int:
-    """Experts of every row; PlaceError where rows differ."""
+    """Experts of every row; PlacementError where rows differ."""
     experts = len(rows[0])
     for index, row in enumerate(rows):
         if len(row) != experts:
-            raise PlaceError(
+            raise PlacementError(
                 f"{path}: row {index} has {len(row)} experts, row 0 has {experts}",
                 "of a model whose layers differ, name its spec: dsc place FILE SPEC",
             )
@@ -156,8 +158,8 @@ def same_length(path: Path, rows: tuple[Floats, ...]) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """The document of a file; PlaceError where there is none: no file, too large, not strict JSON."""
+    """The document of a file; PlacementError where there is none: no file, too large, not strict JSON."""
     try:
         return json_of(read_text(path, MAX_BYTES), str(path))
     except TextFileError as error:
-        raise PlaceError(str(error)) from None
+        raise PlacementError(str(error)) from None

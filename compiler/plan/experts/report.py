@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.ir.expert_placement import LayerPlacement
-from compiler.plan.experts.layer_search import GroupRule, Placed, place_layer
+from compiler.plan.experts.layer_search import FoundPlacement, GroupRule, place_layer
 from compiler.plan.experts.layout import (
-    Balance,
     Copies,
+    ExpertLayout,
     Floats,
     Ints,
-    Layout,
-    Move,
-    PlaceError,
-    Routing,
+    LoadBalance,
+    PlacementError,
+    ReplicaMove,
+    TokenRouting,
     balance_of,
     copies,
     default_placement,
@@ -30,18 +30,18 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """A layer. `now`: the placement at hand, `moved`: what leads away from it; None where none is known."""
 
     layer: str
     load: Floats
-    layout: Layout
-    found: Placed
+    layout: ExpertLayout
+    found: FoundPlacement
     now: Ints | None
-    before: Balance | None
-    moved: tuple[Move, ...] | None
-    links: Links | None
-    whole: Balance | None = None  # of the best that keeps groups on their nodes, where this does not
+    before: LoadBalance | None
+    moved: tuple[ReplicaMove, ...] | None
+    links: LinkBytes | None
+    whole: LoadBalance | None = None  # of the best that keeps groups on their nodes, where this does not
 
     @property
     def busiest(self) -> tuple[float | None, float, float, float]:
@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkBytes:
     """Bytes of a token over the links between nodes and to the devices, there and back. before: None if not known."""
 
     row_bytes: int
@@ -75,7 +75,7 @@ class Overall:
     whole: float | None  # where no group were split; None where none is
 
 
-def overall(rows: Sequence[Row]) -> Overall:
+def overall(rows: Sequence[LayerRow]) -> Overall:
     """The balance of all layers together; 1 where there is no load."""
     busiest = [row.busiest for row in rows]
     mean = sum(each[3] for each in busiest)
@@ -95,7 +95,7 @@ def overall(rows: Sequence[Row]) -> Overall:
 # ---------------------------------------------------------------- JSON
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
+def document(rows: Sequence[LayerRow]) -> dict[str, Any]:
     """docs/json.md."""
     total = overall(rows)
     return {
@@ -111,7 +111,7 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _layer_value(row: Row) -> dict[str, Any]:
+def _layer_value(row: LayerRow) -> dict[str, Any]:
     found = row.found
     moved = None if row.moved is None else [[m.expert, m.source, m.destination] for m in row.moved]
     return {
@@ -129,17 +129,17 @@ def _layer_value(row: Row) -> dict[str, Any]:
     }
 
 
-def _balance_value(balance: Balance) -> dict[str, float]:
+def _balance_value(balance: LoadBalance) -> dict[str, float]:
     return {"device": balance.device, "node": balance.node}
 
 
-def _links_value(links: Links) -> dict[str, Any]:
+def _links_value(links: LinkBytes) -> dict[str, Any]:
     pairs = ((links.to_nodes_before, links.to_devices_before), (links.to_nodes, links.to_devices))
     before, after = (None if node is None or device is None else _bytes(links, node, device) for node, device in pairs)
     return {"copy_bytes": links.row_bytes, "before": before, "after": after}
 
 
-def _bytes(links: Links, node: Copies, device: Copies) -> dict[str, float]:
+def _bytes(links: LinkBytes, node: Copies, device: Copies) -> dict[str, float]:
     return {
         "node_copies": node.expected,
         "least_node_copies": node.least,
@@ -157,18 +157,18 @@ MAX_CELLS = 1 << 22  # slots of all layers
 
 
 @dataclass(frozen=True)
-class Task:
+class LayerTask:
     """A layer. `now`: its placement at hand; None where experts have replicas, of which no plan knows."""
 
     layer: str
     load: Floats
-    layout: Layout
+    layout: ExpertLayout
     now: Ints | None = None
     steady: bool = False  # `now` is what a run has, so that little of it is changed
-    routing: Routing | None = None  # of a model that is known
+    routing: TokenRouting | None = None  # of a model that is known
 
 
-def at_hand(layout: Layout, placement: LayerPlacement | None = None) -> Ints | None:
+def at_hand(layout: ExpertLayout, placement: LayerPlacement | None = None) -> Ints | None:
     """The placement of a layer before: that of a file, or else a plan's own."""
     if layout.replicas > layout.experts:
         return None
@@ -177,11 +177,13 @@ def at_hand(layout: Layout, placement: LayerPlacement | None = None) -> Ints | N
     return physical_of(placement)
 
 
-def place_all(tasks: Sequence[Task], rule: GroupRule, progress: Callable[[int], None] = lambda _: None) -> list[Row]:
-    """`progress` is told how many layers are placed. PlaceError where they are too many, or do not fit."""
+def place_all(
+    tasks: Sequence[LayerTask], rule: GroupRule, progress: Callable[[int], None] = lambda _: None
+) -> list[LayerRow]:
+    """`progress` is told how many layers are placed. PlacementError where they are too many, or do not fit."""
     cells = sum(task.layout.replicas for task in tasks)
     if cells > MAX_CELLS:
-        raise PlaceError(f"{cells:,} physical experts of all layers are too many: at most {MAX_CELLS:,}")
+        raise PlacementError(f"{cells:,} physical experts of all layers are too many: at most {MAX_CELLS:,}")
     rows = []
     for done, task in enumerate(tasks):
         progress(done)
@@ -189,7 +191,7 @@ def place_all(tasks: Sequence[Task], rule: GroupRule, progress: Callable[[int], 
     return rows
 
 
-def _row(task: Task, rule: GroupRule) -> Row:
+def _row(task: LayerTask, rule: GroupRule) -> LayerRow:
     load, layout, now = task.load, task.layout, task.now
     found = place_layer(load, layout, rule, now, task.steady)
     before = None if now is None else balance_of(load, now, layout)
@@ -198,10 +200,10 @@ def _row(task: Task, rule: GroupRule) -> Row:
     if task.routing is not None:
         links = _links(task, task.routing, found)
     whole = None if found.whole is None else balance_of(load, found.whole, layout)
-    return Row(task.layer, load, layout, found, now, before, moved, links, whole)
+    return LayerRow(task.layer, load, layout, found, now, before, moved, links, whole)
 
 
-def _links(task: Task, routing: Routing, found: Placed) -> Links:
+def _links(task: LayerTask, routing: TokenRouting, found: FoundPlacement) -> LinkBytes:
     layout, now = task.layout, task.now
     pairs = [
         None if placement is None else copies(task.load, placement, layout, routing, parts)
@@ -211,10 +213,10 @@ def _links(task: Task, routing: Routing, found: Placed) -> Links:
     nodes_before, nodes, devices_before, devices = pairs
     assert nodes is not None and devices is not None
     whole = None if found.whole is None else copies(task.load, found.whole, layout, routing, layout.nodes)
-    return Links(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, whole)
+    return LinkBytes(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, whole)
 
 
-def file_layers(rows: Sequence[Row]) -> list[LayerPlacement]:
+def file_layers(rows: Sequence[LayerRow]) -> list[LayerPlacement]:
     """What the file of a placement says of them."""
     return [
         layer_placement(

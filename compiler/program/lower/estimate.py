@@ -17,7 +17,7 @@ from statistics import mean
 from compiler.ir import Body, Instruction, Plan, Program
 from compiler.ir.expert_placement import Received
 from compiler.machine.topology.traffic import Messages, messages_of
-from compiler.plan.actions.chains import EXCHANGES, Chains, Key, Node
+from compiler.plan.actions.chains import EXCHANGES, ChainNode, Chains, Key
 from compiler.plan.actions.lanes import computed
 from compiler.plan.actions.order import paces, run_of_chains
 from compiler.program.lower.lowering import Lowering
@@ -26,7 +26,7 @@ from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, by_
 from runtime.contract.actions import COPIES
 from runtime.contract.names import ProgramName
 
-Times = Mapping[Key, Node]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
+Times = Mapping[Key, ChainNode]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
 KINDS = "FBIW"
 _PARTS = 1000  # of a weight and a share in a search
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Kind, Message, Plan, Program
+from compiler.ir import Body, BucketCollective, Buffer, Instruction, Invocation, Kind, Message, Plan, Program
 from compiler.plan.actions.chains import Chains
 from compiler.plan.actions.order import Orders, finish, interleave
 from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, on_ranks
@@ -32,16 +32,16 @@ from runtime.contract.names import ActionName, BodyKind, BodyName
 # are divided are gathered by those that read them (compiler/plan/actions/chains.py): what is left here are the same
 # parts on several pipeline ranks.
 
-TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
-LOGITS = Collective("max", "logits")
+TARGETS, RECORDS, NORM = (BucketCollective("sum", name) for name in ("targets", "records", "norm"))
+LOGITS = BucketCollective("max", "logits")
 
 
 class Collectives(TypedDict):
     """The fields of a program."""
 
-    prologue: tuple[Collective, ...]
-    epilogue: tuple[Collective, ...]
-    update: tuple[Collective, ...]
+    prologue: tuple[BucketCollective, ...]
+    epilogue: tuple[BucketCollective, ...]
+    update: tuple[BucketCollective, ...]
 
 
 def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
@@ -49,10 +49,10 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
 
     An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
     """
-    reduces = (Collective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
+    reduces = (BucketCollective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
     shared = [b for b in plan.buckets if len(b.holders) > 1 and not b.still]
     parted = [b for b in shared if plan.zero and (plan.zero < 3 or b.is_reduced)]
-    gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in parted)
+    gathers = tuple(BucketCollective("gather", bucket.name, bucket) for bucket in parted)
     if not trains:
         return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}
     return {
@@ -123,7 +123,7 @@ Call = tuple[BodyName, tuple[int, ...]]  # body, micro-batches
 
 
 @dataclass(slots=True)
-class _Channel:
+class _SentChannel:
     """A channel from one rank to another: its messages in the order sent, where each is sent and where awaited."""
 
     messages: list[Message] = field(default_factory=list)
@@ -133,14 +133,16 @@ class _Channel:
     order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), as awaited
 
 
-Talk = Sequence[tuple[_Channel, int, ActionName, int]]  # (channel, position in the body, producer, slot)
+Talk = Sequence[tuple[_SentChannel, int, ActionName, int]]  # (channel, position in the body, producer, slot)
 
 
 def invocations_of(
     bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
 ) -> tuple[tuple[Invocation, ...], ...]:
     """The invocations of every pipeline rank, from its bodies and its calls of them in their order."""
-    channels: list[dict[int, _Channel]] = [defaultdict(_Channel) for _ in calls]  # by source, then by destination
+    channels: list[dict[int, _SentChannel]] = [
+        defaultdict(_SentChannel) for _ in calls
+    ]  # by source, then by destination
     exchanged = [{body.name: _exchanged(rank, body, channels) for body in row} for rank, row in enumerate(bodies)]
     for row, talks in zip(calls, exchanged, strict=True):
         for index, (name, micro_batches) in enumerate(row):
@@ -169,10 +171,10 @@ def invocations_of(
     )
 
 
-def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _Channel]]) -> tuple[Talk, Talk]:
+def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _SentChannel]]) -> tuple[Talk, Talk]:
     """What a body sends, and what it receives; what is handed over inside the rank is neither."""
-    sends: list[tuple[_Channel, int, ActionName, int]] = []
-    receives: list[tuple[_Channel, int, ActionName, int]] = []
+    sends: list[tuple[_SentChannel, int, ActionName, int]] = []
+    receives: list[tuple[_SentChannel, int, ActionName, int]] = []
     for position, i in body.messages:
         if i.peer != rank:
             if i.kind == "send":
@@ -182,7 +184,7 @@ def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _Channel]]) -
     return sends, receives
 
 
-def _post(channel: _Channel, source: int, before: list[Ends]) -> None:
+def _post(channel: _SentChannel, source: int, before: list[Ends]) -> None:
     """Post before each invocation of the receiver all messages up to what the next one awaits, in the order sent."""
     posted = 0
     for index, place in channel.order:
@@ -191,7 +193,7 @@ def _post(channel: _Channel, source: int, before: list[Ends]) -> None:
             posted = place + 1
 
 
-def _release(channel: _Channel, back: _Channel, destination: int, after: list[Ends]) -> None:
+def _release(channel: _SentChannel, back: _SentChannel, destination: int, after: list[Ends]) -> None:
     """Release each message after the sender's invocation that implies its arrival; `back` is the channel the other way.
 
     Replies may be awaited in another order than sent, so they are searched by when they are awaited.
@@ -242,7 +244,7 @@ class Lowering:
     def program(self, schedule: Schedule, evaluate: bool = False) -> Program:
         """The program of a schedule on the plan's stages. `evaluate`: forwards keep nothing for a backward."""
         assert schedule.num_ranks == len(self.rates), "a schedule is of the plan's pipeline ranks"
-        names = _Names(evaluate)
+        names = _BodyNames(evaluate)
         calls = [[names.call(step) for step in steps] for steps in schedule.actions]
         bodies = tuple(self._rank_bodies(schedule, calls[rank], rank) for rank in range(schedule.num_ranks))
         return Program(
@@ -314,7 +316,7 @@ def body_name(step: Step, evaluate: bool = False) -> BodyName:
     return BodyName.of(*(ActionName.of(*each) for each in kinds))
 
 
-class _Names:
+class _BodyNames:
     """The names of bodies; each is put together once, however many micro-batches it is called for."""
 
     def __init__(self, evaluate: bool) -> None:

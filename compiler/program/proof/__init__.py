@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from compiler.ir import Collective, Plan, Program
+from compiler.ir import BucketCollective, Plan, Program
 from compiler.ir.expert_placement import Received
-from compiler.program.proof.certificate import Certificate, ProofError
+from compiler.program.proof.certificate import ProofError, ProofFacts
 from compiler.program.proof.channels import check_channels
 from compiler.program.proof.collectives import check_collectives, check_reductions
 from compiler.program.proof.effects import Effects, Rows
@@ -19,7 +19,7 @@ from compiler.program.proof.replicas import check_holders
 from compiler.program.proof.structure import Structure
 from compiler.schedule.simulate import peak_activations
 
-__all__ = ["Certificate", "ProofError", "Prover", "Rows", "prove"]
+__all__ = ["ProofError", "ProofFacts", "Prover", "Rows", "prove"]
 
 
 class Prover:
@@ -34,9 +34,11 @@ class Prover:
         self._structure = Structure(plan)
         self._effects = Effects(self._structure.bodies)
         self._holders_are_right = False
-        self._right_lists: dict[bool, tuple[tuple[Collective, ...], ...]] = {}  # of collectives, in training or not
+        self._right_lists: dict[
+            bool, tuple[tuple[BucketCollective, ...], ...]
+        ] = {}  # of collectives, in training or not
 
-    def prove(self, program: Program) -> Certificate:
+    def prove(self, program: Program) -> ProofFacts:
         """The certificate of a program that holds in every interleaving; else ProofError, naming rank and action.
 
         O(instructions), at most.
@@ -59,7 +61,7 @@ class Prover:
         check_reductions(program, self._plan, trains)
         invoked = [Counter([invocation.body for invocation in row]) for row in program.invocations]
         counts = [(invoked[rank][body.name], *self._structure.bodies.counts(rank, body)) for rank, body in bodies]
-        return Certificate(
+        return ProofFacts(
             program=program.name,
             stage_placement=program.stage_placement,
             num_ranks=schedule.num_ranks,
@@ -75,6 +77,6 @@ class Prover:
         )
 
 
-def prove(program: Program, plan: Plan, rows: int | Received | Rows = 0) -> Certificate:
+def prove(program: Program, plan: Plan, rows: int | Received | Rows = 0) -> ProofFacts:
     """The certificate of a lone program: see `Prover`."""
     return Prover(plan, rows).prove(program)

@@ -12,7 +12,7 @@ class ProofError(Exception):
 
 
 @dataclass(frozen=True)
-class Certificate:
+class ProofFacts:
     """Facts proven of every interleaving of a program. Sequences are per pipeline rank; bytes are of activations and
     messages (parameters, gradients and optimizer state are not among them)."""
 

@@ -51,7 +51,7 @@ class Channel:
 
 
 @dataclass
-class Lines:
+class EventLines:
     """The events of each rank in its order: a program's messages by number, and what its ranks do with them."""
 
     program: Program
@@ -106,15 +106,15 @@ def check_channels(program: Program, schedule: Schedule) -> int:
     return sum(len(channel.sends) for channel in lines.channels.values())
 
 
-def read_lines(program: Program, schedule: Schedule) -> Lines:
+def read_lines(program: Program, schedule: Schedule) -> EventLines:
     """What each rank communicates; ProofError where that is with a rank that is not there."""
-    lines = Lines(program, schedule)
+    lines = EventLines(program, schedule)
     for rank, bodies in enumerate(program.bodies):
         lines.events.append(_line(lines, rank, {body.name: exchanged(body) for body in bodies}))
     return lines
 
 
-def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
+def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
     """The events of a rank. What it posts is told of in the channels alone: no one waits for it."""
     events: list[Event] = []
     messages = lines.messages
@@ -194,7 +194,7 @@ def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message,
     return "" if under_way.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
 
 
-def _check_order(lines: Lines, channel: Channel) -> None:
+def _check_order(lines: EventLines, channel: Channel) -> None:
     """On a channel the k-th post must be the k-th send."""
     given, taken = channel.sends, channel.posts
     if given == taken:
@@ -215,7 +215,7 @@ def _check_order(lines: Lines, channel: Channel) -> None:
     raise ProofError(f"{where}: posts {message(taken[k])}, which rank {source} never sends")
 
 
-def _run(lines: Lines) -> bool:
+def _run(lines: EventLines) -> bool:
     """A maximal run; False where what a rank has received itself does not show that a release is safe."""
     sent, received = [0] * len(lines.messages), [0] * len(lines.messages)  # which event of the rank that is; 0: not yet
     waiting: dict[int, int] = {}  # message -> rank
@@ -252,7 +252,7 @@ def _run(lines: Lines) -> bool:
     return True
 
 
-def _run_with_clocks(lines: Lines) -> None:
+def _run_with_clocks(lines: EventLines) -> None:
     """A maximal run with what each rank knows of all others: of each, how many of its events lie in the own past."""
     clocks = [[0] * len(lines.events) for _ in lines.events]
     sent: dict[int, list[int]] = {}  # message -> sender's clock
@@ -286,7 +286,7 @@ def _run_with_clocks(lines: Lines) -> None:
     _check_ended(lines, [clock[rank] for rank, clock in enumerate(clocks)])
 
 
-def _check_ended(lines: Lines, done: list[int]) -> None:
+def _check_ended(lines: EventLines, done: list[int]) -> None:
     stuck = [(rank, *lines.events[rank][count]) for rank, count in enumerate(done) if count < len(lines.events[rank])]
     waits = [
         f"{lines.at(rank, index)}: recv {lines.message(number)} waits for rank {channel.source}"

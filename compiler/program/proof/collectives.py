@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from compiler.ir import Collective, Plan, Program
+from compiler.ir import BucketCollective, Plan, Program
 from compiler.program.lower.lowering import LOGITS, NORM, RECORDS, TARGETS
 from compiler.program.proof.certificate import ProofError
 from runtime.contract import Reduction
@@ -32,9 +32,9 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
     alike = [bucket for bucket in shared if not bucket.sites or len(bucket.holders.pipeline_ranks) > 1]
-    reduces = [Collective("reduce", bucket.name, bucket) for bucket in alike if trains]
+    reduces = [BucketCollective("reduce", bucket.name, bucket) for bucket in alike if trains]
     parted = {0: [], 3: alike}.get(plan.zero, shared)
-    gathers = [Collective("gather", bucket.name, bucket) for bucket in parted if trains or plan.averaged]
+    gathers = [BucketCollective("gather", bucket.name, bucket) for bucket in parted if trains or plan.averaged]
     logits = [LOGITS] if trains and plan.clips_logits else []
     norm = [NORM] if trains else []
     _check("before the first body", program.prologue, [TARGETS])
@@ -78,7 +78,7 @@ def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row
                 raise ProofError(f"rank {rank}, {each}: started before {invocations[at].body} adds to what it sums")
 
 
-def _check(when: str, given: Sequence[Collective], wanted: Sequence[Collective]) -> None:
+def _check(when: str, given: Sequence[BucketCollective], wanted: Sequence[BucketCollective]) -> None:
     """Raise ProofError unless the same are given as wanted, each once, in whatever order."""
     if len(given) == len(wanted) and all(a == b for a, b in zip(given, wanted, strict=True)):
         return

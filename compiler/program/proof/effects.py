@@ -54,7 +54,7 @@ class Storage:
 
 
 @dataclass
-class Memory:
+class LiveMemory:
     """Live and peak bytes of a rank: without received rows, and with them."""
 
     fixed_bytes: int = 0
@@ -104,7 +104,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class State:
+class NamespaceState:
     """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
 
     live: tuple[tuple[Name, Buffer, int], ...] = ()
@@ -126,7 +126,7 @@ class Namespace:
     reported: dict[Name, Storage] = field(default_factory=dict)  # to the executor
 
     @staticmethod
-    def of(state: State) -> Namespace:
+    def of(state: NamespaceState) -> Namespace:
         storages = [Storage(*sizes) for sizes in state.storages]
         live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
         for name, (buffer, storage) in live.items():
@@ -144,10 +144,10 @@ class Namespace:
         """What takes memory of the device; one storage may be there several times."""
         return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.reported.values())
 
-    def state(self) -> State:
+    def state(self) -> NamespaceState:
         storages = {id(storage): storage for storage in (*self.held, *self.away.values())}
         place = {key: at for at, key in enumerate(storages)}
-        return State(
+        return NamespaceState(
             tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
             frozenset(self.written),
             tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
@@ -165,22 +165,22 @@ class Effects:
     """
 
     bodies: Bodies = field(default_factory=Bodies)
-    states: list[State] = field(default_factory=lambda: [State()])
-    numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
+    states: list[NamespaceState] = field(default_factory=lambda: [NamespaceState()])
+    numbers: dict[NamespaceState, int] = field(default_factory=lambda: {NamespaceState(): 0})
     found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
     messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
     inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
     staging: Staging | None = None  # and that exchanges need; likewise
 
     def find(
-        self, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]
+        self, before: tuple[int, ...], act: Callable[[list[Namespace], LiveMemory], None]
     ) -> tuple[tuple[int, ...], Change]:
         """The numbers of the states after `act`, and the change of memory."""
-        names, memory = [Namespace.of(self.states[number]) for number in before], Memory()
+        names, memory = [Namespace.of(self.states[number]) for number in before], LiveMemory()
         act(names, memory)
         return tuple(self._number(each.state()) for each in names), memory.change
 
-    def _number(self, state: State) -> int:
+    def _number(self, state: NamespaceState) -> int:
         number = self.numbers.setdefault(state, len(self.states))  # its hash is that of all values: taken once
         if number == len(self.states):
             self.states.append(state)

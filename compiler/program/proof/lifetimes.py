@@ -20,7 +20,7 @@ from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
 from compiler.ir.expert_placement import Received
 from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.channels import message_of
-from compiler.program.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage, staged_name
+from compiler.program.proof.effects import Effects, Found, LiveMemory, Namespace, Place, Rows, Storage, staged_name
 from compiler.program.proof.structure import EXCHANGES, Waits
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of
@@ -29,7 +29,7 @@ from runtime.contract.names import BodyName, Site
 
 def check_values(
     program: Program, schedule: Schedule, rank: int, rows: int | Received | Rows, effects: Effects
-) -> Memory:
+) -> LiveMemory:
     """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
     state = RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
@@ -66,7 +66,7 @@ class RankValues:
         self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that made a message
         self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
         self.posted: Storage | None = None  # what a post takes
-        self.memory = Memory()
+        self.memory = LiveMemory()
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
         """Go through one invocation, with what is posted before it and released after it."""
@@ -117,7 +117,7 @@ class RankValues:
         """The namespaces as they stand, to be gone on with without the rank."""
         return {place: Namespace.of(self.effects.states[number]) for place, number in enumerate(self.numbers) if number}
 
-    def watch(self, invocation: Invocation, step: Step, spaces: dict[Place, Namespace], memory: Memory) -> None:
+    def watch(self, invocation: Invocation, step: Step, spaces: dict[Place, Namespace], memory: LiveMemory) -> None:
         """Go through the next invocation, up to its releases, instruction by instruction, on `spaces` and `memory`."""
         body, waits = self.bodies[invocation.body]
         actions = actions_of(step)
@@ -125,7 +125,7 @@ class RankValues:
         self._post(invocation, step, memory)
         self._run(body, waits, actions, slots, [spaces.setdefault(place, Namespace()) for place in places], memory)
 
-    def _post(self, invocation: Invocation, step: Step, memory: Memory) -> None:
+    def _post(self, invocation: Invocation, step: Step, memory: LiveMemory) -> None:
         if not invocation.posts:
             return
         if self.message is None:
@@ -143,7 +143,7 @@ class RankValues:
         actions: tuple[Action, ...],
         slots: tuple[int, ...],
         namespaces: list[Namespace],
-        memory: Memory,
+        memory: LiveMemory,
     ) -> None:
         results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
         staged: dict[int, tuple[Storage, Storage]] = {}  # likewise: what they hold, and what their wait needs
@@ -230,7 +230,7 @@ class RankValues:
         instruction: Instruction,
         names: Namespace,
         given: dict[str, Storage],
-        memory: Memory,
+        memory: LiveMemory,
     ) -> None:
         """Bind what an instruction writes: to storage it was given, to that of the value it aliases, or to its own."""
         again = instruction.phase == "F" != action.kind  # by a backward, which first runs a forward again
@@ -258,7 +258,9 @@ class RankValues:
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later
 
-    def _come(self, action: Action, instruction: Instruction, names: Namespace, memory: Memory) -> dict[str, Storage]:
+    def _come(
+        self, action: Action, instruction: Instruction, names: Namespace, memory: LiveMemory
+    ) -> dict[str, Storage]:
         """The storages of values that come back, of which each holds its own."""
         given = {}
         for buffer in instruction.writes:
@@ -279,7 +281,7 @@ class RankValues:
                 f"{buffer.name} is {buffer.dtype}{list(buffer.shape)}, a message of the program {shape}",
             )
 
-    def _free(self, action: Action, instruction: Instruction, names: Namespace, name: str, memory: Memory) -> None:
+    def _free(self, action: Action, instruction: Instruction, names: Namespace, name: str, memory: LiveMemory) -> None:
         if (action.stage, name) not in names.live:
             raise self._error(action, instruction, f"{name} is not live")
         memory.drop(names.live.pop((action.stage, name))[1])
@@ -328,6 +330,6 @@ def _different(places: list[Place]) -> tuple[list[Place], tuple[int, ...]]:
     return ([first], (0, 0)) if first == second else (places, (0, 1))
 
 
-def release(action: str, namespaces: list[Namespace], memory: Memory) -> None:
+def release(action: str, namespaces: list[Namespace], memory: LiveMemory) -> None:
     """A send of the namespace's action needs its storage no longer."""
     memory.drop(namespaces[0].sent.pop(action))

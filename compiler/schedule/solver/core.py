@@ -23,7 +23,7 @@ from compiler.schedule.solver.exact import has_or_tools
 from compiler.schedule.solver.exact_period import shortest
 from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
 from compiler.schedule.solver.moves import anneal
-from compiler.schedule.solver.problem import Problem, Slots, resized
+from compiler.schedule.solver.problem import ScheduleProblem, Slots, resized
 from compiler.schedule.solver.seeds import greedy_seeds, seeds
 from compiler.schedule.solver.timing import FIXED
 
@@ -55,13 +55,13 @@ class Core:
 
     value: int
     origin: str
-    problem: Problem
+    problem: ScheduleProblem
     slots: Slots
     size: int = 1  # micro-batches of each chunk in a marked period
 
 
 @dataclass(frozen=True)
-class Given:
+class StartSlots:
     """Slots to start from, whose period, if there is one, is of `size` micro-batches of each chunk."""
 
     slots: Sequence[Slots]
@@ -69,12 +69,12 @@ class Given:
 
 
 def solve_core(
-    problem: Problem,
+    problem: ScheduleProblem,
     effort: float,
     bound: Bound,
     periodic: bool,
     report: Report,
-    given: Given | None = None,
+    given: StartSlots | None = None,
     worth: int | None = None,
 ) -> Core | None:
     """The best slots found from all starts, or from the given ones; None where no start is legal.
@@ -118,7 +118,7 @@ def solve_core(
     return best
 
 
-def _starts(problem: Problem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
+def _starts(problem: ScheduleProblem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
     """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
     found: list[Core] = []
     makes = [_named_starts, _wave_starts, _exact_starts, _greedy_starts]
@@ -145,30 +145,30 @@ def _with_filled_pauses(cores: Sequence[Core]) -> Iterator[Core]:
             yield better
 
 
-def _named_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+def _named_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
     return _from_slots(problem, periodic, seeds(problem))
 
 
-def _greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+def _greedy_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
     return _from_slots(problem, periodic, greedy_seeds(problem))
 
 
-def _few_greedy_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+def _few_greedy_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
     return _from_slots(problem, periodic, islice(greedy_seeds(problem), _FEW))
 
 
-def _from_slots(problem: Problem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:
+def _from_slots(problem: ScheduleProblem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:
     for name, slots in named:
         start = with_periods(problem, slots) if periodic else (problem, slots)
         if start and (core := _core(name, *start)):
             yield core
 
 
-def _wave_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+def _wave_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
     return _of_periods(problem, periodic, "wave", islice(waves(problem), _WAVES))
 
 
-def _exact_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[Core]:
+def _exact_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
     """The shortest period of a long run, where OR-tools is there and the problem is small enough for it."""
     if not periodic or problem.num_rows * problem.num_chunks > _EXACT_SIZE or not has_or_tools():
         return iter(())
@@ -176,7 +176,7 @@ def _exact_starts(problem: Problem, periodic: bool, effort: float) -> Iterator[C
     return _of_periods(problem, periodic, "search", () if found is None else (found,))
 
 
-def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable[Period]) -> Iterator[Core]:
+def _of_periods(problem: ScheduleProblem, periodic: bool, origin: str, periods: Iterable[Period]) -> Iterator[Core]:
     """Starts that are a period and what is left of it where a run begins and ends."""
     larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
     for period in periods:
@@ -185,11 +185,11 @@ def _of_periods(problem: Problem, periodic: bool, origin: str, periods: Iterable
             yield core
 
 
-def _from_given(problem: Problem, given: Given) -> Iterator[Core]:
+def _from_given(problem: ScheduleProblem, given: StartSlots) -> Iterator[Core]:
     return (core for slots in given.slots if (core := _core("search", problem, slots, given.size)))
 
 
-def _core(origin: str, problem: Problem, slots: Slots, size: int = 1) -> Core | None:
+def _core(origin: str, problem: ScheduleProblem, slots: Slots, size: int = 1) -> Core | None:
     """The core with its value; None where it is not legal."""
     periodic = any(slot >= FIXED for row in slots for slot in row)
     count = problem.count + ((_LONG - 1) * problem.count // size * size if periodic else 0)
@@ -197,7 +197,7 @@ def _core(origin: str, problem: Problem, slots: Slots, size: int = 1) -> Core | 
     return None if value is None else Core(value, origin, problem, slots, size)
 
 
-def period_of_several(problem: Problem, effort: float, bound: Bound) -> Period | None:
+def period_of_several(problem: ScheduleProblem, effort: float, bound: Bound) -> Period | None:
     """The shortest period of two or three micro-batches of each chunk, if one is found that takes less than as many of
     one; None without OR-tools, and where the problem is too large for it."""
     if problem.num_rows * problem.num_chunks > _EXACT_SIZE // 2 or not has_or_tools():
@@ -223,7 +223,7 @@ def _is_slow(core: Core, bound: Bound) -> bool:
     return makespan is not None and core.value - makespan > bound(long) - bound(short)
 
 
-def _steady(problem: Problem, work: float, bound: Bound, effort: float) -> Iterator[Core]:
+def _steady(problem: ScheduleProblem, work: float, bound: Bound, effort: float) -> Iterator[Core]:
     """Starts with a marked period, made from what a search without a period found."""
     starts = sorted(_starts(problem, False, bound, effort), key=lambda core: core.value)[:_KEPT]
     for seed, start in enumerate(starts):

@@ -22,7 +22,7 @@ from compiler.schedule.solver.problem import (
     B,
     F,
     I,
-    Problem,
+    ScheduleProblem,
     Slots,
     W,
     chunk_of,
@@ -44,7 +44,7 @@ _LONGEST = 4  # slots of a period, for each chunk
 _TRIALS = 24
 
 
-def with_periods(problem: Problem, slots: Slots) -> tuple[Problem, Slots] | None:
+def with_periods(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProblem, Slots] | None:
     """The slots with a period repeated where that costs least, marked as slots to leave alone; None without one."""
     larger = resized(problem, problem.count + COPIES - 1)
     best: tuple[int, Slots] | None = None
@@ -59,7 +59,7 @@ def with_periods(problem: Problem, slots: Slots) -> tuple[Problem, Slots] | None
     return (larger, best[1]) if best else None
 
 
-def stretched(problem: Problem, slots: Slots, count: int, size: int = 1) -> Slots:
+def stretched(problem: ScheduleProblem, slots: Slots, count: int, size: int = 1) -> Slots:
     """Slots for `count` micro-batches a chunk: the marked period is repeated for each `size` further ones."""
     rows = []
     for row in slots:
@@ -71,7 +71,7 @@ def stretched(problem: Problem, slots: Slots, count: int, size: int = 1) -> Slot
     return tuple(rows)
 
 
-def makespan_of(problem: Problem, slots: Slots) -> int | None:
+def makespan_of(problem: ScheduleProblem, slots: Slots) -> int | None:
     """How long slots take; None where they are not legal, hold more than the cap or wait for each other for ever."""
     lines = []
     for row, each in enumerate(slots):
@@ -83,7 +83,7 @@ def makespan_of(problem: Problem, slots: Slots) -> int | None:
     return None if timing is None else timing.makespan
 
 
-def _places(problem: Problem, slots: Slots) -> list[list[tuple[int, int]]]:
+def _places(problem: ScheduleProblem, slots: Slots) -> list[list[tuple[int, int]]]:
     """Per row where a period begins and ends: those that begin at about the same time, for some times."""
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
     timing = timing_of(problem, lines) if len(lines) == problem.num_rows else None
@@ -100,7 +100,7 @@ def _places(problem: Problem, slots: Slots) -> list[list[tuple[int, int]]]:
     return places
 
 
-def _period(problem: Problem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
+def _period(problem: ScheduleProblem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
     """The first slots from `at` on that are one forward and one backward of each chunk, and a W for each I."""
     C = problem.num_chunks
     once = [kind + chunk for kind in (F, B) for chunk in range(C)]
@@ -129,20 +129,20 @@ class Period:
     due: tuple[int, ...]  # by row: W that are due when a period begins
 
 
-def source_of(problem: Problem, row: int, kind: int) -> tuple[int, int] | None:
+def source_of(problem: ScheduleProblem, row: int, kind: int) -> tuple[int, int] | None:
     """The row and kind of event that a kind waits for; None where it waits for no other row."""
     event = problem.needs[row][kind] - FIRST - problem.count
     return None if event < 0 else divmod(event // problem.count, 2 * problem.num_chunks)
 
 
-def kinds_of(problem: Problem, slot: int) -> Iterator[int]:
+def kinds_of(problem: ScheduleProblem, slot: int) -> Iterator[int]:
     """The kinds of the events that a slot makes."""
     for token in tokens_of(slot):
         if token < W:
             yield chunk_of(token) + (problem.num_chunks if token >= B else 0)
 
 
-def peak(problem: Problem, period: Period, row: int) -> int | None:
+def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
     """The most parts that a row holds; None where a backward would come before its forward, or a W before its I."""
     C, done, due = problem.num_chunks, list(period.done[row]), period.due[row]
     whole, kept = problem.whole, problem.kept
@@ -165,13 +165,13 @@ def peak(problem: Problem, period: Period, row: int) -> int | None:
     return most
 
 
-def fits(problem: Problem, period: Period) -> bool:
+def fits(problem: ScheduleProblem, period: Period) -> bool:
     """Whether every row can run it under its cap."""
     peaks = [peak(problem, period, row) for row in range(problem.num_rows)]
     return all(most is not None and most <= cap for most, cap in zip(peaks, problem.caps, strict=True))
 
 
-def times_of(problem: Problem, period: Period, row: int) -> list[int]:
+def times_of(problem: ScheduleProblem, period: Period, row: int) -> list[int]:
     """How long each slot of a row takes; a W is of the chunk of the oldest I."""
     if problem.one_w:
         return [problem.times[row][slot] for slot in period.rows[row]]
@@ -186,7 +186,7 @@ def times_of(problem: Problem, period: Period, row: int) -> list[int]:
     return times
 
 
-def cycle_time(problem: Problem, period: Period) -> Fraction | None:
+def cycle_time(problem: ScheduleProblem, period: Period) -> Fraction | None:
     """The least time from a period to the next, exactly; None where rows wait for each other for ever.
 
     It is the most time a circle of waiting takes for each period it is later. From the longest row on, a circle that
@@ -202,7 +202,7 @@ def cycle_time(problem: Problem, period: Period) -> Fraction | None:
     return least
 
 
-def aligned(problem: Problem, period: Period) -> tuple[Period, list[list[int]], int]:
+def aligned(problem: ScheduleProblem, period: Period) -> tuple[Period, list[list[int]], int]:
     """The period so that every slot starts from 0 to before its time, those starts by row, and the time, rounded up."""
     steady = cycle_time(problem, period)
     assert steady is not None, "rows wait for ever"
@@ -239,7 +239,7 @@ class _Starts:
     starts: list[int]
 
 
-def _edges(problem: Problem, period: Period) -> tuple[int, list[_Edge]]:
+def _edges(problem: ScheduleProblem, period: Period) -> tuple[int, list[_Edge]]:
     """Who waits for whom: how many slots there are, and for each pair the time between the two starts."""
     places: list[list[list[int]]] = []  # by row and kind, the slots that make its events
     begin = [0]
@@ -315,7 +315,7 @@ def _circle(last: list[_Edge | None], slots: list[int]) -> list[_Edge] | None:
     return None
 
 
-def unrolled(problem: Problem, period: Period) -> Slots:
+def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
     """The problem's run: the period without end, and of it all that is of its micro-batches.
 
     What is left out makes nobody wait and frees what it would hold, so that it is legal and under the cap where the
@@ -330,7 +330,7 @@ def unrolled(problem: Problem, period: Period) -> Slots:
     return tuple(rows)
 
 
-def marked(problem: Problem, period: Period) -> Slots | None:
+def marked(problem: ScheduleProblem, period: Period) -> Slots | None:
     """The problem's run with some periods marked as slots to leave alone; None where a row has not as many."""
     rows = []
     for row in range(problem.num_rows):
@@ -344,7 +344,7 @@ def marked(problem: Problem, period: Period) -> Slots | None:
     return tuple(rows)
 
 
-def _windows(problem: Problem, period: Period, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def _windows(problem: ScheduleProblem, period: Period, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """What is left of each period of a row, with how many times that is left one behind the other."""
     counts, size = problem.counts[row] * 2, period.size
     before = -(-max(period.done[row]) // size) + 1
@@ -367,7 +367,11 @@ def _alike(done: int, count: int, size: int) -> int:
 
 
 def _window(
-    problem: Problem, slots: tuple[int, ...], before: Sequence[int], counts: Sequence[int], due: tuple[bool, ...]
+    problem: ScheduleProblem,
+    slots: tuple[int, ...],
+    before: Sequence[int],
+    counts: Sequence[int],
+    due: tuple[bool, ...],
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """What is left of a period; and of the W that are due behind it, which are left."""
     done, left_due, window = list(before), deque(due), []
@@ -401,7 +405,7 @@ _Place = tuple[int, int, int, int]  # a row and kind of event, and those that it
 Order = tuple[int, ...]
 
 
-def waves(problem: Problem) -> Iterator[Period]:
+def waves(problem: ScheduleProblem) -> Iterator[Period]:
     """Periods under the cap, the shortest ones first."""
     path = _path(problem)
     tables = list({id(table): table for table in problem.times}.values())
@@ -415,7 +419,7 @@ def waves(problem: Problem) -> Iterator[Period]:
                 break
 
 
-def _orders(problem: Problem) -> set[Order]:
+def _orders(problem: ScheduleProblem) -> set[Order]:
     """Orders of one forward and one backward of each chunk, a W for each I, and of pairs that are offered.
 
     They begin with the first chunk's forward: where a period begins changes nothing.
@@ -462,7 +466,7 @@ def _paired(tokens: Sequence[int], offered: frozenset[int]) -> Order:
     return tuple(slots)
 
 
-def _path(problem: Problem) -> list[_Place]:
+def _path(problem: ScheduleProblem) -> list[_Place]:
     """All kinds of events of all rows behind what they wait for; a last stage's backward waits for its forward."""
     C = problem.num_chunks
     behind: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -479,7 +483,7 @@ def _path(problem: Problem) -> list[_Place]:
     return path
 
 
-def _wave(problem: Problem, path: list[_Place], order: Order, time: int, delay: int) -> Period | None:
+def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int, delay: int) -> Period | None:
     """The period of rows that all run an order, each so much later than the one before it.
 
     Every event is as early as it can be, so that rows hold as little as they can.

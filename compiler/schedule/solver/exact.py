@@ -28,7 +28,7 @@ from compiler.schedule.solver.problem import (
     B,
     F,
     I,
-    Problem,
+    ScheduleProblem,
     Slots,
     W,
     alike,
@@ -58,7 +58,7 @@ class Exact:
     left: float
 
 
-def exact(problem: Problem, costs: Costs, makespan: int, work: float) -> Exact:
+def exact(problem: ScheduleProblem, costs: Costs, makespan: int, work: float) -> Exact:
     """Slots of an unfolded problem that take less than a makespan, as short as `work` (deterministic seconds) finds.
 
     `costs`: those that the problem is made from. ValueError where OR-tools is missing.
@@ -74,7 +74,7 @@ def exact(problem: Problem, costs: Costs, makespan: int, work: float) -> Exact:
         if windows is None:
             return Exact(best, makespan, True, work)
         model = cp_model.CpModel()
-        rows = [_Row(model, problem, row, end, each) for row, each in enumerate(windows)]
+        rows = [_ExactRow(model, problem, row, end, each) for row, each in enumerate(windows)]
         for row in rows:
             row.waits(rows)
         solver = solver_of(work)
@@ -91,7 +91,7 @@ def exact(problem: Problem, costs: Costs, makespan: int, work: float) -> Exact:
     return Exact(best, makespan, False, work)
 
 
-def _judged(problem: Problem, costs: Costs, slots: Slots) -> int | None:
+def _judged(problem: ScheduleProblem, costs: Costs, slots: Slots) -> int | None:
     """What slots take, if they are legal in this form: W take turns, which the model does not ask of uneven stages."""
     if any(line_of(problem, row, each) is None for row, each in enumerate(slots)):
         return None
@@ -121,7 +121,7 @@ def solver_of(work: float) -> Any:
     return solver
 
 
-def _windows(problem: Problem, costs: Costs, end: int) -> list[_Windows] | None:
+def _windows(problem: ScheduleProblem, costs: Costs, end: int) -> list[_Windows] | None:
     """When actions can start if all is to end by `end`, by row; None if it cannot."""
     caps = tuple(Fraction(cap, problem.whole) for cap in problem.caps)
     waits = Waits(problem.placement, problem.num_ranks, problem.num_micro_batches, costs, caps)
@@ -143,10 +143,10 @@ def _windows(problem: Problem, costs: Costs, end: int) -> list[_Windows] | None:
     return rows
 
 
-class _Row:
+class _ExactRow:
     """The variables of a row: when each action starts and ends, whether a backward is split, and what overlaps."""
 
-    def __init__(self, model: Any, problem: Problem, row: int, end: int, windows: _Windows) -> None:
+    def __init__(self, model: Any, problem: ScheduleProblem, row: int, end: int, windows: _Windows) -> None:
         self.model, self.problem, self.row, self.horizon = model, problem, row, end
         self.times, self.windows = problem.times[row], windows
         self.begin: dict[_Key, Any] = {}  # an I is at the place of its B
@@ -254,7 +254,7 @@ class _Row:
                 model.add(begin[one] <= begin[other]).only_enforce_if(in_order, *both)
                 model.add(begin[other] <= begin[one]).only_enforce_if(in_order.negated(), *both)
 
-    def waits(self, rows: Sequence[_Row]) -> None:
+    def waits(self, rows: Sequence[_ExactRow]) -> None:
         """Make actions wait for what comes from other rows."""
         problem, count, C = self.problem, self.problem.count, self.problem.num_chunks
         for (token, k), begin in self.begin.items():

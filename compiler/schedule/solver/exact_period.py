@@ -21,14 +21,14 @@ from typing import Any
 
 from compiler.schedule.solver.cycle import Period, aligned, cycle_time, source_of
 from compiler.schedule.solver.exact import MOST_TIME, solver_of
-from compiler.schedule.solver.problem import B, F, I, Problem, W, chunk_of, slot_of, tokens_of
+from compiler.schedule.solver.problem import B, F, I, ScheduleProblem, W, chunk_of, slot_of, tokens_of
 
 _NEAR = 64  # where less than such a part of the time is open, a period that is one unit shorter is asked for
 _Key = tuple[int, int]  # a token, a W with its chunk, and its number in the period
 
 
 @dataclass(frozen=True)
-class Shortest:
+class ShortestPeriod:
     """A period, and a time than which none of as many micro-batches is shorter."""
 
     period: Period | None
@@ -36,13 +36,13 @@ class Shortest:
 
 
 def shortest(
-    problem: Problem,
+    problem: ScheduleProblem,
     size: int,
     work: float,
     start: Period | None = None,
     below: Fraction | None = None,
     least: int = 1,
-) -> Shortest:
+) -> ShortestPeriod:
     """A period of `size` micro-batches of each chunk, found in so many deterministic seconds; no longer than `start`,
     which is of as many, and than `below`, which is a time.
 
@@ -56,7 +56,7 @@ def shortest(
     best, begun = start, cycle_time(problem, start) if start else below
     end = ways * size + 1 if begun is None else math.ceil(begun)
     if end * size * (2 * problem.num_rows * problem.num_chunks + 2) > MOST_TIME:  # the unit is too fine
-        return Shortest(best, 0)
+        return ShortestPeriod(best, 0)
     asked = end - 1 if best is None else _next(least, end)
     while work > 0 and least < end:
         period, none, spent = _asked(problem, size, asked, work if asked == end - 1 else work / 2, best)
@@ -73,7 +73,7 @@ def shortest(
             break
         else:
             asked = (asked + end) // 2
-    return Shortest(best, least)
+    return ShortestPeriod(best, least)
 
 
 def _next(least: int, end: int) -> int:
@@ -82,13 +82,13 @@ def _next(least: int, end: int) -> int:
 
 
 def _asked(
-    problem: Problem, size: int, time: int, work: float, hint: Period | None
+    problem: ScheduleProblem, size: int, time: int, work: float, hint: Period | None
 ) -> tuple[Period | None, bool, float]:
     """A period of at most a time, whether it is shown that there is none, and the work spent."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    rows = [_Row(model, problem, row, size, time) for row in range(problem.num_rows)]
+    rows = [_PeriodRow(model, problem, row, size, time) for row in range(problem.num_rows)]
     for row in rows:
         row.waits(rows)
     model.add(rows[0].begin[F, 0] == 0)
@@ -108,10 +108,10 @@ def _asked(
     return Period(size, slots, done, due), False, solver.deterministic_time
 
 
-class _Row:
+class _PeriodRow:
     """The variables of a row: when actions start in its period, what overlaps, and what is done when it begins."""
 
-    def __init__(self, model: Any, problem: Problem, row: int, size: int, time: int) -> None:
+    def __init__(self, model: Any, problem: ScheduleProblem, row: int, size: int, time: int) -> None:
         self.model, self.problem, self.row, self.size, self.time = model, problem, row, size, time
         C = problem.num_chunks
         self.chunks = range(C)
@@ -247,7 +247,7 @@ class _Row:
             self.model.add_implication(never, ended.Not())
         return ended
 
-    def waits(self, rows: list[_Row]) -> None:
+    def waits(self, rows: list[_PeriodRow]) -> None:
         """Make events wait for those of other rows, and the last stage's backwards for its forwards."""
         C = len(self.chunks)
         for kind in range(2 * C):
@@ -257,7 +257,7 @@ class _Row:
             elif kind >= C:
                 self._wait(kind, self, kind - C, 0)
 
-    def _wait(self, kind: int, other: _Row, source: int, latency: int) -> None:
+    def _wait(self, kind: int, other: _PeriodRow, source: int, latency: int) -> None:
         model, ahead = self.model, []
         tokens = [chunk + token for token in (F, B) for chunk in self.chunks]
         for more in range(2 * self.size + 1):

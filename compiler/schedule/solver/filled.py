@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.schedule.solver.moves import Found, anneal
-from compiler.schedule.solver.problem import FIRST, NOW, B, F, I, Problem, Slots, W
+from compiler.schedule.solver.moves import FoundSlots, anneal
+from compiler.schedule.solver.problem import FIRST, NOW, B, F, I, ScheduleProblem, Slots, W
 from compiler.schedule.solver.timing import FIXED
 
 # Microseconds of a change that is drawn, of one that is made, and for each slot that is timed.
@@ -35,12 +35,12 @@ class Bare:
     spare: tuple[tuple[int, int], ...]
 
 
-def fills_pauses(problem: Problem) -> bool:
+def fills_pauses(problem: ScheduleProblem) -> bool:
     """Whether all that a W can do is to fill pauses: no pair gains, and any W is like another."""
     return problem.one_w and all(slot <= W for offered in problem.offered for slot in offered)
 
 
-def filled(problem: Problem, slots: Slots) -> Slots | None:
+def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:
     """The slots with each W where its row would wait; None where a forward has no room so."""
     bare = _bare(problem, slots)
     found = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
@@ -48,8 +48,8 @@ def filled(problem: Problem, slots: Slots) -> Slots | None:
 
 
 def anneal_filled(
-    problem: Problem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int
-) -> Found:
+    problem: ScheduleProblem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int
+) -> FoundSlots:
     """Walk as `anneal` does, on rows whose W fill pauses."""
     bare, steps = _bare(problem, slots), _steps(problem)
     timed = _timed(problem, steps, bare, [_nothing(problem, bare)])
@@ -77,10 +77,10 @@ def anneal_filled(
         bare, timed, value = new, found, found.value()
         if (max(timed.ends), value) < best:
             best, kept = (max(timed.ends), value), (bare, timed)
-    return Found(*best, _whole(kept[0], kept[1].states[-1].fills))
+    return FoundSlots(*best, _whole(kept[0], kept[1].states[-1].fills))
 
 
-def _bare(problem: Problem, slots: Slots) -> Bare:
+def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
     """Rows without W; a B that takes as long as its two halves is an I."""
     rows, spares = [], []
     for times, row in zip(problem.times, slots, strict=True):
@@ -100,7 +100,7 @@ def _bare(problem: Problem, slots: Slots) -> Bare:
     return Bare(tuple(rows), tuple(spares))
 
 
-def _steps(problem: Problem) -> list[_Steps]:
+def _steps(problem: ScheduleProblem) -> list[_Steps]:
     """By row, what its slots do; a marked W makes no event, which is the kind -1."""
     C, whole, kept, tables = problem.num_chunks, problem.whole, problem.kept, []
     for times in problem.times:
@@ -115,7 +115,7 @@ def _steps(problem: Problem) -> list[_Steps]:
 
 
 @dataclass(slots=True)
-class _State:
+class _FillState:
     """How far the rows are: what the next slots wait for, and by row the next slot, W due and spare, and time."""
 
     events: list[int]
@@ -129,37 +129,41 @@ class _State:
     spare: list[list[int]]
     fills: _Fills
 
-    def copy(self) -> _State:
+    def copy(self) -> _FillState:
         needs, makes, spare = ([each[:] for each in rows] for rows in (self.needs, self.makes, self.spare))
         flat = (self.events, self.at, self.now, self.due, self.held, self.idle)
         events, at, now, due, held, idle = (each[:] for each in flat)
-        return _State(events, needs, makes, at, now, due, held, idle, spare, [each[:] for each in self.fills])
+        return _FillState(events, needs, makes, at, now, due, held, idle, spare, [each[:] for each in self.fills])
 
 
 @dataclass(frozen=True)
-class _Timed:
+class _TimedRows:
     ends: list[int]
-    states: list[_State]  # on the way, to go on from; the last is the end
+    states: list[_FillState]  # on the way, to go on from; the last is the end
 
     def value(self) -> int:
         return len(self.ends) * max(self.ends) + sum(self.ends)
 
-    def before(self, places: Sequence[int]) -> list[_State]:
+    def before(self, places: Sequence[int]) -> list[_FillState]:
         """The states that do not know what the rows have behind these places."""
         return [state for state in self.states if all(at <= place for at, place in zip(state.at, places, strict=True))]
 
 
-def _nothing(problem: Problem, bare: Bare) -> _State:
+def _nothing(problem: ScheduleProblem, bare: Bare) -> _FillState:
     events, zeros = [-1] * problem.num_events, [0] * len(bare.rows)
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
     needs, makes, spare = ([list(each) for each in rows] for rows in (problem.needs, problem.makes, bare.spare))
     at, now, due, held, idle = (zeros[:] for _ in range(5))
-    return _State(events, needs, makes, at, now, due, held, idle, spare, [[] for _ in zeros])
+    return _FillState(events, needs, makes, at, now, due, held, idle, spare, [[] for _ in zeros])
 
 
 def _timed(
-    problem: Problem, steps: Sequence[_Steps], bare: Bare, states: list[_State], pauses: Sequence[int] | None = None
-) -> _Timed | None:
+    problem: ScheduleProblem,
+    steps: Sequence[_Steps],
+    bare: Bare,
+    states: list[_FillState],
+    pauses: Sequence[int] | None = None,
+) -> _TimedRows | None:
     """The rows timed on from the last state; None where rows wait for ever, a forward finds no room, or a row pauses
     for longer than is given for it in `pauses`."""
     state = states[-1].copy()
@@ -221,10 +225,10 @@ def _timed(
             return None
         state.fills[row].append((state.at[row], state.due[row]))
         state.now[row] += state.due[row] * problem.times[row][W]
-    return _Timed(state.now, [*states, state])
+    return _TimedRows(state.now, [*states, state])
 
 
-def _works(problem: Problem, steps: Sequence[_Steps], bare: Bare) -> list[int]:
+def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: Bare) -> list[int]:
     """By row, the time of all its slots and W, in whatever order."""
     works = []
     for table, row, spare, times in zip(steps, bare.rows, bare.spare, problem.times, strict=True):

@@ -8,10 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from compiler.schedule.solver.problem import MOST_CHUNKS, NUM_TOKENS, B, F, I, Problem, Slots, W, pair, tokens_of
+from compiler.schedule.solver.problem import (
+    MOST_CHUNKS,
+    NUM_TOKENS,
+    B,
+    F,
+    I,
+    ScheduleProblem,
+    Slots,
+    W,
+    pair,
+    tokens_of,
+)
 from compiler.schedule.solver.timing import (
     FIXED,
-    Line,
+    TimedRow,
     Timing,
     changed,
     in_time_order,
@@ -174,11 +185,11 @@ _GO_ON = 0.9  # and to the row after that
 _LATE, _HOW_LATE = 0.5, 0.25  # share of changes that are made late: most is gained where a schedule drains
 _NEAR = 12  # slots in which the like of a slot is looked for in the next row
 _SORTED = 50  # changes taken between two sorts of the order in which slots are timed
-Changed = tuple[list[Line], int, int, dict[int, int]]  # see _changed
+Changed = tuple[list[TimedRow], int, int, dict[int, int]]  # see _changed
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSlots:
     """Slots, their makespan, and the makespan plus the mean end of the rows, times the number of rows."""
 
     makespan: int
@@ -186,7 +197,9 @@ class Found:
     slots: Slots
 
 
-def anneal(problem: Problem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int) -> Found:
+def anneal(
+    problem: ScheduleProblem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int
+) -> FoundSlots:
     """The best slots on a walk of `work` (in microseconds of one core, counted) from legal ones.
 
     It cools from the first heat to the second, in times of F, and stops at a makespan of `goal`. The same arguments
@@ -197,7 +210,7 @@ def anneal(problem: Problem, slots: Slots, work: float, heat: tuple[float, float
     timing = timing_of(problem, lines)
     assert timing is not None, "the start is not legal"
     value, num_rows = _value(timing), problem.num_rows
-    best = Found(timing.makespan, value, slots)
+    best = FoundSlots(timing.makespan, value, slots)
     temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
     spent, taken = 0.0, 0
     while spent < work and best.makespan > goal:
@@ -223,7 +236,7 @@ def anneal(problem: Problem, slots: Slots, work: float, heat: tuple[float, float
         if taken % _SORTED == 0:
             timing = in_time_order(problem, timing, lines)
         if (timing.makespan, value) < (best.makespan, best.value):
-            best = Found(timing.makespan, value, tuple(tuple(line.slots) for line in lines))
+            best = FoundSlots(timing.makespan, value, tuple(tuple(line.slots) for line in lines))
     return best
 
 
@@ -231,7 +244,9 @@ def _value(timing: Timing) -> int:
     return len(timing.ends) * timing.makespan + sum(timing.ends)
 
 
-def _changed(problem: Problem, lines: list[Line], timing: Timing, draw: Callable[[], float]) -> Changed | None:
+def _changed(
+    problem: ScheduleProblem, lines: list[TimedRow], timing: Timing, draw: Callable[[], float]
+) -> Changed | None:
     """Lines with a random change to one row, or the same change to some neighbouring ones.
 
     With the marks between which they differ, the second one more than there is if there is none; by row that changed

@@ -54,7 +54,9 @@ def _with_copies(
         for rank, cap in enumerate(caps):
             steps, ticks = placed.actions[rank], timeline.ticks[rank]
             spans = [span for span, step in zip(ticks, steps, strict=True) if not is_copy(step)]
-            row = _Row([step for step in steps if not is_copy(step)], spans, timeline.unit, costs, cap).placed(eager)
+            row = _OffloadRow([step for step in steps if not is_copy(step)], spans, timeline.unit, costs, cap).placed(
+                eager
+            )
             if row is None:
                 return best
             rows.append(row)
@@ -83,7 +85,7 @@ class _NotNeededError(Exception):
         self.key = key
 
 
-class _Row:
+class _OffloadRow:
     """The steps of a rank, with when they start and end; times in whole numbers of one unit."""
 
     def __init__(
@@ -184,7 +186,7 @@ class _Row:
 class _Walk:
     """The steps of a row with the copies of some activations, in the order of their forwards and of their backwards."""
 
-    def __init__(self, row: _Row, away: Set[_Key], late: Set[_Key], eager: bool) -> None:
+    def __init__(self, row: _OffloadRow, away: Set[_Key], late: Set[_Key], eager: bool) -> None:
         self.row, self.late, self.eager = row, late, eager
         self.queue = sorted(away, key=row.forward.__getitem__)
         self.left: list[int] = []  # of those that have gone, when there was no room
@@ -241,7 +243,7 @@ def solved_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: 
     device = replace(solver, costs=solver.costs.on_device())
     if solver.cap is None:
         return search(device)
-    found = _Found(checked(Asked(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
+    found = _FoundOffloads(checked(Asked(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
     found.add(search(replace(device, cap=None, effort=_SHARE * solver.effort)))
     if found.best is None or found.bound(device.costs) <= found.key()[0]:
         found.add(search(device))
@@ -260,7 +262,7 @@ def _larger(cap: Cap, num_ranks: int, num_stages: int) -> Iterator[Cap]:
 
 
 @dataclass
-class _Found:
+class _FoundOffloads:
     """What searches have found so far; `asked` has their micro-batches."""
 
     asked: Asked

@@ -71,7 +71,7 @@ NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waite
 
 
 @dataclass(frozen=True)
-class Problem:
+class ScheduleProblem:
     """Sizes, times and waits; an event is the end of the k-th F, or of the k-th B or I, of a chunk of a row.
 
     A kind of event is a number: the chunk for F, `num_chunks` more for B and I.
@@ -146,7 +146,7 @@ def make_problem(
     costs: Costs,
     cap: Fraction | int | Sequence[Fraction | int],
     folded: bool = False,
-) -> Problem:
+) -> ScheduleProblem:
     """A problem of so many micro-batches, or where the ranks are folded and they are odd, of one more.
 
     `cap`: of every rank, or one for each.
@@ -177,7 +177,7 @@ def make_problem(
     offered = {
         key: frozenset(slot for slot in table if _is_offered(slot, table, gains)) for key, table in tables.items()
     }
-    problem = Problem(
+    problem = ScheduleProblem(
         placement,
         folded,
         P,
@@ -199,7 +199,7 @@ def make_problem(
     return resized(problem, count)
 
 
-def resized(problem: Problem, count: int) -> Problem:
+def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
     """The problem with another number of micro-batches."""
     problem = replace(problem, count=count)
     C, rows = problem.num_chunks, range(problem.num_rows)
@@ -279,7 +279,7 @@ def _kind(token: int) -> ActionKind:
 
 
 # ---------------------------------------------------------------- to and from schedules
-def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
+def schedule_of_slots(problem: ScheduleProblem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
     said = {slot: _said(slot) for slot in set().union(*slots)}
     P, N = problem.num_ranks, problem.num_micro_batches
@@ -295,7 +295,7 @@ def _said(slot: int) -> Slot:
     return tuple(("W", -1) if token == W else (_kind(token), chunk_of(token)) for token in tokens_of(slot))
 
 
-def slots_of_schedule(problem: Problem, schedule: Schedule) -> Slots:
+def slots_of_schedule(problem: ScheduleProblem, schedule: Schedule) -> Slots:
     """The rows of a schedule of the problem's ranks, or of the V of half of them; pairs not offered are taken apart.
 
     What the form cannot say (an order of micro-batches of its own, or of W) is lost: time what comes back.

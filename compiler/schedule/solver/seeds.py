@@ -19,7 +19,7 @@ from compiler.schedule.solver.problem import (
     B,
     F,
     I,
-    Problem,
+    ScheduleProblem,
     Slots,
     W,
     chunk_of,
@@ -36,7 +36,7 @@ from compiler.schedule.zero_bubble import interleaved_zb, vhalf, vmin, zb1p, zbv
 # Every seed draws its own liking for kinds of tokens, so that some wait for a partner and some never do.
 
 
-def greedy(problem: Problem, seed: int) -> Slots | None:
+def greedy(problem: ScheduleProblem, seed: int) -> Slots | None:
     """Slots under the cap, not yet good ones; None where this seed's likings end in a circle of waiting."""
     random_ = random.Random(seed)
     liking = _likings(random_, problem.num_chunks)
@@ -44,7 +44,7 @@ def greedy(problem: Problem, seed: int) -> Slots | None:
     most = [_most_near(problem, row) + more for row in range(problem.num_rows)]
     events = [-1] * problem.num_events
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
-    rows = [_Row(problem, row, liking, most[row]) for row in range(problem.num_rows)]
+    rows = [_SeedRow(problem, row, liking, most[row]) for row in range(problem.num_rows)]
     ready = [(0, row) for row in range(problem.num_rows)]
     asleep: list[int] = []
     while ready:
@@ -61,7 +61,7 @@ def greedy(problem: Problem, seed: int) -> Slots | None:
     return None if asleep else tuple(tuple(row.slots) for row in rows)
 
 
-def _most_near(problem: Problem, row: int) -> int:
+def _most_near(problem: ScheduleProblem, row: int) -> int:
     """How many micro-batches can be on their way from a row's near forward to its near backward without a pause."""
     return problem.num_stages - min(stage for stage, _ in problem.homes[row])
 
@@ -82,8 +82,8 @@ def _likings(random_: random.Random, chunks: int) -> dict[int, float]:
     return result
 
 
-class _Row:
-    def __init__(self, problem: Problem, row: int, liking: dict[int, float], most_near: int) -> None:
+class _SeedRow:
+    def __init__(self, problem: ScheduleProblem, row: int, liking: dict[int, float], most_near: int) -> None:
         self.problem, self.C, self.cap = problem, problem.num_chunks, problem.caps[row]
         self.most_near = max(1, min(most_near, problem.room[row] - (self.C - 1)))
         self.counts = problem.counts[row]
@@ -173,7 +173,7 @@ class _Row:
 _MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # seeds, and slots of all together
 
 
-def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
+def seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
     """Named starts; not all are legal under the cap, nor for the tokens' order of this form."""
     P, N = problem.num_ranks, problem.count
     if problem.num_chunks == 1:
@@ -194,7 +194,7 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
         yield schedule.name, _both_sides(problem, schedule)
 
 
-def greedy_seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
+def greedy_seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
     """Greedy starts, many of which are equal."""
     size = 2 * problem.num_rows * problem.num_chunks * problem.count
     for seed in range(min(_MOST_GREEDY, max(1, _GREEDY_SLOTS // size))):
@@ -203,7 +203,7 @@ def greedy_seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
             yield "greedy", slots
 
 
-def _both_sides(problem: Problem, schedule: Schedule) -> Slots:
+def _both_sides(problem: ScheduleProblem, schedule: Schedule) -> Slots:
     """The slots of a V of half the ranks, of each kind and chunk as many as the problem has."""
     half = slots_of_schedule(problem, schedule)
     half = tuple(_first(row, problem.count) for row in half)
@@ -251,7 +251,7 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(result)
 
 
-def capped(problem: Problem) -> Slots:
+def capped(problem: ScheduleProblem) -> Slots:
     """1f1b of one chunk under any cap: a rank starts with no more forwards than it and those before it may hold."""
     rows = []
     for rank in range(problem.num_ranks):
@@ -260,7 +260,7 @@ def capped(problem: Problem) -> Slots:
     return tuple(rows)
 
 
-def in_groups(problem: Problem) -> Slots:
+def in_groups(problem: ScheduleProblem) -> Slots:
     """Rows under any cap: as many micro-batches as fit go through all stages and back before the next ones."""
     most, rest, chunks = max(1, min(problem.room) // problem.num_chunks), problem.count, range(problem.num_chunks)
     row: list[int] = []
@@ -272,7 +272,7 @@ def in_groups(problem: Problem) -> Slots:
     return (tuple(row),) * problem.num_rows
 
 
-def _paired(problem: Problem) -> Slots:
+def _paired(problem: ScheduleProblem) -> Slots:
     """1f1b whose forwards and backwards overlap, with as many more forwards before the first backward."""
     rows = []
     for rank in range(problem.num_ranks):

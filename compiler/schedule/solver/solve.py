@@ -16,13 +16,20 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement
 from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs
-from compiler.schedule.measure import Measured, measure
+from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule, is_in_numbers
 from compiler.schedule.simulate import held_at_most, simulate
-from compiler.schedule.solver.core import Bound, Core, Given, Report, period_of_several, solve_core
+from compiler.schedule.solver.core import Bound, Core, Report, StartSlots, period_of_several, solve_core
 from compiler.schedule.solver.cycle import COPIES, Period, marked, stretched, unrolled, waves
 from compiler.schedule.solver.exact import MOST_TIME, exact
-from compiler.schedule.solver.problem import MOST_CHUNKS, Problem, Slots, make_problem, resized, schedule_of_slots
+from compiler.schedule.solver.problem import (
+    MOST_CHUNKS,
+    ScheduleProblem,
+    Slots,
+    make_problem,
+    resized,
+    schedule_of_slots,
+)
 from compiler.schedule.solver.seeds import capped, in_groups, without_last
 from compiler.schedule.solver.two_ranks import shortest_of_two
 from compiler.schedule.zero_bubble import zbv_both_ways
@@ -75,13 +82,13 @@ class Asked:
         peaks = held_at_most(schedule, self.costs.keeps)
         return tuple(each * self.num_stages / schedule.num_stages for each in peaks)
 
-    def timed(self, origin: str, schedule: Schedule) -> Found:
+    def timed(self, origin: str, schedule: Schedule) -> FoundSchedule:
         makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
-        return Found(makespan, self.held(schedule), origin, schedule)
+        return FoundSchedule(makespan, self.held(schedule), origin, schedule)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSchedule:
     """A schedule, how long it takes, the most that each rank holds in the unit of the cap, and what it came from."""
 
     makespan: Fraction
@@ -146,13 +153,13 @@ class Solution:
     origin: str  # "search", or the name of the schedule that it is
     searched: tuple[StagePlacement, ...]  # its own, and those that could have had a better one
 
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredSchedule:
         """The measures of the schedule that are printed, with the lower bound of the solution."""
         return replace(measure(self.schedule, self.costs, self.cap), lower_bound=self.lower_bound)
 
 
 @dataclass(frozen=True)
-class _Search:
+class _ScheduleSearch:
     """A search, and the cores that searches have found: those are the solver's."""
 
     effort: float
@@ -161,7 +168,7 @@ class _Search:
     report: Report
     worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
 
-    def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _Search:
+    def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _ScheduleSearch:
         """One of several searches, which is so much of the whole work, and starts behind so much of it."""
         return replace(
             self, effort=self.effort * effort, report=lambda done: self.report((start + share * done) / whole)
@@ -221,7 +228,7 @@ class Solver:
             placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
             placements += tuple(loop(count) for count in counts if small)
         named = _named(asked, counts, placement, copies)
-        return _solved(asked, placements, named, _Search(self.effort, self.cores, self.periods, self.report))
+        return _solved(asked, placements, named, _ScheduleSearch(self.effort, self.cores, self.periods, self.report))
 
     def solve_on(
         self,
@@ -236,14 +243,16 @@ class Solver:
         Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
         """
         asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
-        search = _Search(self.effort if effort is None else effort, self.cores, self.periods, report or self.report)
+        search = _ScheduleSearch(
+            self.effort if effort is None else effort, self.cores, self.periods, report or self.report
+        )
         counts = (placement.loops,) if placement.loops > 1 else ()
         return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
 
 def _named(
     asked: Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
-) -> Iterator[Found]:
+) -> Iterator[FoundSchedule]:
     """All named schedules that fit the cap and have so many copies at most, those of `loop(v)` with some counts for v.
 
     They run on ranks that hold their stages by `held_by`, if that is given.
@@ -259,20 +268,22 @@ def _named(
                     yield asked.timed(name, schedule)
 
 
-def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[Found], search: _Search) -> Solution:
+def _solved(
+    asked: Asked, placements: Sequence[StagePlacement], named: Iterator[FoundSchedule], search: _ScheduleSearch
+) -> Solution:
     """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
     P = asked.num_ranks
-    best = min(named, key=Found.key, default=None)
+    best = min(named, key=FoundSchedule.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
     shares = [_SHARES.get(each, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for each in placements]
-    tried: dict[StagePlacement, Found] = {}  # the best of each placement that was searched
+    tried: dict[StagePlacement, FoundSchedule] = {}  # the best of each placement that was searched
     for at, placement in enumerate(placements):
         if best is None or asked.bound(placement, cap) < best.makespan:
             part = search.part(sum(shares[:at]), shares[at], sum(shares), shares[at])
             part = replace(part, worth=_WORTH * best.makespan if best else None)
             found = (asked.timed(*each) for each in _searched(placement, asked, cap, part))
-            tried[placement] = min(found, key=Found.key)
-            best = min((each for each in (best, tried[placement]) if each), key=Found.key)
+            tried[placement] = min(found, key=FoundSchedule.key)
+            best = min((each for each in (best, tried[placement]) if each), key=FoundSchedule.key)
     assert best is not None
     held = max(best.held) if asked.cap is None else asked.cap
     bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
@@ -294,11 +305,11 @@ def _solved(asked: Asked, placements: Sequence[StagePlacement], named: Iterator[
 
 def _proven(
     asked: Asked,
-    best: Found,
+    best: FoundSchedule,
     bounds: dict[StagePlacement, Fraction],
     cap: Cap,
     effort: float,
-) -> Found:
+) -> FoundSchedule:
     """The best of a small pipeline, as far as a little work shows it: bounds rise, and OR-tools, if it is there, looks
     for what is shorter. Where it is the best of all placements that were searched, the least bound is its makespan."""
     P, N = asked.num_ranks, asked.num_micro_batches
@@ -334,7 +345,9 @@ def _proven(
     return best
 
 
-def _searched(placement: StagePlacement, asked: Asked, cap: Cap, search: _Search) -> Iterator[tuple[str, Schedule]]:
+def _searched(
+    placement: StagePlacement, asked: Asked, cap: Cap, search: _ScheduleSearch
+) -> Iterator[tuple[str, Schedule]]:
     """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
     caps = asked.caps_on(placement, cap)
@@ -382,7 +395,9 @@ def _short(placement: StagePlacement, num_ranks: int) -> int:
     return num_ranks + 2 if placement == BIDIRECTIONAL else 2 * num_ranks + 2
 
 
-def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, ...] = ()) -> Core | None:
+def _core(
+    problem: ScheduleProblem, costs: Costs, search: _ScheduleSearch, given: tuple[Slots, ...] = ()
+) -> Core | None:
     """What a search finds from the given slots, or from all starts."""
     P, placement = problem.num_ranks, problem.placement
     long = is_long(placement, P, problem.num_micro_batches)
@@ -394,12 +409,12 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
-        short, started = resized(problem, count), Given(given) if given else None
+        short, started = resized(problem, count), StartSlots(given) if given else None
         search.cores[key] = solve_core(short, search.effort, bound, long, search.report, started, worth)
     return search.cores[key]
 
 
-def _several(problem: Problem, costs: Costs, search: _Search) -> Core | None:
+def _several(problem: ScheduleProblem, costs: Costs, search: _ScheduleSearch) -> Core | None:
     """What a search finds around a period of several micro-batches of each chunk, where that is shorter than one."""
     P, placement = problem.num_ranks, problem.placement
     if not is_long(placement, P, problem.num_micro_batches):
@@ -420,12 +435,14 @@ def _several(problem: Problem, costs: Costs, search: _Search) -> Core | None:
     if key not in search.cores:
         slots = marked(sized, period) if periodic else unrolled(sized, period)
         search.cores[key] = (
-            solve_core(sized, search.effort, bound, periodic, search.report, Given((slots,), size)) if slots else None
+            solve_core(sized, search.effort, bound, periodic, search.report, StartSlots((slots,), size))
+            if slots
+            else None
         )
     return search.cores[key]
 
 
-def _bound(problem: Problem, costs: Costs) -> Bound:
+def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
     P, placement = problem.num_ranks, problem.placement
     caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.whole) for rank in range(P))
 
@@ -437,7 +454,7 @@ def _bound(problem: Problem, costs: Costs) -> Bound:
     return bound
 
 
-def _schedule(problem: Problem, core: Core) -> Schedule:
+def _schedule(problem: ScheduleProblem, core: Core) -> Schedule:
     """The schedule of the problem's size, from a core of the same form."""
     short, count = core.problem, problem.count
     slots = stretched(short, core.slots, count, core.size) if short.count < count else core.slots

@@ -19,7 +19,7 @@ from compiler.schedule.solver.problem import (
     NUM_TOKENS,
     B,
     I,
-    Problem,
+    ScheduleProblem,
     W,
     chunk_of,
     slot_of,
@@ -29,35 +29,37 @@ from compiler.schedule.solver.problem import (
 # --- One row of slots, made ready to be timed: per slot its time and events, and what was done before it
 
 FIXED = NUM_CODES  # added to a slot that moves must leave alone
-Step = tuple[int, int, int, int, int]  # time, the two events it waits for, the two it makes
+EventStep = tuple[int, int, int, int, int]  # time, the two events it waits for, the two it makes
 # By chunk F done, by chunk B and I done; parts of activations held, I done, W due.
 State = tuple[int, ...]
-END: Step = (0, NEVER, NEVER, NOBODY, NOBODY)  # so that a row at its end waits
+END: EventStep = (0, NEVER, NEVER, NOBODY, NOBODY)  # so that a row at its end waits
 
 
 @dataclass(slots=True)
-class Line:
+class TimedRow:
     """A row. `steps` (with END), `states` and `work` (time of all slots before) have an item more than `slots`.
 
     `chunks` has the chunk of each I, where the time of a W depends on it.
     """
 
     slots: list[int]
-    steps: list[Step]
+    steps: list[EventStep]
     states: list[State]
     work: list[int]
     chunks: list[int]
 
 
-def line_of(problem: Problem, row: int, slots: Sequence[int]) -> Line | None:
+def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRow | None:
     """The line of a whole row; None where it is not legal on its own, or holds more than the cap."""
-    nothing = Line([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
+    nothing = TimedRow([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
     line = changed(problem, row, nothing, list(slots), 0, 0)
     full = problem.counts[row] * 2
     return line if line and line.states[-1][:-3] == full and line.states[-1][-1] == 0 else None
 
 
-def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int, num_equal: int) -> Line | None:
+def changed(
+    problem: ScheduleProblem, row: int, old: TimedRow, slots: list[int], first: int, num_equal: int
+) -> TimedRow | None:
     """The line of `slots`, which equal those of `old` before `first` and in the last `num_equal`, with equal tokens.
 
     None where it would hold more than the cap, or run a backward before its forward or a W before its I.
@@ -69,7 +71,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
     *done, held, split, due = old.states[first]
     one_w, chunks, before = problem.one_w, old.chunks[:split], split
     work = old.work[first]
-    steps: list[Step] = []
+    steps: list[EventStep] = []
     states: list[State] = []
     works: list[int] = []
     for at in range(first, last):
@@ -155,7 +157,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
         chunks = old.chunks
     works.append(work)
     more = work - old.work[end]
-    return Line(
+    return TimedRow(
         slots,
         old.steps[:first] + steps + old.steps[end:],
         old.states[:first] + states + (old.states[end:] if num_equal else [(*done, held, split, due)]),
@@ -205,7 +207,7 @@ class Timing:
         return max(self.ends)
 
 
-def timing_of(problem: Problem, lines: Sequence[Line]) -> Timing | None:
+def timing_of(problem: ScheduleProblem, lines: Sequence[TimedRow]) -> Timing | None:
     """Times from the start; None where rows wait for each other for ever."""
     rows = range(problem.num_rows)
     events = [-1] * problem.num_events
@@ -215,7 +217,7 @@ def timing_of(problem: Problem, lines: Sequence[Line]) -> Timing | None:
     return timing and in_time_order(problem, timing, lines)
 
 
-def starts_of(problem: Problem, timing: Timing, lines: Sequence[Line]) -> list[list[int]]:
+def starts_of(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> list[list[int]]:
     """The start of each slot of each row."""
     events = timing.marks[0].events[:]
     starts: list[list[int]] = [[] for _ in lines]
@@ -230,7 +232,7 @@ def starts_of(problem: Problem, timing: Timing, lines: Sequence[Line]) -> list[l
     return starts
 
 
-def in_time_order(problem: Problem, timing: Timing, lines: Sequence[Line]) -> Timing:
+def in_time_order(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> Timing:
     """The timing with its slots in the order in which they start, and evenly spaced marks; no time changes."""
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), at, row) for at, row in enumerate(timing.order))
@@ -241,11 +243,13 @@ def in_time_order(problem: Problem, timing: Timing, lines: Sequence[Line]) -> Ti
     return result
 
 
-def _gap(problem: Problem) -> int:
+def _gap(problem: ScheduleProblem) -> int:
     return max(_GAP, problem.num_events // _EVENTS)
 
 
-def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, limit: int | None) -> Timing | None:
+def retimed(
+    problem: ScheduleProblem, old: Timing, lines: Sequence[TimedRow], first: int, limit: int | None
+) -> Timing | None:
     """Times of `lines`, which are those of `old` up to its mark `first`.
 
     None where rows wait for each other for ever, or a row is sure to end after `limit`.
@@ -309,7 +313,13 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
 
 
 def is_longer(
-    problem: Problem, old: Timing, lines: Sequence[Line], first: int, last: int, more: dict[int, int], limit: int
+    problem: ScheduleProblem,
+    old: Timing,
+    lines: Sequence[TimedRow],
+    first: int,
+    last: int,
+    more: dict[int, int],
+    limit: int,
 ) -> bool:
     """Whether `lines` end after `limit`, or never; they are those of `old` but between the marks `first` and `last`.
 
@@ -354,7 +364,9 @@ def is_longer(
     return False
 
 
-def _tails(problem: Problem, timing: Timing, lines: Sequence[Line], mark: int, more: dict[int, int]) -> list[int]:
+def _tails(
+    problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow], mark: int, more: dict[int, int]
+) -> list[int]:
     """The tails of the rows at a mark; `lines` are those of the timing behind it, with so many slots more before."""
     tails, marks, delay = timing.tails, timing.marks, problem.delay
     if not tails:

@@ -30,7 +30,7 @@ _Node = tuple[int, int, int, int, int, int, int]  # both ranks' state, time left
 
 
 @dataclass(frozen=True)
-class Shortest:
+class ShortestSchedule:
     """The shortest schedule that is shorter than was asked for, None where none was found; no schedule takes less than
     `least`. `work` that is left."""
 
@@ -46,7 +46,7 @@ def shortest_of_two(
     caps: tuple[Fraction, ...],
     within: tuple[Fraction, Fraction],
     work: int,
-) -> Shortest:
+) -> ShortestSchedule:
     """What is shorter than the second of the times `within`; nothing takes less than the first of them.
 
     `work`: states that are gone on from. Nothing is looked for where ranks are not two, messages take time, activations
@@ -55,10 +55,10 @@ def shortest_of_two(
     waits = Waits(placement, 2, num_micro_batches, costs, caps)
     low, high = math.ceil(within[0] / waits.unit) - 1, math.ceil(within[1] / waits.unit) - 1  # none by low; high asked
     if any(waits.hop.values()) or costs.offloads or costs.micro_batches or work <= 0:
-        return Shortest(None, within[0], work)
+        return ShortestSchedule(None, within[0], work)
     small = SmallPipeline(waits, _WORK, _MOST_FORWARDS, _MOST_STATES)
     if len(small.ranks) < 2:
-        return Shortest(None, within[0], work)
+        return ShortestSchedule(None, within[0], work)
     best: Schedule | None = None
     step = 1
     while low < high and work > 0:
@@ -74,11 +74,11 @@ def shortest_of_two(
             low, step = end, 2 * step
         else:
             break
-    return Shortest(best, max(within[0], (low + 1) * waits.unit), work)
+    return ShortestSchedule(best, max(within[0], (low + 1) * waits.unit), work)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _TimedStep:
     """A step of a rank that can be part of a schedule in time."""
 
     target: int
@@ -93,7 +93,7 @@ class _Step:
 class _Both:
     """Both ranks, with the steps that may be part of a schedule by an end."""
 
-    def __init__(self, small: SmallPipeline, end: int, steps: list[list[_Step]]) -> None:
+    def __init__(self, small: SmallPipeline, end: int, steps: list[list[_TimedStep]]) -> None:
         self.states, self.end, self.steps = [states for states, _ in small.ranks], end, steps
         self.out: list[list[list[int]]] = [[[] for _ in states.states] for states in self.states]
         for out, each in zip(self.out, steps, strict=True):
@@ -126,7 +126,7 @@ class _Both:
                     wanted: Place = (direction, stage + (1 if at % 2 else -1))
                     if wanted in others:
                         needs.append((2 * others.index(wanted) + at % 2, k))
-                rows.append(_Step(step[1], step[2], begin, rest, step[3], frozenset(needs), step))
+                rows.append(_TimedStep(step[1], step[2], begin, rest, step[3], frozenset(needs), step))
             steps.append(rows)
         return _Both(small, end, steps)
 

@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from compiler.tools.editor.outline import Document
+from compiler.tools.editor.outline import OpenDocument
 from dsl.load import analyse
 from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, giver
 from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
 
 
 @dataclass(frozen=True)
-class Action:
+class CodeAction:
     """Edits to make together, and what they mend."""
 
     title: str
@@ -22,9 +22,9 @@ class Action:
     preferred: bool  # what to take if one had to be taken without asking
 
 
-def actions(documents: Iterable[Document], at: Span) -> tuple[Action, ...]:
+def actions(documents: Iterable[OpenDocument], at: Span) -> tuple[CodeAction, ...]:
     """What mends the mistakes of some documents that a span of a text touches."""
-    touched: dict[Diagnostic, Document] = {}
+    touched: dict[Diagnostic, OpenDocument] = {}
     for document in documents:
         for item in document.diagnostics:
             if item.span is not None and _touches(item.span, at):
@@ -32,7 +32,7 @@ def actions(documents: Iterable[Document], at: Span) -> tuple[Action, ...]:
     return tuple(action for item, document in touched.items() for action in _mending(document, item, at.source))
 
 
-def _mending(document: Document, item: Diagnostic, source: Source) -> Iterator[Action]:
+def _mending(document: OpenDocument, item: Diagnostic, source: Source) -> Iterator[CodeAction]:
     """The edit its hint says, then the ways out of a conflict, the smallest change first."""
     seen: set[tuple[Edit, ...]] = set()
     edit = edit_of(item)
@@ -42,10 +42,10 @@ def _mending(document: Document, item: Diagnostic, source: Source) -> Iterator[A
         if way not in seen:
             seen.add(way)
             preferred = len(seen) == 1 and edit is not None and _is_sure(document, item, edit)
-            yield Action(_title(way, source), way, item, preferred)
+            yield CodeAction(_title(way, source), way, item, preferred)
 
 
-def _is_sure(document: Document, item: Diagnostic, edit: Edit) -> bool:
+def _is_sure(document: OpenDocument, item: Diagnostic, edit: Edit) -> bool:
     """Whether an edit is one to make without asking: that of a spelling must mend something, and break nothing."""
     if not corrects_spelling(item):
         return True

@@ -22,7 +22,7 @@ ItemKind = Literal["key", "block", "value", "name", "unit", "word", "file", "ref
 
 
 @dataclass(frozen=True)
-class Item:
+class CompletionItem:
     """What takes the place of characters `start` to `end`: the label, or a snippet where the client knows them."""
 
     label: str
@@ -65,7 +65,7 @@ class Inside:
         return f"{self.path}.{key}".lstrip(".")
 
 
-def inside(path: Sequence[outline.Node]) -> Inside:
+def inside(path: Sequence[outline.OutlineNode]) -> Inside:
     """What the innermost of some nested blocks is."""
     if not path:
         return Inside("file")
@@ -79,7 +79,7 @@ def inside(path: Sequence[outline.Node]) -> Inside:
     return found
 
 
-def _within(around: Inside, node: outline.Node) -> Inside:
+def _within(around: Inside, node: outline.OutlineNode) -> Inside:
     if around.form == "names":
         return replace(around, form="class")
     kind = fields_of(around.cls).get(node.key) if around.form == "class" else None
@@ -117,7 +117,7 @@ def is_block(kind: FieldType) -> bool:
     return bool(blocks) or kind.form in ("layers", "entries", "rate", "batch")
 
 
-def given(block: outline.Node) -> set[str]:
+def given(block: outline.OutlineNode) -> set[str]:
     """Keys a block has already, and those that would say the same."""
     keys = {node.key for node in block.body} - {"layers", PHASE}
     return keys | {ALTERNATIVES[key] for key in keys if key in ALTERNATIVES}

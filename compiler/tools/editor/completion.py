@@ -9,23 +9,23 @@ from fractions import Fraction
 from typing import get_origin
 
 from compiler.tools.editor import block_keys, outline, texts
-from compiler.tools.editor.block_keys import Inside, Item
-from compiler.tools.editor.outline import LET, Document, Place, Token
+from compiler.tools.editor.block_keys import CompletionItem, Inside
+from compiler.tools.editor.outline import LET, CursorPlace, OpenDocument, OutlineToken
 from dsl.facts import units
 from dsl.resolve import derive
 from dsl.resolve.forms import CLAUSES, SHAPES
 from dsl.resolve.merge import PHASE
-from dsl.schema import BUILT_IN, Node, Spec, Unit
+from dsl.schema import BUILT_IN, Node, Spec, StoredUnit
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.text.syntax import KINDS, NAMED
 
 # --- What may be written as a value: words, names, units after a number, references, phases
 
-TOKENS, STEPS = Unit("token", bare=True), Unit("step", bare=True)
+TOKENS, STEPS = StoredUnit("token", bare=True), StoredUnit("step", bare=True)
 OPERATORS = ("+", "-", "*", "/", "(")
 
 
-def value_items(document: Document, where: Inside, place: Place) -> Iterable[Item]:
+def value_items(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterable[CompletionItem]:
     """Proposals behind the `=` of a statement."""
     statement = place.statement
     assert statement is not None and statement.equals is not None
@@ -43,8 +43,8 @@ def value_items(document: Document, where: Inside, place: Place) -> Iterable[Ite
 
 
 def _of_field(
-    document: Document, where: Inside, key: str, kind: FieldType, place: Place, before: list[Token]
-) -> Iterator[Item]:
+    document: OpenDocument, where: Inside, key: str, kind: FieldType, place: CursorPlace, before: list[OutlineToken]
+) -> Iterator[CompletionItem]:
     first = not before
     if key in NAMED and where.cls is Spec:
         yield from _names(document, key) if first else ()
@@ -53,44 +53,50 @@ def _of_field(
     elif block_keys.values(kind):
         yield from _words(where.at(key), kind, place, first)
     elif kind.form == "tokenizer" and first:
-        yield Item("train(4096)", "value", "trained on the data, with so many entries", snippet="train(${1:4096})")
-        yield Item('"tokenizer.json"', "value", "a file", snippet='"${1:tokenizer.json}"')
+        yield CompletionItem(
+            "train(4096)", "value", "trained on the data, with so many entries", snippet="train(${1:4096})"
+        )
+        yield CompletionItem('"tokenizer.json"', "value", "a file", snippet='"${1:tokenizer.json}"')
     elif str in kind.types and first:
-        yield from (Item(word, "value") for word in sorted(WORDS_AS_TEXT) if key == "source")
+        yield from (CompletionItem(word, "value") for word in sorted(WORDS_AS_TEXT) if key == "source")
     elif {int, float, Fraction} & {*kind.types} or kind.form == "batch":
         word = first and (place.token is None or place.token.kind == "word")
         if word and kind.optional:
-            yield Item("none", "value", "without")
+            yield CompletionItem("none", "value", "without")
         if word and key in derive.DEFAULTS.get(where.cls, {}):
-            yield Item("auto", "value", "what the rest leaves")
+            yield CompletionItem("auto", "value", "what the rest leaves")
         yield from _numbers(document, place, before, kind.unit, float in kind.types)
 
 
-def _names(document: Document, kind: str) -> Iterator[Item]:
+def _names(document: OpenDocument, kind: str) -> Iterator[CompletionItem]:
     names = document.names_of(kind)
-    yield from (Item(name, "name", kind) for name in names)
+    yield from (CompletionItem(name, "name", kind) for name in names)
     if kind == "precision":
-        yield from (Item(name, "name", "built in") for name in BUILT_IN if name not in names)
+        yield from (CompletionItem(name, "name", "built in") for name in BUILT_IN if name not in names)
 
 
-def _words(path: str, kind: FieldType, place: Place, first: bool) -> Iterator[Item]:
+def _words(path: str, kind: FieldType, place: CursorPlace, first: bool) -> Iterator[CompletionItem]:
     """The words of an enum, once each in a list."""
     statement = place.statement
     assert statement is not None
     if get_origin(kind.types[0]) is not tuple:
-        yield from (Item(word, "value", texts.choice(path, word)) for word in block_keys.values(kind) if first)
+        yield from (
+            CompletionItem(word, "value", texts.choice(path, word)) for word in block_keys.values(kind) if first
+        )
     elif first:
-        yield Item("[ ]", "value", "a list", snippet="[$0]")
+        yield CompletionItem("[ ]", "value", "a list", snippet="[$0]")
     else:
         given = {token.text for token in statement.value if token is not place.token}
         yield from (
-            Item(word, "value", texts.choice(path, word)) for word in block_keys.values(kind) if word not in given
+            CompletionItem(word, "value", texts.choice(path, word))
+            for word in block_keys.values(kind)
+            if word not in given
         )
 
 
 def _numbers(
-    document: Document, place: Place, before: list[Token], unit: Unit | None, share: bool = False
-) -> Iterator[Item]:
+    document: OpenDocument, place: CursorPlace, before: list[OutlineToken], unit: StoredUnit | None, share: bool = False
+) -> Iterator[CompletionItem]:
     """Units behind a number; names of numbers elsewhere."""
     token = place.token
     if token is not None and token.kind == "number":
@@ -102,45 +108,45 @@ def _numbers(
 
 
 # ---------------------------------------------------------------- units
-def _units(token: Token, unit: Unit | None, share: bool = False) -> Iterator[Item]:
+def _units(token: OutlineToken, unit: StoredUnit | None, share: bool = False) -> Iterator[CompletionItem]:
     """A number with each unit that its field takes."""
     match = units.NUMBER.match(token.text)
     assert match is not None
     if unit is not None:
-        yield from (Item(match["mantissa"] + suffix, "unit") for suffix, _ in units.SUFFIXES[unit.name])
+        yield from (CompletionItem(match["mantissa"] + suffix, "unit") for suffix, _ in units.SUFFIXES[unit.name])
     elif share:
-        yield Item(match["mantissa"] + "%", "unit")
+        yield CompletionItem(match["mantissa"] + "%", "unit")
 
 
-def _unit_word(number: Token, unit: Unit | None) -> Iterator[Item]:
+def _unit_word(number: OutlineToken, unit: StoredUnit | None) -> Iterator[CompletionItem]:
     """`tokens` or `steps` after a number that has no unit yet; `10T` has none."""
     match = units.NUMBER.match(number.text)
     assert match is not None
     if unit in (TOKENS, STEPS) and match["suffix"] in units.COUNTS:
-        yield Item(f"{unit.name}s", "unit")
+        yield CompletionItem(f"{unit.name}s", "unit")
 
 
 # ---------------------------------------------------------------- references
-def _references(document: Document, place: Place) -> Iterator[Item]:
+def _references(document: OpenDocument, place: CursorPlace) -> Iterator[CompletionItem]:
     """`let`s, keys of the blocks around; with a dot, the keys of what the name before it means."""
     typed = place.token.text if place.token is not None else ""
     if "." in typed:
         yield from _dotted(place, typed.split(".")[:-1])
         return
-    seen: dict[str, Item] = {}
+    seen: dict[str, CompletionItem] = {}
     for block in [*reversed(place.block.path()), document.file]:
         for statement in block.body:
             is_let = statement.key == LET and len(statement.head) > 1
             name = statement.head[1].text if is_let else statement.key
             if statement is not place.statement and (is_let or (block is not document.file and statement.equals)):
                 shown = " ".join(token.text for token in statement.value)
-                seen.setdefault(name, Item(name, "reference", f"= {shown}"))
+                seen.setdefault(name, CompletionItem(name, "reference", f"= {shown}"))
     for name in document.names_of(LET):  # of imported files too
-        seen.setdefault(name, Item(name, "reference", LET))
+        seen.setdefault(name, CompletionItem(name, "reference", LET))
     yield from seen.values()
 
 
-def _dotted(place: Place, parts: list[str]) -> Iterator[Item]:
+def _dotted(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
     """Keys of the block that a dotted name leads to, as the schema knows it."""
     path = place.block.path()
     around = [block_keys.inside(path[: index + 1]).cls for index in range(len(path))]
@@ -151,17 +157,17 @@ def _dotted(place: Place, parts: list[str]) -> Iterator[Item]:
             break
     for part in parts[1:]:
         found = tuple(inner for cls in found if part in fields_of(cls) for inner in fields_of(cls)[part].nodes)
-    seen: dict[str, Item] = {}
+    seen: dict[str, CompletionItem] = {}
     for cls in found:  # kinds of a block share keys
         for name, kind in fields_of(cls).items():
             if kind.form not in ("label", "layers", "rate"):
                 meaning = cls.model_fields[name].description or ""
-                seen.setdefault(name, Item(".".join([*parts, name]), "reference", meaning))
+                seen.setdefault(name, CompletionItem(".".join([*parts, name]), "reference", meaning))
     yield from seen.values()
 
 
 # ---------------------------------------------------------------- text that reads like the paper
-def _duration(place: Place, before: list[Token]) -> Iterator[Item]:
+def _duration(place: CursorPlace, before: list[OutlineToken]) -> Iterator[CompletionItem]:
     """Units of a duration that is being written."""
     for unit in (TOKENS, STEPS):
         if place.token is not None and place.token.kind == "number":
@@ -170,7 +176,7 @@ def _duration(place: Place, before: list[Token]) -> Iterator[Item]:
             yield from _unit_word(before[-1], unit)
 
 
-def _phases(before: list[Token], place: Place) -> Iterator[Item]:
+def _phases(before: list[OutlineToken], place: CursorPlace) -> Iterator[CompletionItem]:
     """`0.3 until 10T tokens then 0.1`."""
     words = [token.text for token in before]
     last = next((word for word in reversed(words) if word in ("until", "then")), "")
@@ -178,17 +184,19 @@ def _phases(before: list[Token], place: Place) -> Iterator[Item]:
     if last == "until":
         yield from _duration(place, before)
         if behind:
-            yield Item("then", "word", "the value that comes after")
+            yield CompletionItem("then", "word", "the value that comes after")
     elif behind:
-        yield Item("until", "word", "where this value ends, in tokens or steps")
+        yield CompletionItem("until", "word", "where this value ends, in tokens or steps")
 
 
-def rate_items(place: Place) -> Iterator[Item]:
+def rate_items(place: CursorPlace) -> Iterator[CompletionItem]:
     """A line of the learning rate: its shape, then clauses, each at most once."""
     before, words = list(place.before), [token.text for token in place.before]
     if not words:
         alone = place.statement is None or len(place.statement.head) < 2
-        yield from (Item(name, "word", snippet=block_keys.phase_snippet(name) if alone else "") for name in SHAPES)
+        yield from (
+            CompletionItem(name, "word", snippet=block_keys.phase_snippet(name) if alone else "") for name in SHAPES
+        )
         return
     clause = next((word for word in reversed(words) if word in CLAUSES), "over")
     if clause in ("over", "until"):
@@ -198,7 +206,7 @@ def rate_items(place: Place) -> Iterator[Item]:
     ended = {"until", "over"} & set(words) or (len(words) > 1 and words[1] not in CLAUSES)
     for name in ("at", "until", "over") if SHAPES.get(words[0]) == "constant" else ("to", "from", "until", "over"):
         if name not in words and not (ended and name in ("until", "over")):
-            yield Item(name, "word")
+            yield CompletionItem(name, "word")
 
 
 # --- completion
@@ -215,7 +223,7 @@ STATEMENTS = {  # of a file
 PHASE_SNIPPET = "phase ${1:long} {\n  train { sequence = ${2:32_768}, batch = ${3:32}, steps = ${4:1000} }\n}"
 
 
-def complete(document: Document, offset: int, lister: Lister) -> tuple[Item, ...]:
+def complete(document: OpenDocument, offset: int, lister: Lister) -> tuple[CompletionItem, ...]:
     """Proposals for the cursor before character `offset`, best first. They are not narrowed to what is typed so far."""
     place = outline.place(document.source.text, document.file, offset)
     if place.comment:
@@ -224,7 +232,7 @@ def complete(document: Document, offset: int, lister: Lister) -> tuple[Item, ...
     return tuple(replace(item, start=start, end=end) for item in _items(document, place, offset, lister))
 
 
-def _items(document: Document, place: Place, offset: int, lister: Lister) -> Iterable[Item]:
+def _items(document: OpenDocument, place: CursorPlace, offset: int, lister: Lister) -> Iterable[CompletionItem]:
     where, statement = block_keys.inside(place.block.path()), place.statement
     if where.form == "rate":
         return rate_items(place)
@@ -239,7 +247,7 @@ def _items(document: Document, place: Place, offset: int, lister: Lister) -> Ite
     return value_items(document, where, place)
 
 
-def _keys(where: Inside, place: Place) -> Iterator[Item]:
+def _keys(where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
     """Keys of a block that it has not yet; only the word where the rest of the statement is there already."""
     statement = place.statement
     stands = statement is not None and (
@@ -252,42 +260,42 @@ def _keys(where: Inside, place: Place) -> Iterator[Item]:
             yield replace(item, snippet="") if stands else item
 
 
-def _all_keys(where: Inside) -> Iterator[Item]:
+def _all_keys(where: Inside) -> Iterator[CompletionItem]:
     if where.form == "file":
         for name, text in STATEMENTS.items():
-            yield Item(name, "block" if name in KINDS else "word", snippet=text)
+            yield CompletionItem(name, "block" if name in KINDS else "word", snippet=text)
     elif where.form == "batch":
         for name, (text, meaning) in block_keys.BATCH_KEYS.items():
-            yield Item(name, "key", meaning, snippet=block_keys.placeholders(text))
+            yield CompletionItem(name, "key", meaning, snippet=block_keys.placeholders(text))
     elif where.form == "class":
         fields = fields_of(where.cls)
         for name in block_keys.keys_in(where):
             is_block = name in fields and block_keys.is_block(fields[name]) and name not in NAMED
             detail = "required" if block_keys.required(where.cls, name) and not where.of_phase else ""
             documentation, snippet = texts.key(where.at(name)), block_keys.snippet(where.cls, name)
-            yield Item(name, "block" if is_block else "key", detail, documentation, snippet)
+            yield CompletionItem(name, "block" if is_block else "key", detail, documentation, snippet)
         if where.cls is Spec and not where.of_phase:
-            yield Item(PHASE, "block", "", texts.word(PHASE), PHASE_SNIPPET)
+            yield CompletionItem(PHASE, "block", "", texts.word(PHASE), PHASE_SNIPPET)
 
 
-def _labels(document: Document, where: Inside, place: Place) -> Iterator[Item]:
+def _labels(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
     """Words between a key and its brace: the kind of a block, what it extends."""
     assert place.statement is not None
     key, before = place.statement.key, [token.text for token in place.before]
     if where.form == "file":
         if before[-1:] == ["extends"]:
-            yield from (Item(name, "name", key) for name in document.names_of(key) if [name] != before[1:2])
+            yield from (CompletionItem(name, "name", key) for name in document.names_of(key) if [name] != before[1:2])
         elif key in KINDS and len(before) == 2:
-            yield Item("extends", "word", "take from another one what this one does not say")
+            yield CompletionItem("extends", "word", "take from another one what this one does not say")
     elif where.form == "class" and len(before) == 1 and key in fields_of(where.cls):
         for name, cls in block_keys.kinds_of(fields_of(where.cls)[key]).items():
             snippet = (
                 "" if place.statement.opened is not None else block_keys.placeholders(block_keys.block_text(name, cls))
             )
-            yield Item(name, "value", documentation=texts.block(f"{where.at(key)}.{name}"), snippet=snippet)
+            yield CompletionItem(name, "value", documentation=texts.block(f"{where.at(key)}.{name}"), snippet=snippet)
 
 
-def _imports(document: Document, place: Place, offset: int, lister: Lister) -> Iterator[Item]:
+def _imports(document: OpenDocument, place: CursorPlace, offset: int, lister: Lister) -> Iterator[CompletionItem]:
     """Specs and folders beside the document, or in the folder that is typed so far."""
     token = place.token
     typed = token.text[1 : offset - token.start] if token is not None and token.kind == "string" else ""
@@ -297,4 +305,4 @@ def _imports(document: Document, place: Place, offset: int, lister: Lister) -> I
         if name.endswith((".dsc", "/")) and posixpath.join(here, name) != document.source.name:
             path = f'"{posixpath.join(folder, name)}"'
             snippet = f'{block_keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # go on behind the slash
-            yield Item(path, "file", snippet=snippet)
+            yield CompletionItem(path, "file", snippet=snippet)

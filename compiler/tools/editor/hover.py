@@ -10,7 +10,7 @@ from typing import Any
 
 from compiler.tools.editor import block_keys, outline, resolved, texts
 from compiler.tools.editor.block_keys import Inside
-from compiler.tools.editor.outline import LET, Document, Place, Token
+from compiler.tools.editor.outline import LET, CursorPlace, OpenDocument, OutlineToken
 from dsl.closed_forms import counts, ramp
 from dsl.facts import units
 from dsl.load import Analysis, block_view
@@ -99,7 +99,7 @@ class Hover:
     end: int
 
 
-def hover(document: Document, offset: int) -> Hover | None:
+def hover(document: OpenDocument, offset: int) -> Hover | None:
     """About the word at character `offset`, or None where nothing is known of it."""
     place = outline.place(document.source.text, document.file, offset)
     token, statement = place.token, place.statement
@@ -109,7 +109,9 @@ def hover(document: Document, offset: int) -> Hover | None:
     return Hover(text, token.start, token.end) if text else None
 
 
-def _about(document: Document, where: Inside, place: Place, statement: outline.Node, token: Token) -> str:
+def _about(
+    document: OpenDocument, where: Inside, place: CursorPlace, statement: outline.OutlineNode, token: OutlineToken
+) -> str:
     if statement.key == "import":
         return ""
     if where.form == "file":
@@ -123,7 +125,7 @@ def _about(document: Document, where: Inside, place: Place, statement: outline.N
     return _value(document, where, statement, token)
 
 
-def _of_file(document: Document, statement: outline.Node, token: Token) -> str:
+def _of_file(document: OpenDocument, statement: outline.OutlineNode, token: OutlineToken) -> str:
     kind, words = statement.key, [each.text for each in statement.head]
     if kind == LET:
         if token in statement.value and token.kind == "word":
@@ -139,7 +141,7 @@ def _of_file(document: Document, statement: outline.Node, token: Token) -> str:
     return ""
 
 
-def _named(document: Document, kind: str, name: str) -> str:
+def _named(document: OpenDocument, kind: str, name: str) -> str:
     if kind == "precision" and name in BUILT_IN and (kind, name) not in document.names:
         return texts.title(f"precision {name}", "built in")
     if (kind, name) not in document.names:
@@ -147,7 +149,7 @@ def _named(document: Document, kind: str, name: str) -> str:
     return texts.title(f"{kind} {name}", summary(document.analysis, kind, name))
 
 
-def _key(document: Document, where: Inside, statement: outline.Node) -> str:
+def _key(document: OpenDocument, where: Inside, statement: outline.OutlineNode) -> str:
     key = statement.key
     if where.form == "batch":
         meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
@@ -161,7 +163,7 @@ def _key(document: Document, where: Inside, statement: outline.Node) -> str:
     return _joined(texts.title(key, ""), *_values(document, statement), about)
 
 
-def _label(document: Document, where: Inside, statement: outline.Node, token: Token) -> str:
+def _label(document: OpenDocument, where: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
     """The kind of a block, the range of layers."""
     if statement.key == "layers":
         return _joined(*_values(document, statement))
@@ -171,7 +173,7 @@ def _label(document: Document, where: Inside, statement: outline.Node, token: To
     return texts.title(f"{statement.key} {token.text}", meaning) if meaning else ""
 
 
-def _value(document: Document, where: Inside, statement: outline.Node, token: Token) -> str:
+def _value(document: OpenDocument, where: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
     key = statement.key
     if where.form == "class" and where.cls is Spec and key in NAMED:
         return _named(document, key, token.text)
@@ -185,7 +187,7 @@ def _value(document: Document, where: Inside, statement: outline.Node, token: To
     return _with_values(document, statement, f"{key} = {' '.join(each.text for each in statement.value)}")
 
 
-def _reference(document: Document, token: Token) -> str:
+def _reference(document: OpenDocument, token: OutlineToken) -> str:
     found = resolved.reference(document.analysis, document.source, token)
     if found is None:
         return ""
@@ -198,11 +200,11 @@ def _reference(document: Document, token: Token) -> str:
     )
 
 
-def _values(document: Document, statement: outline.Node) -> tuple[str, ...]:
+def _values(document: OpenDocument, statement: outline.OutlineNode) -> tuple[str, ...]:
     return tuple(f"= {text}" for text in resolved.values(document.analysis, document.source, statement))
 
 
-def _with_values(document: Document, statement: outline.Node, title: str) -> str:
+def _with_values(document: OpenDocument, statement: outline.OutlineNode, title: str) -> str:
     """What a statement comes to; nothing where that is what it says."""
     values = _values(document, statement)
     return _joined(texts.title(title, ""), *values) if values else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compiler.tools.editor import outline
-from compiler.tools.editor.outline import LET, Document, Token, span, target
+from compiler.tools.editor.outline import LET, OpenDocument, OutlineToken, span, target
 from dsl.messages.diagnostics import Source, Span
 from dsl.resolve.merge import PHASE
 from dsl.text.syntax import KINDS, NAMED, Let
@@ -29,7 +29,7 @@ class Symbol:
     children: tuple[Symbol, ...] = ()
 
 
-def definition(document: Document, offset: int) -> Span | None:
+def definition(document: OpenDocument, offset: int) -> Span | None:
     """What the word at character `offset` names: a block, a parent, a value; of an import, the start of its file."""
     place = outline.place(document.source.text, document.file, offset)
     token, statement = place.token, place.statement
@@ -45,7 +45,7 @@ def definition(document: Document, offset: int) -> Span | None:
     return _used(document, token) or _seen(document, place.block, token)
 
 
-def references(documents: Iterator[Document] | list[Document], at: Span) -> tuple[Span, ...]:
+def references(documents: Iterator[OpenDocument] | list[OpenDocument], at: Span) -> tuple[Span, ...]:
     """Every place in some documents, and in what they import, that names what is defined at a span; itself first."""
     found = {_key(at): at}
     for document in documents:
@@ -62,7 +62,7 @@ def references(documents: Iterator[Document] | list[Document], at: Span) -> tupl
     return tuple(found.values())
 
 
-def symbols(file: outline.Node) -> tuple[Symbol, ...]:
+def symbols(file: outline.OutlineNode) -> tuple[Symbol, ...]:
     """The outline: blocks, and the keys in them."""
     return tuple(_symbol(node) for node in file.body if node.head)
 
@@ -70,7 +70,7 @@ def symbols(file: outline.Node) -> tuple[Symbol, ...]:
 # ---------------------------------------------------------------- names
 
 
-def _file(document: Document, token: Token) -> Span | None:
+def _file(document: OpenDocument, token: OutlineToken) -> Span | None:
     if token.kind != "string":
         return None
     source, mistakes = document.reader(target(document.source, token.text.strip('"')))
@@ -78,7 +78,7 @@ def _file(document: Document, token: Token) -> Span | None:
     return None if unread else Span(source, 0, 0)
 
 
-def _name(statement: outline.Node, token: Token) -> tuple[str, str] | None:
+def _name(statement: outline.OutlineNode, token: OutlineToken) -> tuple[str, str] | None:
     """The (kind, name) that a token is, where a block is named, extended or defined."""
     kind, words = statement.key, statement.head
     is_file = statement.parent is not None and not statement.parent.head
@@ -100,7 +100,7 @@ def _names(source: Source) -> Iterator[tuple[Span, tuple[str, str]]]:
                 yield span(source, token), name
 
 
-def _used(document: Document, token: Token) -> Span | None:
+def _used(document: OpenDocument, token: OutlineToken) -> Span | None:
     """What a name in an expression was resolved to."""
     for view in document.analysis.views:
         for used, item in view.context.uses.items():
@@ -109,7 +109,7 @@ def _used(document: Document, token: Token) -> Span | None:
     return None
 
 
-def _seen(document: Document, block: outline.Node, token: Token) -> Span | None:
+def _seen(document: OpenDocument, block: outline.OutlineNode, token: OutlineToken) -> Span | None:
     """The definition of a name by the text alone, where nothing was resolved: a key of an outer block, or a `let`."""
     for around in reversed(block.path()):
         for statement in around.body:
@@ -127,7 +127,7 @@ def _key(at: Span) -> tuple[str, int]:
 # ---------------------------------------------------------------- outline
 
 
-def _symbol(node: outline.Node) -> Symbol:
+def _symbol(node: outline.OutlineNode) -> Symbol:
     kind: SymbolKind = "key" if node.equals is not None else "line" if node.opened is None else "block"
     words = [token.text for token in node.head]
     name, detail = "".join(words) if node.key == "layers" else " ".join(words), " ".join(t.text for t in node.value)

@@ -33,7 +33,7 @@ OPENERS, CLOSERS = frozenset("[("), frozenset("])")
 
 
 @dataclass(frozen=True)
-class Token:
+class OutlineToken:
     """A word, a number with its unit, a string, a comment, a newline or a sign, at characters `start` to `end`."""
 
     kind: TokenKind
@@ -43,16 +43,16 @@ class Token:
 
 
 @dataclass(eq=False, repr=False)
-class Node:
+class OutlineNode:
     """A statement. Of a block, `opened` and `closed` are the places of its braces; the file itself is one, without."""
 
-    head: list[Token] = field(default_factory=list)  # key and labels, or the words of a line
-    equals: Token | None = None
-    value: list[Token] = field(default_factory=list)
+    head: list[OutlineToken] = field(default_factory=list)  # key and labels, or the words of a line
+    equals: OutlineToken | None = None
+    value: list[OutlineToken] = field(default_factory=list)
     opened: int | None = None
     closed: int | None = None
-    body: list[Node] = field(default_factory=list)
-    parent: Node | None = None
+    body: list[OutlineNode] = field(default_factory=list)
+    parent: OutlineNode | None = None
     end: int = 0  # of the last token, braces included
 
     @property
@@ -69,11 +69,11 @@ class Node:
         texts = [token.text for token in self.head[1:]]
         return texts[: texts.index("extends")] if "extends" in texts else texts
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[OutlineNode]:
         """This block and those around it, outermost first, without the file."""
         return [*(self.parent.path() if self.parent is not None else []), *([self] if self.head else [])]
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[OutlineNode]:
         """This statement and all in it."""
         pending = [self]
         while pending:
@@ -82,36 +82,36 @@ class Node:
             pending += reversed(node.body)
 
 
-def tokens(text: str) -> list[Token]:
+def tokens(text: str) -> list[OutlineToken]:
     """The tokens of a text, without spaces. As many as a spec may have; the rest of the text is not looked at."""
-    found: list[Token] = []
+    found: list[OutlineToken] = []
     for match in table.load().pattern.finditer(text):
         terminal, start, end = str(match.lastgroup), match.start(), match.end()
         if terminal == "CALL":
-            found += [Token("word", match[0][:-1], start, end - 1), Token("sign", "(", end - 1, end)]
+            found += [OutlineToken("word", match[0][:-1], start, end - 1), OutlineToken("sign", "(", end - 1, end)]
         elif match[0] == "." and found and found[-1].kind == "word" and found[-1].end == start:
-            found[-1] = Token("word", f"{found[-1].text}.", found[-1].start, end)  # `model.`, about to go on
+            found[-1] = OutlineToken("word", f"{found[-1].text}.", found[-1].start, end)  # `model.`, about to go on
         elif terminal != "SPACE":
-            found.append(Token(OF_TERMINALS.get(terminal, "sign"), match[0], start, end))
+            found.append(OutlineToken(OF_TERMINALS.get(terminal, "sign"), match[0], start, end))
         if len(found) >= MAX_WORDS:
             break
     return found
 
 
-def read(text: str) -> Node:
+def read(text: str) -> OutlineNode:
     """The statements of a text, as the body of a node that stands for the file."""
-    return _Reader([token for token in tokens(text) if token.kind != "comment"], text).run()
+    return _OutlineReader([token for token in tokens(text) if token.kind != "comment"], text).run()
 
 
-class _Reader:
-    def __init__(self, found: list[Token], text: str) -> None:
+class _OutlineReader:
+    def __init__(self, found: list[OutlineToken], text: str) -> None:
         self.tokens, self.text = found, text
-        self.file = Node(end=len(text))
+        self.file = OutlineNode(end=len(text))
         self.block, self.depth = self.file, 0
-        self.statement: Node | None = None
+        self.statement: OutlineNode | None = None
         self.brackets: list[str] = []
 
-    def run(self) -> Node:
+    def run(self) -> OutlineNode:
         for index, token in enumerate(self.tokens):
             if self._ends(index, token):
                 self._finish()
@@ -125,7 +125,7 @@ class _Reader:
                 self._take(token)
         return self.file
 
-    def _ends(self, index: int, token: Token) -> bool:
+    def _ends(self, index: int, token: OutlineToken) -> bool:
         """Whether a statement ends before this token, or at it."""
         if token.text == "," and token.kind == "sign":
             return not self.brackets
@@ -140,7 +140,7 @@ class _Reader:
             return True
         return following[0].kind == "word" and len(following) > 1 and following[1].text in ("=", "{")
 
-    def _take(self, token: Token) -> None:
+    def _take(self, token: OutlineToken) -> None:
         statement = self.statement or self._begin(token)
         statement.end = token.end
         if token.kind == "sign" and token.text in OPENERS:
@@ -154,14 +154,14 @@ class _Reader:
         else:
             statement.head.append(token)
 
-    def _begin(self, token: Token) -> Node:
+    def _begin(self, token: OutlineToken) -> OutlineNode:
         if self._begins_block(token):
             self.block, self.depth = self.file, 0
-        self.statement = Node(parent=self.block)
+        self.statement = OutlineNode(parent=self.block)
         self.block.body.append(self.statement)
         return self.statement
 
-    def _begins_block(self, token: Token) -> bool:
+    def _begins_block(self, token: OutlineToken) -> bool:
         """`model x {` or `model x extends`, at the very start of a line."""
         if token.text not in KINDS or (token.start and self.text[token.start - 1] != "\n"):
             return False
@@ -172,14 +172,14 @@ class _Reader:
         self.statement = None
         self.brackets.clear()
 
-    def _open(self, token: Token) -> None:
+    def _open(self, token: OutlineToken) -> None:
         block = self.statement or self._begin(token)
         block.opened, block.end = token.start, token.end
         if self.depth < MAX_DEPTH:
             self.block, self.depth = block, self.depth + 1
         self._finish()
 
-    def _close(self, token: Token) -> None:
+    def _close(self, token: OutlineToken) -> None:
         if self.block is self.file:
             return
         self.block.closed, self.block.end = token.start, token.end
@@ -189,17 +189,17 @@ class _Reader:
 
 # ---------------------------------------------------------------- a place in it
 @dataclass(frozen=True)
-class Place:
+class CursorPlace:
     """Where a cursor stands: in which block, on which statement of it if any, and after which token of that."""
 
-    block: Node
-    statement: Node | None
-    token: Token | None  # the one the cursor touches: within it, or right at its end
-    before: tuple[Token, ...]  # of the statement, those that end at or before the cursor and are not `token`
+    block: OutlineNode
+    statement: OutlineNode | None
+    token: OutlineToken | None  # the one the cursor touches: within it, or right at its end
+    before: tuple[OutlineToken, ...]  # of the statement, those that end at or before the cursor and are not `token`
     comment: bool = False
 
 
-def place(text: str, file: Node, offset: int) -> Place:
+def place(text: str, file: OutlineNode, offset: int) -> CursorPlace:
     """The place of a cursor before character `offset`."""
     block = file
     while True:
@@ -209,12 +209,12 @@ def place(text: str, file: Node, offset: int) -> Place:
         block = inner
     statement = next((each for each in block.body if _start(each) <= offset <= _head_end(each, text)), None)
     if statement is None:
-        return Place(block, None, None, (), in_comment(text, offset))
+        return CursorPlace(block, None, None, (), in_comment(text, offset))
     parts = [*statement.head, *([statement.equals] if statement.equals else []), *statement.value]
     touched = next((token for token in parts if token.start < offset <= token.end and _is_text(token)), None)
     touched = touched or next((token for token in parts if token.start == offset and _is_text(token)), None)
     before = tuple(token for token in parts if token.end <= offset and token is not touched)
-    return Place(block, statement, touched, before, in_comment(text, offset))
+    return CursorPlace(block, statement, touched, before, in_comment(text, offset))
 
 
 def in_comment(text: str, offset: int) -> bool:
@@ -225,18 +225,18 @@ def in_comment(text: str, offset: int) -> bool:
     return any(token.kind == "comment" and token.start + line < offset for token in found)
 
 
-def _is_text(token: Token) -> bool:
+def _is_text(token: OutlineToken) -> bool:
     return token.kind != "sign"
 
 
-def _holds(node: Node, offset: int) -> bool:
+def _holds(node: OutlineNode, offset: int) -> bool:
     """Whether a place is between the braces of a block; one that is not closed goes on to where its file does."""
     if node.opened is None or offset <= node.opened:
         return False
     return offset <= node.closed if node.closed is not None else offset <= _limit(node)
 
 
-def _limit(node: Node) -> int:
+def _limit(node: OutlineNode) -> int:
     """Where a block without a closing brace ends: before the next statement of the block around it, or with it."""
     around = node.parent
     if around is None:
@@ -249,11 +249,11 @@ def _limit(node: Node) -> int:
     return _limit(around) if around.parent is not None else around.end
 
 
-def _start(node: Node) -> int:
+def _start(node: OutlineNode) -> int:
     return node.head[0].start if node.head else node.opened or 0
 
 
-def _head_end(node: Node, text: str) -> int:
+def _head_end(node: OutlineNode, text: str) -> int:
     """The end of a statement on its own line, spaces after it included; of a block, its brace."""
     if node.opened is not None:
         return node.opened
@@ -269,12 +269,12 @@ LET = "let"
 
 
 @dataclass(frozen=True)
-class Document:
+class OpenDocument:
     """A text as it is now. What it names is found even where it does not parse."""
 
     path: str
     source: Source
-    file: Node
+    file: OutlineNode
     names: Mapping[tuple[str, str], Span]  # (kind or "let", name) → the name where it is defined, imports included
     analysis: Analysis
     reader: Reader = field(repr=False)
@@ -289,13 +289,13 @@ class Document:
         return [name for of, name in self.names if of == kind]
 
 
-def document(path: str, reader: Reader) -> Document:
+def document(path: str, reader: Reader) -> OpenDocument:
     """The document of a file. `reader` gives texts, those of the editor before those of the disk."""
     source, _ = reader(path)
     file = read(source.text)
     names: dict[tuple[str, str], Span] = {}
     _collect(names, source, file, reader, {os.path.realpath(path)})
-    return Document(path, source, file, names, analyse(path, reader=reader), reader)
+    return OpenDocument(path, source, file, names, analyse(path, reader=reader), reader)
 
 
 def target(source: Source, written: str) -> str:
@@ -303,11 +303,13 @@ def target(source: Source, written: str) -> str:
     return str(Path(source.name).parent / written)
 
 
-def span(source: Source, token: Token) -> Span:
+def span(source: Source, token: OutlineToken) -> Span:
     return Span(source, token.start, token.end)
 
 
-def _collect(names: dict[tuple[str, str], Span], source: Source, file: Node, reader: Reader, seen: set[str]) -> None:
+def _collect(
+    names: dict[tuple[str, str], Span], source: Source, file: OutlineNode, reader: Reader, seen: set[str]
+) -> None:
     """Names of imported files first, as a later definition is the one that is changed."""
     for statement in file.body:
         if statement.key != "import" or len(statement.head) != 2:

@@ -12,8 +12,8 @@ from functools import cached_property
 from lsprotocol import types as lsp
 from pygls import uris
 
-from compiler.tools.editor.actions import Action
-from compiler.tools.editor.block_keys import Item
+from compiler.tools.editor.actions import CodeAction
+from compiler.tools.editor.block_keys import CompletionItem
 from compiler.tools.editor.hover import Hover
 from compiler.tools.editor.navigation import Symbol
 from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, given
@@ -32,7 +32,7 @@ UNITS = {  # position encoding → units of a character
 
 
 @dataclass(frozen=True)
-class Lines:
+class ClientLines:
     """The lines of a text, in the encoding of a client."""
 
     text: str = field(repr=False)
@@ -111,12 +111,12 @@ class Client:
     open: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # real path → (URI, version)
 
     @cached_property
-    def _lines(self) -> dict[Source, Lines]:
+    def _lines(self) -> dict[Source, ClientLines]:
         return {}
 
-    def lines(self, source: Source) -> Lines:
+    def lines(self, source: Source) -> ClientLines:
         if source not in self._lines:
-            self._lines[source] = Lines(source.text, self.encoding)
+            self._lines[source] = ClientLines(source.text, self.encoding)
         return self._lines[source]
 
     def uri(self, source: Source) -> str:
@@ -178,14 +178,14 @@ def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnost
     )
 
 
-def completion(client: Client, source: Source, items: Iterable[Item]) -> lsp.CompletionList:
+def completion(client: Client, source: Source, items: Iterable[CompletionItem]) -> lsp.CompletionList:
     """Proposals in their order. After a number they are asked for again with each character."""
     found = [_item(client, source, index, item) for index, item in enumerate(items)]
     incomplete = any(item.kind == lsp.CompletionItemKind.Unit for item in found)
     return lsp.CompletionList(is_incomplete=incomplete, items=found)
 
 
-def _item(client: Client, source: Source, index: int, item: Item) -> lsp.CompletionItem:
+def _item(client: Client, source: Source, index: int, item: CompletionItem) -> lsp.CompletionItem:
     is_snippet = bool(item.snippet) and client.snippets
     text = item.snippet if is_snippet else item.label
     return lsp.CompletionItem(
@@ -232,7 +232,7 @@ def _shared(left: list[str], right: list[str]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def action(client: Client, found: Action, source: Source) -> lsp.CodeAction:
+def action(client: Client, found: CodeAction, source: Source) -> lsp.CodeAction:
     return lsp.CodeAction(
         title=found.title,
         kind=lsp.CodeActionKind.QuickFix,

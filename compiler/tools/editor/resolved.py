@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from compiler.tools.editor.outline import Node as Statement
-from compiler.tools.editor.outline import Token
+from compiler.tools.editor.outline import OutlineNode as Statement
+from compiler.tools.editor.outline import OutlineToken
 from dsl.canonical import number
 from dsl.closed_forms.ramp import Ramp
 from dsl.facts import units
 from dsl.facts.units import Quantity, plain, spoken
-from dsl.load import Analysis, View
+from dsl.load import Analysis, ResolvedView
 from dsl.messages.diagnostics import Source, Span
 from dsl.resolve import derive
 from dsl.resolve.merge import label_of
@@ -40,7 +40,7 @@ def values(analysis: Analysis, source: Source, statement: Statement) -> tuple[st
     return tuple(f"{text} in {', '.join(runs)}" for text, runs in found.items())
 
 
-def reference(analysis: Analysis, source: Source, token: Token) -> tuple[Attribute | Let, str] | None:
+def reference(analysis: Analysis, source: Source, token: OutlineToken) -> tuple[Attribute | Let, str] | None:
     """What a name in an expression stands for, and its value if that is a number."""
     for view in analysis.views:
         for span, target in view.context.uses.items():
@@ -81,7 +81,7 @@ def _begins(path: str, span: Span, statement: Statement, start: int) -> bool:
     return span.start == start
 
 
-def _quantities(view: View, span: Span) -> Iterator[str]:
+def _quantities(view: ResolvedView, span: Span) -> Iterator[str]:
     for (at, _), quantity in view.context.phrases.items():
         if at == span and quantity is not None:
             yield _quantity(quantity)
@@ -99,7 +99,7 @@ def _fraction(value: Fraction) -> str:
     return plain(value) if scaled.denominator == 1 else f"{float(value):.6g}"
 
 
-def _value(view: View, path: str, statement: Statement) -> str:
+def _value(view: ResolvedView, path: str, statement: Statement) -> str:
     """The value at a path in words, or "" if it failed, or is what is written."""
     parent: Any = None
     value: Any = view.spec

@@ -21,7 +21,7 @@ from pygls.lsp.server import LanguageServer
 from compiler.tools.editor import actions, navigation, protocol
 from compiler.tools.editor.completion import complete
 from compiler.tools.editor.hover import hover
-from compiler.tools.editor.outline import Document, document
+from compiler.tools.editor.outline import OpenDocument, document
 from compiler.tools.editor.protocol import Client
 from dsl.messages.diagnostics import Span, SpecError
 from dsl.resolve.files import over
@@ -35,13 +35,13 @@ WATCHED = "**/*.dsc"
 log = logging.getLogger("dsc.lsp")
 
 
-class Session:
+class EditorSession:
     """One client: its documents are those of the server's workspace, `generation` counts their states."""
 
     def __init__(self, server: LanguageServer) -> None:
         self.server = server
         self.generation = 0
-        self.analyses: dict[str, asyncio.Future[Document]] = {}  # of this generation, by URI
+        self.analyses: dict[str, asyncio.Future[OpenDocument]] = {}  # of this generation, by URI
         self.pool = ThreadPoolExecutor(max_workers=1)
         self.waiting: asyncio.TimerHandle | None = None
         self.published: dict[str, tuple[int | None, list[lsp.Diagnostic]]] = {}
@@ -58,7 +58,7 @@ class Session:
         encoding = lsp.PositionEncodingKind(workspace.position_encoding).value
         return protocol.client_of(self.server.client_capabilities, encoding, opened)
 
-    async def document(self, uri: str) -> Document:
+    async def document(self, uri: str) -> OpenDocument:
         """A document as it is now. Asked for again in the same state, it is not analysed again."""
         if uri not in self.analyses:
             texts = {
@@ -196,7 +196,7 @@ def server() -> LanguageServer:
     language_server = LanguageServer(
         "dsc", metadata.version("dsc-trainer"), text_document_sync_kind=lsp.TextDocumentSyncKind.Full, max_workers=2
     )
-    session = Session(language_server)
+    session = EditorSession(language_server)
     for method, (handler, options) in _features(session).items():
         language_server.feature(method, options)(guarded(language_server, handler))
     return language_server
@@ -205,7 +205,7 @@ def server() -> LanguageServer:
 Handler = Callable[[Any], Awaitable[Any]]
 
 
-def _features(session: Session) -> dict[str, tuple[Handler, Any]]:
+def _features(session: EditorSession) -> dict[str, tuple[Handler, Any]]:
     return {
         lsp.INITIALIZED: (session.initialized, None),
         lsp.TEXT_DOCUMENT_DID_OPEN: (session.opened, None),

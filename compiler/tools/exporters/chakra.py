@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from compiler.predict.predict import Timed
+from compiler.predict.predict import TimedPlan
 from compiler.tools.exporters.chakra_nodes import Traced, TraceNode, groups_on
-from compiler.tools.exporters.planned import Exported, ExportError, Loss
+from compiler.tools.exporters.planned import Exported, ExportError, LostValue
 
 # --- Chakra execution traces on the wire: messages of the schema of MLCommons Chakra 0.0.4, each behind its length
 #
@@ -133,10 +133,12 @@ def node(
 
 # --- chakra
 
-NOTES = (Loss("targets and records", "their sums over all ranks", "the plan counts no time for them: left out", False),)
+NOTES = (
+    LostValue("targets and records", "their sums over all ranks", "the plan counts no time for them: left out", False),
+)
 
 
-class Files(Mapping[str, bytes]):
+class TraceFiles(Mapping[str, bytes]):
     """The files of all ranks, each made when it is asked for: those of thousands of ranks fill no memory."""
 
     def __init__(self, traced: Traced) -> None:
@@ -221,6 +223,6 @@ def needs_protobuf() -> None:
         raise ExportError("protobuf is not installed", "pip install 'dsc-trainer[chakra]'") from None
 
 
-def export(found: Timed) -> Exported:
+def export(found: TimedPlan) -> Exported:
     """The traces of a timed plan, which need protobuf."""
-    return Exported(Files(Traced(found)), NOTES)
+    return Exported(TraceFiles(Traced(found)), NOTES)

@@ -15,7 +15,7 @@ from compiler.ir.dtypes import tensor_bytes
 from compiler.ir.holders import Columns
 from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.chains import EXCHANGES, INTEGERS
-from compiler.predict.predict import Timed
+from compiler.predict.predict import TimedPlan
 from compiler.predict.tail import Group, groups_of, reduce_seconds, reduction_of
 from compiler.predict.times import reduction_spans
 from compiler.program.lower.estimate import Times, held
@@ -50,7 +50,7 @@ class TraceNode:
 class Traced:
     """A timed plan, with its program."""
 
-    def __init__(self, found: Timed) -> None:
+    def __init__(self, found: TimedPlan) -> None:
         self.found, self.plan = found, found.plan
         self.schedule, self.lowering = found.schedule, found.lowering
         self.program = self.lowering.program(self.schedule)
@@ -59,7 +59,7 @@ class Traced:
 
     def rank(self, rank: int) -> tuple[TraceNode, ...]:
         """The nodes of a pipeline rank."""
-        return tuple(_Rank(self, rank).run())
+        return tuple(_TraceRank(self, rank).run())
 
     def groups(self, rank: int) -> tuple[Group, ...]:
         """The trained parameters of a pipeline rank, by who holds them."""
@@ -128,7 +128,7 @@ def shifted(columns: Columns, column: int) -> Iterator[int]:
     return (at + k for at in range(first, first + block, of.step) for k in range(length))
 
 
-class _Rank:
+class _TraceRank:
     """One pipeline rank: its nodes are made in the order of its steps."""
 
     def __init__(self, traced: Traced, rank: int) -> None:

@@ -13,9 +13,9 @@ from compiler.tools.exporters.planned import (
     Code,
     Exported,
     ExportError,
-    Ledger,
-    Planned,
+    PlannedSpec,
     Ramped,
+    SpecLedger,
     comments,
     free_name,
     latent_attention,
@@ -36,7 +36,7 @@ SYSTEM = "megatron-bridge"
 Settings = dict[str, Any]
 
 
-def model_settings(spec: Spec, ledger: Ledger) -> Settings:
+def model_settings(spec: Spec, ledger: SpecLedger) -> Settings:
     """The arguments. ExportError for a model that Megatron's cannot be."""
     model, attention = spec.model, latent_attention(spec, SYSTEM)
     layers, mtp = layers_of(spec, SYSTEM), spec.model.mtp
@@ -79,7 +79,7 @@ def model_settings(spec: Spec, ledger: Ledger) -> Settings:
     }
 
 
-def _moe(moe: Moe, dense: int, total: int, ledger: Ledger) -> Settings:
+def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
     """The experts and their router."""
     if moe.score == "sqrt_softplus":
         raise ExportError(
@@ -124,7 +124,7 @@ def _moe(moe: Moe, dense: int, total: int, ledger: Ledger) -> Settings:
     }
 
 
-def _rope(rope: Rope | None, ledger: Ledger) -> Settings:
+def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
     """The rotation. Without YaRN its factor is 1, which leaves the softmax scale alone."""
     if rope is None:
         raise ExportError("Megatron's latent attention rotates, this does not", "write `rope { theta = 10_000 }`")
@@ -168,9 +168,9 @@ BLOCKWISE = {  # precision keys under which Megatron's recipe `blockwise` comput
 }  # fmt: skip
 
 
-def export(planned: Planned) -> Exported:
+def export(planned: PlannedSpec) -> Exported:
     """The recipe, the layout, and what they do not say. ExportError for a model that Megatron's cannot be."""
-    spec, ledger = planned.spec, Ledger(planned.spec)
+    spec, ledger = planned.spec, SpecLedger(planned.spec)
     says_runs(ledger)
     model = model_settings(spec, ledger) | _parallel(planned, ledger) | _recompute(spec, ledger)
     precision, optimizer = _precision(spec, ledger)
@@ -192,7 +192,7 @@ def export(planned: Planned) -> Exported:
     return Exported({MODULE: text.encode(), LAYOUT: f"{planned.layout}\n".encode()}, losses)
 
 
-def _parallel(planned: Planned, ledger: Ledger) -> Settings:
+def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
     """Degrees and stages, with the schedule where Megatron has it."""
     spec, parallel = planned.spec, planned.spec.parallel
     chunks = len(planned.stages) // parallel.pipeline
@@ -225,7 +225,7 @@ def _parallel(planned: Planned, ledger: Ledger) -> Settings:
     }
 
 
-def _recompute(spec: Spec, ledger: Ledger) -> Settings:
+def _recompute(spec: Spec, ledger: SpecLedger) -> Settings:
     """What is computed again: whole layers, or ops that Megatron has a name for."""
     ledger.say("recompute_layers")
     if "layer" in spec.recompute:
@@ -241,7 +241,7 @@ def _recompute(spec: Spec, ledger: Ledger) -> Settings:
     return {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
 
 
-def _precision(spec: Spec, ledger: Ledger) -> tuple[Settings, Settings]:
+def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
     """Arguments of `MixedPrecisionConfig`, and what the optimizer keeps in which dtype."""
     precision = spec.precision
     wide = FP32 if precision.compute == "fp32" else BF16
@@ -279,7 +279,7 @@ def _precision(spec: Spec, ledger: Ledger) -> tuple[Settings, Settings]:
     return said, of_moments | {"exp_avg_dtype": BF16, "exp_avg_sq_dtype": BF16}
 
 
-def _run(planned: Planned, optimizer: Settings, ledger: Ledger) -> dict[str, Settings]:
+def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[str, Settings]:
     """What is set of the parts of a configuration."""
     spec, train = planned.spec, planned.spec.train
     found, adam = ramped(planned, ledger, SYSTEM), told_of_optimizer(spec, ledger, SYSTEM)

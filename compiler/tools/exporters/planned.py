@@ -26,7 +26,7 @@ COMPUTED = ("model", "precision", "train", "adapter", "recompute", "schedule", "
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostValue:
     """A value of a spec that the other system cannot be told, or is told otherwise."""
 
     path: str
@@ -35,12 +35,12 @@ class Loss:
     changes: bool  # whether what is computed, or the plan itself, becomes another
 
 
-class Ledger:
+class SpecLedger:
     """The values of a spec that nothing has been said of yet, and those that are lost."""
 
     def __init__(self, spec: Spec) -> None:
         self._left = {leaf.path: leaf.text for leaf in leaves(spec)}
-        self._losses: list[Loss] = []
+        self._losses: list[LostValue] = []
 
     def say(self, *patterns: str) -> None:
         """Take note that the export says the values at these paths, where `*` is any part of a path."""
@@ -53,16 +53,16 @@ class Ledger:
         for path in self._matching(pattern):
             value = self._left.pop(path)
             if value not in OFF:
-                self._losses.append(Loss(path, value, why, changes))
+                self._losses.append(LostValue(path, value, why, changes))
 
     def note(self, path: str, value: str, why: str, *, changes: bool = True) -> None:
         """Take note of a loss that is not at one path alone."""
-        self._losses.append(Loss(path, value, why, changes))
+        self._losses.append(LostValue(path, value, why, changes))
 
-    def losses(self, system: str) -> tuple[Loss, ...]:
+    def losses(self, system: str) -> tuple[LostValue, ...]:
         """All that is lost, what changes the computation first. What nothing was said of counts as lost."""
         unsaid = [
-            Loss(path, text, f"this export to {system} has no word for it", path.partition(".")[0] in COMPUTED)
+            LostValue(path, text, f"this export to {system} has no word for it", path.partition(".")[0] in COMPUTED)
             for path, text in self._left.items()
         ]
         return tuple(sorted([*self._losses, *unsaid], key=lambda loss: not loss.changes))
@@ -71,7 +71,7 @@ class Ledger:
         return [path for path in self._left if path == pattern or fnmatchcase(path, pattern)]
 
 
-def comments(losses: Iterable[Loss]) -> list[str]:
+def comments(losses: Iterable[LostValue]) -> list[str]:
     """A line for each loss: ASCII, printable, whatever the spec says."""
     return [
         plain(f"{'CHANGED' if loss.changes else 'note'}: {loss.path} = {loss.value}: {loss.why}") for loss in losses
@@ -98,7 +98,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Call:
+class PythonCall:
     """A call of a function by its name, with arguments by name."""
 
     function: str
@@ -106,10 +106,10 @@ class Call:
 
 
 def rendered(value: Any, indent: str = "") -> str:
-    """The text of a value. TypeError for one that is no number, text, None, list, tuple, mapping, `Call` or `Code`."""
+    """The text of a value. TypeError for what is not plain data, a `PythonCall` or a `Code`."""
     if isinstance(value, Code):
         return value.text
-    if isinstance(value, Call):
+    if isinstance(value, PythonCall):
         return _wrapped(f"{value.function}(", [(f"{k}=", v) for k, v in value.arguments.items()], ")", indent)
     if isinstance(value, Mapping):
         return _wrapped("{", [(f"{rendered(key)}: ", each) for key, each in value.items()], "}", indent)
@@ -151,7 +151,7 @@ NEAR = 1e-9  # relative: rates are the same but for rounding
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedSpec:
     """A spec, with the schedule and the stages of its plan."""
 
     spec: Spec
@@ -171,7 +171,7 @@ class Exported:
     """Files by name, and what they do not say."""
 
     files: Mapping[str, bytes]
-    losses: tuple[Loss, ...] = field(default=())
+    losses: tuple[LostValue, ...] = field(default=())
 
 
 class ExportError(ValueError):
@@ -182,7 +182,7 @@ class ExportError(ValueError):
         self.hint = hint
 
 
-def told_of_optimizer(spec: Spec, ledger: Ledger, system: str) -> AdamW:
+def told_of_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
     """The optimizer that another system is told, which is AdamW: that of the rest, where matrices have another."""
     optimizer, *rest = spec.train.optimizer.rows
     if rest:
@@ -214,7 +214,7 @@ class Ramped:
         return self.warmup + self.stable + self.decay
 
 
-def ramped(planned: Planned, ledger: Ledger, system: str) -> Ramped:
+def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     """The rate of a run as a warm-up, a plateau and a decay; where it is another, the nearest, and that is lost.
 
     torchtitan's and Megatron's rates count steps, and a warm-up reaches its peak at its last one, as here.
@@ -285,7 +285,7 @@ def rate_at(found: Ramped, step: int) -> float:
 
 # ---------------------------------------------------------------- the model
 @dataclass(frozen=True)
-class Layers:
+class ExportedLayers:
     """A model whose first layers are dense, and all others alike."""
 
     dense: int
@@ -294,7 +294,7 @@ class Layers:
     moe: Moe | None
 
 
-def layers_of(spec: Spec, system: str) -> Layers:
+def layers_of(spec: Spec, system: str) -> ExportedLayers:
     """The layers of a model, dense ones first. ExportError where they are in another order, or of other kinds."""
     model = spec.model
     ffns = [model.ffn(index) for index in range(model.num_layers)]
@@ -306,7 +306,7 @@ def layers_of(spec: Spec, system: str) -> Layers:
     first, last = ffns[0], ffns[-1]
     if not isinstance(first, (Dense, Moe)) or not isinstance(last, (Dense, Moe)):
         raise ExportError("a torch module of your own is not exported", hint)
-    return Layers(
+    return ExportedLayers(
         dense, len(ffns), first if isinstance(first, Dense) else None, last if isinstance(last, Moe) else None
     )
 
@@ -327,7 +327,7 @@ def latent_attention(spec: Spec, system: str) -> Mla:
     return attention
 
 
-def says_runs(ledger: Ledger) -> None:
+def says_runs(ledger: SpecLedger) -> None:
     """Say what is about this run of dsc alone: names, and where it runs."""
     ledger.say(
         "name",
@@ -345,7 +345,7 @@ def says_runs(ledger: Ledger) -> None:
     )
 
 
-def says_sizes(ledger: Ledger) -> None:
+def says_sizes(ledger: SpecLedger) -> None:
     """Say the sizes of a model with latent attention, which every system has."""
     ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
     ledger.say(

@@ -11,14 +11,14 @@ from typing import Any
 from compiler.ir.stage_placement import V
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.tools.exporters.planned import (
-    Call,
     Code,
     Exported,
+    ExportedLayers,
     ExportError,
-    Layers,
-    Ledger,
-    Planned,
+    PlannedSpec,
+    PythonCall,
     Ramped,
+    SpecLedger,
     comments,
     free_name,
     latent_attention,
@@ -98,9 +98,9 @@ MODULE, CSV = "config_registry.py", "schedule.csv"
 UNDECAYED = r"(norm[^.]*\.weight|\.bias)$"  # names of parameters that are not decayed
 
 
-def export(planned: Planned) -> Exported:
+def export(planned: PlannedSpec) -> Exported:
     """The module, the schedule, and what they do not say. ExportError for a model that torchtitan's cannot be."""
-    spec, ledger = planned.spec, Ledger(planned.spec)
+    spec, ledger = planned.spec, SpecLedger(planned.spec)
     attention, layers = latent_attention(spec, SYSTEM), layers_of(spec, SYSTEM)
     says_runs(ledger)
     model = _model(spec, attention, layers, ledger)
@@ -113,7 +113,7 @@ def export(planned: Planned) -> Exported:
 
 
 # ---------------------------------------------------------------- the model
-def _model(spec: Spec, attention: Mla, layers: Layers, ledger: Ledger) -> dict[str, Any]:
+def _model(spec: Spec, attention: Mla, layers: ExportedLayers, ledger: SpecLedger) -> dict[str, Any]:
     """Arguments of `build_mla_moe_layers`, and what the emitted module sets besides."""
     model, dim, moe = spec.model, attention.head_dim, layers.moe
     if moe is None:
@@ -171,7 +171,7 @@ def _mscale(rope: Rope | None) -> float:
     return (scaling.mscale_all_dim or 0.0) if isinstance(scaling, YarnScaling) else 1.0
 
 
-def _rope(spec: Spec, rope: Rope | None, ledger: Ledger) -> Call:
+def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
     """The rotation. Its sines have no factor in torchtitan, so that of the spec must be 1."""
     if rope is None:
         raise ExportError("torchtitan rotates queries and keys, this model does not", "write `rope { theta = 10_000 }`")
@@ -198,11 +198,11 @@ def _rope(spec: Spec, rope: Rope | None, ledger: Ledger) -> Call:
         }
     elif scaling is not None:
         ledger.lose("model.attention.rope.scaling.*", "torchtitan's latent attention has YaRN alone")
-    return Call("ComplexRoPE.Config", said)
+    return PythonCall("ComplexRoPE.Config", said)
 
 
 # ---------------------------------------------------------------- the run
-def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
+def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
     """Arguments of `Trainer.Config`."""
     spec = planned.spec
     train, found = spec.train, ramped(planned, ledger, SYSTEM)
@@ -219,13 +219,13 @@ def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
     ledger.lose("data.*", "set `dataloader` and `hf_assets_path` of the returned config", changes=False)
     arguments: dict[str, Any] = {
         "model_spec": Code("model_spec()"),
-        "loss": Call("CrossEntropyLoss.Config", {"global_vocab_size": spec.model.vocab}),
+        "loss": PythonCall("CrossEntropyLoss.Config", {"global_vocab_size": spec.model.vocab}),
         "optimizer": _optimizer(spec, found, ledger),
         "lr_scheduler": _scheduler(planned, found, ledger),
         "training": _training(planned, ledger),
         "parallelism": _parallelism(planned, ledger),
         "activation_checkpoint": _recompute(spec, ledger),
-        "debug": Call("DebugConfig", {"seed": train.seed}),
+        "debug": PythonCall("DebugConfig", {"seed": train.seed}),
     }
     if checkpoint := train.checkpoint:
         if checkpoint.keep < 2:
@@ -233,14 +233,14 @@ def _config(planned: Planned, ledger: Ledger) -> dict[str, Any]:
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
         ledger.lose("train.checkpoint.*", "torchtitan's checkpoints do not have it", changes=False)
         kept = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
-        arguments["checkpoint"] = Call("CheckpointManager.Config", kept)
+        arguments["checkpoint"] = PythonCall("CheckpointManager.Config", kept)
     if spec.model.mtp is not None and "mtp" not in _lost_mtp(spec, ledger):
         weight = spec.model.mtp.weight[0].value
-        arguments["loss"] = Call("MTPLoss.Config", {"mtp_scale": weight, "global_vocab_size": spec.model.vocab})
+        arguments["loss"] = PythonCall("MTPLoss.Config", {"mtp_scale": weight, "global_vocab_size": spec.model.vocab})
     return arguments
 
 
-def _lost_mtp(spec: Spec, ledger: Ledger) -> tuple[str, ...]:
+def _lost_mtp(spec: Spec, ledger: SpecLedger) -> tuple[str, ...]:
     """("mtp",) where multi-token prediction is lost: torchtitan has none in a pipeline."""
     mtp = spec.model.mtp
     assert mtp is not None
@@ -253,22 +253,22 @@ def _lost_mtp(spec: Spec, ledger: Ledger) -> tuple[str, ...]:
     return ()
 
 
-def _optimizer(spec: Spec, found: Ramped, ledger: Ledger) -> Call:
+def _optimizer(spec: Spec, found: Ramped, ledger: SpecLedger) -> PythonCall:
     """AdamW in two groups: what is decayed, and norms and biases, which are not."""
     adam = told_of_optimizer(spec, ledger, SYSTEM)
     kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
-    def group(pattern: str, decay: float) -> Call:
+    def group(pattern: str, decay: float) -> PythonCall:
         settings = {"pattern": pattern, "optimizer_name": "AdamW", "optimizer_kwargs": kwargs | {"weight_decay": decay}}
-        return Call("ParamGroupConfig", settings)
+        return PythonCall("ParamGroupConfig", settings)
 
     groups: dict[str, Any] = {"param_groups": [group(UNDECAYED, 0.0), group(".*", adam.weight_decay)]}
     if spec.precision.moments == "bf16":
         groups["implementation"] = "fused_opt_states_bf16"
-    return Call("OptimizersContainer.Config", groups)
+    return PythonCall("OptimizersContainer.Config", groups)
 
 
-def _scheduler(planned: Planned, found: Ramped, ledger: Ledger) -> Call:
+def _scheduler(planned: PlannedSpec, found: Ramped, ledger: SpecLedger) -> PythonCall:
     """The rate. torchtitan decays as if there were one step more, which `total_steps` takes back."""
     total, early = found.steps, int(found.decay > 0 and found.stable > 0)
     if found.decay and not found.stable:
@@ -277,10 +277,12 @@ def _scheduler(planned: Planned, found: Ramped, ledger: Ledger) -> Call:
     total -= early
     said: dict[str, Any] = {"warmup_steps": found.warmup, "total_steps": total}
     said |= {"decay_ratio": found.decay / total if found.decay else 0.0, "decay_type": found.shape}
-    return Call("LRSchedulersContainer.Config", said | {"min_lr_factor": found.least / found.peak if found.peak else 0})
+    return PythonCall(
+        "LRSchedulersContainer.Config", said | {"min_lr_factor": found.least / found.peak if found.peak else 0}
+    )
 
 
-def _training(planned: Planned, ledger: Ledger) -> Call:
+def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     """Sizes and dtypes."""
     spec, precision = planned.spec, planned.spec.precision
     of_rank = spec.train.batch.end // spec.parallel.data
@@ -317,10 +319,10 @@ def _training(planned: Planned, ledger: Ledger) -> Call:
         "mixed_precision_param": wide,
         "disable_cuda_graphs": True,
     }
-    return Call("TrainingConfig", said)
+    return PythonCall("TrainingConfig", said)
 
 
-def _parallelism(planned: Planned, ledger: Ledger) -> Call:
+def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     """Degrees, stages and schedule."""
     spec, parallel = planned.spec, planned.spec.parallel
     shards = parallel.zero > 0 or parallel.expert > 1
@@ -359,10 +361,10 @@ def _parallelism(planned: Planned, ledger: Ledger) -> Call:
             "pipeline_parallel_schedule_csv": Code(f"str(Path(__file__).with_name({CSV!r}))"),
             "pipeline_parallel_microbatch_size": spec.train.micro_batch,
         }
-    return Call("ParallelismConfig", said)
+    return PythonCall("ParallelismConfig", said)
 
 
-def _modules(planned: Planned) -> list[list[str]]:
+def _modules(planned: PlannedSpec) -> list[list[str]]:
     """The modules of each stage, by their names in torchtitan."""
     stages = [[f"layers.{index}" for index in range(begin, end)] for begin, end in planned.stages]
     stages[0].insert(0, "tok_embeddings")
@@ -370,21 +372,21 @@ def _modules(planned: Planned) -> list[list[str]]:
     return stages
 
 
-def _recompute(spec: Spec, ledger: Ledger) -> Any:
+def _recompute(spec: Spec, ledger: SpecLedger) -> Any:
     """Whole layers, or nothing; single ops have other names in torchtitan."""
     if not spec.recompute:
         ledger.say("recompute")
         return None
     if spec.recompute == ("layer",) and spec.recompute_layers is None:
         ledger.say("recompute")
-        return Call("FullAC.Config", {})
+        return PythonCall("FullAC.Config", {})
     ledger.lose("recompute", "torchtitan chooses the ops itself: selective", changes=False)
     ledger.lose("recompute_layers", "torchtitan recomputes every layer alike", changes=False)
-    return Call("SelectiveAC.Config", {})
+    return PythonCall("SelectiveAC.Config", {})
 
 
 # ---------------------------------------------------------------- the module
-def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], lost: list[str]) -> str:
+def _module(planned: PlannedSpec, model: dict[str, Any], config: dict[str, Any], lost: list[str]) -> str:
     """The text of the module."""
     spec = planned.spec
     name = free_name(spec.name, TEMPLATE)
@@ -399,16 +401,16 @@ def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], los
     whole = {
         "vocab_size": vocab,
         "dim": hidden,
-        "tok_embeddings": Call("Embedding.Config", words),
-        "norm": Call("RMSNorm.Config", norm),
-        "lm_head": Call("Linear.Config", head),
+        "tok_embeddings": PythonCall("Embedding.Config", words),
+        "norm": PythonCall("RMSNorm.Config", norm),
+        "lm_head": PythonCall("Linear.Config", head),
         "layers": Code("layers"),
         "mtp_layers": Code(f"_build_mtp_layers(layers[-1], dim={hidden}, num_mtp_layers={mtp.depth if mtp else 0})"),
     }
     registered = {
         "name": "deepseek_v3",
         "flavor": spec.model.name,
-        "model": Call("DeepSeekV3Model.Config", whole),
+        "model": PythonCall("DeepSeekV3Model.Config", whole),
         "parallelize_fn": Code("parallelize_deepseekv3"),
         "pipelining_fn": Code("pipeline_llm"),
         "post_optimizer_build_fn": Code("register_moe_load_balancing_hook"),
@@ -419,9 +421,9 @@ def _module(planned: Planned, model: dict[str, Any], config: dict[str, Any], los
         name=name,
         lost="".join(f"# {line}\n" for line in lost) or "# Nothing of the spec is lost.\n",
         std=rendered(spec.model.init_std),
-        layers=rendered(Call("build_mla_moe_layers", model), "    "),
+        layers=rendered(PythonCall("build_mla_moe_layers", model), "    "),
         eps=rendered(spec.model.norm_eps),
         bias=rendered(bias[0].value if bias and bias[0].value else None),
-        spec=rendered(Call("ModelSpec", registered), "    "),
-        config=rendered(Call("Trainer.Config", config), "    "),
+        spec=rendered(PythonCall("ModelSpec", registered), "    "),
+        config=rendered(PythonCall("Trainer.Config", config), "    "),
     )

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from compiler.tools.importers import deepseek_v4
-from compiler.tools.importers.families import Family
+from compiler.tools.importers.families import ConfigFamily
 from compiler.tools.importers.layers import linear_layers
-from compiler.tools.importers.reader import Reader, shown
+from compiler.tools.importers.reader import ConfigReader, shown
 from compiler.tools.importers.rotation import FULL, SLIDING, rotations
 from dsl.schema import Compressed, DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
 
@@ -20,7 +20,7 @@ INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer c
 
 
 def attentions(
-    reader: Reader, family: Family, hidden: int, context: int, num_layers: int
+    reader: ConfigReader, family: ConfigFamily, hidden: int, context: int, num_layers: int
 ) -> tuple[tuple[Attention, ...], int | None, Attention]:
     """The attention of each layer, the tokens of a sequence before the context was extended, if it was, and the
     attention of the block of multi-token prediction."""
@@ -56,7 +56,7 @@ def attentions(
     return by_layer, original, by_layer[-1]
 
 
-def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope | None) -> Mla:
+def _mla(reader: ConfigReader, family: ConfigFamily, num_heads: int, rope: Rope | None) -> Mla:
     at = "model.attention"
     reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
     return Mla(
@@ -73,7 +73,7 @@ def _mla(reader: Reader, family: Family, num_heads: int, rope: Rope | None) -> M
     )
 
 
-def _indexer(reader: Reader) -> Indexer:
+def _indexer(reader: ConfigReader) -> Indexer:
     at, keys = (
         "model.attention.indexer",
         {"heads": "index_n_heads", "head_dim": "index_head_dim", "top_k": "index_topk"},
@@ -81,7 +81,7 @@ def _indexer(reader: Reader) -> Indexer:
     return Indexer(**{ours: reader.number(f"{at}.{ours}", Indexer, ours, theirs) for ours, theirs in keys.items()})
 
 
-def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope | None) -> Gqa:
+def _gqa(reader: ConfigReader, family: ConfigFamily, hidden: int, num_heads: int, rope: Rope | None) -> Gqa:
     at = "model.attention"
     width = reader.number(f"{at}.head_dim", Gqa, "head_dim", "head_dim", default=0)
     if not width:
@@ -111,13 +111,13 @@ def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope
     )
 
 
-def _qk_norm(reader: Reader, family: Family) -> Literal["head", "width"] | None:
+def _qk_norm(reader: ConfigReader, family: ConfigFamily) -> Literal["head", "width"] | None:
     if family.may_norm:
         return "head" if reader.flag(family.may_norm, False) else None
     return family.qk_norm
 
 
-def _scale(reader: Reader, family: Family, width: int) -> float | None:
+def _scale(reader: ConfigReader, family: ConfigFamily, width: int) -> float | None:
     """The factor of q·k, where it is another one than the root of the width says."""
     if not family.scale:
         return None
@@ -132,7 +132,7 @@ class Scalar(Node):
     value: Annotated[float, Field(ge=1e-6, le=1e3)]  # the scale, which is this or its root, is at most as large
 
 
-def _softcap(reader: Reader, family: Family) -> float | None:
+def _softcap(reader: ConfigReader, family: ConfigFamily) -> float | None:
     if not family.softcap:
         return None
     found: float | None = reader.number(
@@ -141,7 +141,7 @@ def _softcap(reader: Reader, family: Family) -> float | None:
     return found
 
 
-def _window(reader: Reader, family: Family, context: int) -> int | None:
+def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | None:
     """The window of layers that have one; None where there is none, or none that is shorter than the context."""
     if not family.windows:
         return None
@@ -159,7 +159,7 @@ def _window(reader: Reader, family: Family, context: int) -> int | None:
     return length
 
 
-def _without_position(reader: Reader, family: Family, num_layers: int) -> set[int]:
+def _without_position(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> set[int]:
     """Layers whose queries and keys are not rotated."""
     if not family.skips_rotation:
         return set()
@@ -174,7 +174,7 @@ def _without_position(reader: Reader, family: Family, num_layers: int) -> set[in
     return {layer for layer, each in enumerate(turned[:num_layers]) if not each}
 
 
-def _kinds(reader: Reader, family: Family, num_layers: int, without: set[int]) -> list[str]:
+def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, without: set[int]) -> list[str]:
     """`full_attention` or `sliding_attention` of each layer. `without`: layers without position."""
     if family.windows == "all":
         return [SLIDING] * num_layers

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from compiler.tools.importers.ends import activation
-from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.reader import Reader, Remark, shown
+from compiler.tools.importers.json_text import JsonValue
+from compiler.tools.importers.reader import ConfigReader, Remark, shown
 from compiler.tools.importers.rotation import scaling_of
 from dsl.schema import (
     Balance,
@@ -40,7 +40,7 @@ BIAS_RATE = 0.001  # of the report
 # ---------------------------------------------------------------- experts
 
 
-def layers(reader: Reader) -> tuple[LayerRange, ...]:
+def layers(reader: ConfigReader) -> tuple[LayerRange, ...]:
     """All layers, whose experts are chosen by a table in some, the first ones, and by their scores in the others."""
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
     kinds = _listed(reader, "mlp_layer_types", num_layers, (TABLE, SCORES), "ffn")
@@ -57,7 +57,7 @@ def layers(reader: Reader) -> tuple[LayerRange, ...]:
     return tuple(spans)
 
 
-def _moe(reader: Reader) -> Moe:
+def _moe(reader: ConfigReader) -> Moe:
     at = "model.layers.0.ffn"
     word, method = reader.text("scoring_func", "sqrtsoftplus"), reader.text("topk_method", "noaux_tc")
     if word not in SCORE:
@@ -92,7 +92,7 @@ def _moe(reader: Reader) -> Moe:
 # ---------------------------------------------------------------- attention
 
 
-def attentions(reader: Reader, num_layers: int) -> tuple[tuple[Compressed, ...], int | None, Compressed]:
+def attentions(reader: ConfigReader, num_layers: int) -> tuple[tuple[Compressed, ...], int | None, Compressed]:
     """The attention of each layer, the tokens of a sequence before the context was extended, if it was, and the
     attention of the block of multi-token prediction, which has a window alone."""
     at = "model.attention"
@@ -122,7 +122,7 @@ def attentions(reader: Reader, num_layers: int) -> tuple[tuple[Compressed, ...],
     return tuple(of_kind[kind] for kind in _kinds(reader, num_layers)), original, window
 
 
-def _kinds(reader: Reader, num_layers: int) -> list[str]:
+def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
     """What each layer attends to beside its window."""
     listed = _listed(reader, "layer_types", num_layers, (WINDOW, CSA, HCA), "attention")
     ratios = reader.get("compress_ratios")
@@ -139,7 +139,7 @@ def _kinds(reader: Reader, num_layers: int) -> list[str]:
     return kinds
 
 
-def _listed(reader: Reader, name: str, num_layers: int, words: tuple[str, ...], place: Any) -> list[str] | None:
+def _listed(reader: ConfigReader, name: str, num_layers: int, words: tuple[str, ...], place: Any) -> list[str] | None:
     """The word that a list has for each layer; None where there is no list."""
     listed = reader.get(name)
     if listed is None:
@@ -155,10 +155,10 @@ def _listed(reader: Reader, name: str, num_layers: int, words: tuple[str, ...], 
     return [words[0]] * num_layers
 
 
-def _rates(reader: Reader) -> dict[str, int]:
+def _rates(reader: ConfigReader) -> dict[str, int]:
     """Tokens of an entry, by kind of layer."""
     given = reader.part("compress_rates")
-    inner = Reader(Json(given, reader.members["compress_rates"].span), lossy=reader.lossy) if given else None
+    inner = ConfigReader(JsonValue(given, reader.members["compress_rates"].span), lossy=reader.lossy) if given else None
     rates = {}
     for kind, (name, usual) in RATES.items():
         rates[kind] = reader.number("", Hca, "rate", name, default=usual)
@@ -171,7 +171,7 @@ def _rates(reader: Reader) -> dict[str, int]:
     return rates
 
 
-def _rotations(reader: Reader) -> tuple[Rope, Rope, int | None]:
+def _rotations(reader: ConfigReader) -> tuple[Rope, Rope, int | None]:
     """The rotation of layers with a window alone, that of the others, and the length of a sequence before its context
     was extended. The sines of a YaRN are not scaled (`attention_factor` 1), whatever its factor."""
     parameters, flat = reader.part("rope_parameters"), reader.part("rope_scaling")
@@ -184,7 +184,7 @@ def _rotations(reader: Reader) -> tuple[Rope, Rope, int | None]:
         theta = reader.number("model.attention.rope.theta", Rope, "theta", key)
         own = nested[name]
         if own:
-            inner = Reader(Json(own, reader.members["rope_parameters"].span), lossy=reader.lossy)
+            inner = ConfigReader(JsonValue(own, reader.members["rope_parameters"].span), lossy=reader.lossy)
             theta = inner.number("", Rope, "theta", "rope_theta", default=theta)
             reader.mistakes += inner.mistakes
         part = own or ({} if name == "main" else {**parameters, **flat})
@@ -198,12 +198,12 @@ def _rotations(reader: Reader) -> tuple[Rope, Rope, int | None]:
     return found["main"], found["compress"], original
 
 
-def _part(parameters: Mapping[str, Json], name: str) -> Mapping[str, Json]:
+def _part(parameters: Mapping[str, JsonValue], name: str) -> Mapping[str, JsonValue]:
     part = parameters[name].value if name in parameters else None
     return part if isinstance(part, Mapping) else {}
 
 
-def _width(reader: Reader, parameters: Mapping[str, Json]) -> int:
+def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
     """Columns of a head that are rotated: as many as are said, or a part of all."""
     head = reader.get("head_dim")
     columns = head.value if head is not None and type(head.value) is int else 8
@@ -221,7 +221,7 @@ def _width(reader: Reader, parameters: Mapping[str, Json]) -> int:
     )
 
 
-def hyper_connections(reader: Reader) -> HyperConnections:
+def hyper_connections(reader: ConfigReader) -> HyperConnections:
     """The residual streams of a model."""
     at = "model.hyper_connections"
     return HyperConnections(

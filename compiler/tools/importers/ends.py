@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.tools.importers.families import Family
-from compiler.tools.importers.reader import Reader, shown
+from compiler.tools.importers.families import ConfigFamily
+from compiler.tools.importers.reader import ConfigReader, shown
 from dsl.schema import Model
 from dsl.schema.model import Act
 
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Act] = {  # of a part that has a gate, as those of all fa
 }
 
 
-def whole(reader: Reader, family: Family, hidden: int) -> dict[str, Any]:
+def whole(reader: ConfigReader, family: ConfigFamily, hidden: int) -> dict[str, Any]:
     """The fields of a model that are about all of it."""
     fields: dict[str, Any] = {"tied": reader.flag("tie_word_embeddings", False), "norm": family.norm}
     if family.scales_embedding:
@@ -36,7 +36,7 @@ def whole(reader: Reader, family: Family, hidden: int) -> dict[str, Any]:
     return fields
 
 
-def activation(reader: Reader) -> Act:
+def activation(reader: ConfigReader) -> Act:
     """The activation of every feed-forward part, under the name that the class of the model type reads."""
     name = "hidden_activation" if "hidden_activation" in reader.defaults else "hidden_act"
     word = reader.text(name, "silu")
@@ -48,7 +48,7 @@ def activation(reader: Reader) -> Act:
     return ACTIVATIONS[word]
 
 
-def qkv_biases(reader: Reader) -> None:
+def qkv_biases(reader: ConfigReader) -> None:
     """Refuse a model without the biases that its type has."""
     if not reader.flag("qkv_bias", True):
         reader.refuse("attention", "qkv_bias", f"{shown(reader.members['qkv_bias'])} removes biases of this model type")

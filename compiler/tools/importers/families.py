@@ -10,7 +10,7 @@ Defaults = Mapping[str, int | float | str | bool | None]  # of keys of a config
 
 
 @dataclass(frozen=True)
-class Family:
+class ConfigFamily:
     """How the models of a type are built, and what a key means that their config leaves out."""
 
     attention: Literal["mla", "gqa", "compressed"]
@@ -222,12 +222,12 @@ _KEYS_OF_KIMI_LINEAR: Mapping[str, str] = {
 }
 _QWEN2_MOE: Defaults = {**_QWEN3_MOE, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632}
 FAMILIES = {
-    "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
-    "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
-    "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
-    "deepseek_v32": Family("mla", "deepseek", _DEEPSEEK_V32, lists_ffn=True, indexes=True),
-    "deepseek_v4": Family("compressed", "deepseek_v4", _DEEPSEEK_V4, streams=True),
-    "gemma2": Family(
+    "deepseek": ConfigFamily("gqa", "deepseek", _DEEPSEEK),
+    "deepseek_v2": ConfigFamily("mla", "deepseek", _DEEPSEEK_V2),
+    "deepseek_v3": ConfigFamily("mla", "deepseek", _DEEPSEEK_V3),
+    "deepseek_v32": ConfigFamily("mla", "deepseek", _DEEPSEEK_V32, lists_ffn=True, indexes=True),
+    "deepseek_v4": ConfigFamily("compressed", "deepseek_v4", _DEEPSEEK_V4, streams=True),
+    "gemma2": ConfigFamily(
         *("gqa", "dense", _GEMMA2),
         windows="listed",
         window=4096,
@@ -238,7 +238,7 @@ FAMILIES = {
         scales_embedding=True,
         caps_logits=True,
     ),
-    "gemma3_text": Family(
+    "gemma3_text": ConfigFamily(
         *("gqa", "dense", _GEMMA3),
         qk_norm="head",
         windows="listed",
@@ -250,7 +250,7 @@ FAMILIES = {
         scales_embedding=True,
         caps_logits=True,
     ),
-    "glm4_moe": Family(
+    "glm4_moe": ConfigFamily(
         *("gqa", "deepseek", _GLM4_MOE),
         bias="qkv",
         may_norm="use_qk_norm",
@@ -258,7 +258,7 @@ FAMILIES = {
         rotated=0.5,
         gate="sigmoid",
     ),
-    "gpt_oss": Family(
+    "gpt_oss": ConfigFamily(
         *("gqa", "gpt_oss", _GPT_OSS),
         windows="listed",
         window=128,
@@ -267,21 +267,21 @@ FAMILIES = {
         rope=_YARN_OF_GPT_OSS,
         acts=False,
     ),
-    "granite": Family("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True, may_bias_ffn=True),
-    "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
-    "kimi_linear": Family(
+    "granite": ConfigFamily("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True, may_bias_ffn=True),
+    "kimi_k2": ConfigFamily("mla", "deepseek", _DEEPSEEK_V3),
+    "kimi_linear": ConfigFamily(
         *("mla", "deepseek", _KIMI_LINEAR),
         linear="kimi",
         rotates=False,
         lists_ffn=True,
         renamed=_KEYS_OF_KIMI_LINEAR,
     ),
-    "llama": Family("gqa", "dense", _LLAMA, may_bias_ffn=True),
-    "mistral": Family("gqa", "dense", _MISTRAL, windows="listed", window=4096, bias=""),
-    "mixtral": Family("gqa", "mixtral", _MIXTRAL, windows="all", bias=""),
-    "olmo2": Family("gqa", "dense", _OLMO2, qk_norm="width", norm="post"),
-    "olmoe": Family("gqa", "olmoe", _OLMOE, qk_norm="width"),
-    "qwen2": Family(
+    "llama": ConfigFamily("gqa", "dense", _LLAMA, may_bias_ffn=True),
+    "mistral": ConfigFamily("gqa", "dense", _MISTRAL, windows="listed", window=4096, bias=""),
+    "mixtral": ConfigFamily("gqa", "mixtral", _MIXTRAL, windows="all", bias=""),
+    "olmo2": ConfigFamily("gqa", "dense", _OLMO2, qk_norm="width", norm="post"),
+    "olmoe": ConfigFamily("gqa", "olmoe", _OLMOE, qk_norm="width"),
+    "qwen2": ConfigFamily(
         *("gqa", "dense", _QWEN2),
         windows="listed",
         window=4096,
@@ -290,7 +290,7 @@ FAMILIES = {
         bias="qkv",
         always_biased=True,
     ),
-    "qwen2_moe": Family(
+    "qwen2_moe": ConfigFamily(
         *("gqa", "qwen", _QWEN2_MOE),
         windows="listed",
         window=4096,
@@ -300,7 +300,7 @@ FAMILIES = {
         always_biased=True,
         shared_gate=True,
     ),
-    "qwen3": Family(
+    "qwen3": ConfigFamily(
         *("gqa", "dense", _QWEN3),
         qk_norm="head",
         windows="listed",
@@ -308,8 +308,8 @@ FAMILIES = {
         may_slide=True,
         slides_late=True,
     ),
-    "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", windows="all", window=4096, may_slide=True),
-    "qwen3_next": Family(
+    "qwen3_moe": ConfigFamily("gqa", "qwen", _QWEN3_MOE, qk_norm="head", windows="all", window=4096, may_slide=True),
+    "qwen3_next": ConfigFamily(
         *("gqa", "qwen", _QWEN3_NEXT),
         qk_norm="head",
         rotates_part=True,
@@ -318,7 +318,9 @@ FAMILIES = {
         linear="qwen",
         output_gate=True,
     ),
-    "smollm3": Family("gqa", "dense", _SMOLLM3, windows="listed", may_slide=True, skips_rotation=4, may_bias_ffn=True),
+    "smollm3": ConfigFamily(
+        "gqa", "dense", _SMOLLM3, windows="listed", may_slide=True, skips_rotation=4, may_bias_ffn=True
+    ),
 }
 
 # model types that a spec cannot describe, and what is in the way

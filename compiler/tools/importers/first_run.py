@@ -12,7 +12,7 @@ from compiler.tools.importers.write import number
 from dsl.closed_forms.counts import parameters
 from dsl.closed_forms.memory import lower_bound
 from dsl.facts.schedules import DEFAULT, FACTS, PLAIN
-from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, Schedule, Spec, Train
+from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, ScheduleBlock, Spec, Train
 
 DEVICES = 8  # of a node, where one does not hold the model
 NODE = (  # an H100 and what connects it
@@ -33,7 +33,7 @@ STEPS = 20_000
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelSpread:
     """How a model is spread over `nodes` of so many `devices`."""
 
     nodes: int
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Start:
+class RunBeginning:
     """What a run begins with beside its recipe: the checkpoint of its weights, and its tokenizer; "" where there is
     none. Both are paths from the spec, as the text of a string."""
 
@@ -57,7 +57,7 @@ class Start:
     tokenizer: str = ""
 
 
-def run_text(model: Model, context: int, start: Start = Start()) -> str:
+def run_text(model: Model, context: int, start: RunBeginning = RunBeginning()) -> str:
     """A `run pretrain` and its cluster; "" where no cluster that is thought of here holds the model."""
     found = parameters(model)
     if found.total + found.mtp <= LAPTOP:
@@ -66,12 +66,12 @@ def run_text(model: Model, context: int, start: Start = Start()) -> str:
     return _cluster(model, context, place, start) if place else ""
 
 
-def _initial(start: Start) -> str:
+def _initial(start: RunBeginning) -> str:
     """The line of the weights, if there are any."""
     return f'    initial = "{start.weights}"\n' if start.weights else ""
 
 
-def _smallest(model: Model, context: int) -> Place | None:
+def _smallest(model: Model, context: int) -> ModelSpread | None:
     """The first of ever larger places that holds the model."""
     sparse = [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]
     experts = gcd(*(ffn.experts for ffn in sparse)) or 1
@@ -82,20 +82,20 @@ def _smallest(model: Model, context: int) -> Place | None:
             # the default overlaps the all-to-all of experts; without experts it only costs memory
             schedule = DEFAULT if sparse and pipeline > 1 else PLAIN
             parallel = Parallel(pipeline=pipeline, data=data, expert=_divisor(gcd(experts, data)), zero=1)
-            place = Place(nodes, devices, schedule, parallel)
+            place = ModelSpread(nodes, devices, schedule, parallel)
             if lower_bound(_outline(model, context, place)).total <= (1 - ROOM) * MEMORY:
                 return place
     return None
 
 
-def _outline(model: Model, context: int, place: Place) -> Spec:
+def _outline(model: Model, context: int, place: ModelSpread) -> Spec:
     """A spec with only the keys that decide its memory."""
     batch = Batch(start=place.batch, end=place.batch)
     return Spec.model_construct(
         model=model,
         precision=BUILT_IN["bf16"],
         parallel=place.parallel,
-        schedule=Schedule(name=place.schedule),
+        schedule=ScheduleBlock(name=place.schedule),
         train=Train.model_construct(sequence=context, micro_batch=1, batch=batch, optimizer=AdamW()),
     )
 
@@ -104,7 +104,7 @@ def _divisor(number: int) -> int:
     return next(each for each in range(min(number, MAX_EXPERT), 0, -1) if number % each == 0)
 
 
-def _cluster(model: Model, context: int, place: Place, start: Start) -> str:
+def _cluster(model: Model, context: int, place: ModelSpread, start: RunBeginning) -> str:
     tokens = place.batch * context
     expert = f", expert = {place.parallel.expert}" if place.parallel.expert > 1 else ""
     return f"""\
@@ -142,7 +142,7 @@ cluster h100 {{
 """
 
 
-def _laptop(model: Model, context: int, start: Start) -> str:
+def _laptop(model: Model, context: int, start: RunBeginning) -> str:
     named = start.tokenizer or ("tokenizer.json" if model.vocab < FEWEST_TRAINED else "")
     tokenizer = f'"{named}"' if named else f"train({min(model.vocab, 4096)})"
     return f"""\

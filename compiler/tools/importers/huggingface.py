@@ -13,9 +13,9 @@ from compiler.tools.importers.attention import Attention, attentions
 from compiler.tools.importers.deepseek_v4 import hyper_connections
 from compiler.tools.importers.ends import whole
 from compiler.tools.importers.families import FAMILIES, OTHER_TYPES
-from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.layers import layers, with_attention
-from compiler.tools.importers.reader import IRRELEVANT, OF_TYPES, REFUSED, REPEATED, Reader, Remark, shown
+from compiler.tools.importers.reader import IRRELEVANT, OF_TYPES, REFUSED, REPEATED, ConfigReader, Remark, shown
 from dsl import rules
 from dsl.messages.diagnostics import Diagnostic, Span, in_order
 from dsl.resolve.context import suggest
@@ -28,7 +28,7 @@ LONGEST = 4096  # tokens of a sequence, where a config names a context that is l
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedConfig:
     """What a config describes."""
 
     model_type: str
@@ -38,16 +38,16 @@ class Imported:
     diagnostics: tuple[Diagnostic, ...]  # in the order of the config
 
 
-def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
+def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
     """The model of a config, under a name. Nothing is raised: what is wrong is in the diagnostics."""
     source = root.span.source
     if not isinstance(root.value, Mapping):
         mistake = Diagnostic("I0101", f"a config is a JSON object, this is {shown(root)}", root.span)
-        return Imported("", None, 0, (), (mistake,))
-    reader = Reader(root, lossy=lossy)
+        return ImportedConfig("", None, 0, (), (mistake,))
+    reader = ConfigReader(root, lossy=lossy)
     model_type = _model_type(reader)
     if model_type not in FAMILIES:
-        return Imported(model_type, None, 0, (), tuple(reader.mistakes))
+        return ImportedConfig(model_type, None, 0, (), tuple(reader.mistakes))
     family = FAMILIES[model_type]
     reader.defaults = {family.renamed.get(key, key): value for key, value in family.defaults.items()}
     reader.members = {family.renamed.get(key, key): value for key, value in reader.members.items()}
@@ -80,7 +80,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     if not reader.failed:
         model = Model(**fields)
         reader.mistakes += _broken_rules(model, reader.origins)
-    return Imported(
+    return ImportedConfig(
         model_type,
         None if reader.failed else model,
         min(original or context, LONGEST),
@@ -89,7 +89,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     )
 
 
-def _model_type(reader: Reader) -> str:
+def _model_type(reader: ConfigReader) -> str:
     """The model type, if a spec can describe it; otherwise that is the one mistake."""
     found = reader.members.get("model_type")
     families = ", ".join(FAMILIES)
@@ -113,7 +113,7 @@ def _model_type(reader: Reader) -> str:
     return name
 
 
-def _mtp(reader: Reader, attention: Attention | None) -> Mtp | None:
+def _mtp(reader: ConfigReader, attention: Attention | None) -> Mtp | None:
     """Multi-token prediction. `attention`: of its block, if it is another than that of the last layer."""
     depth = reader.count("num_nextn_predict_layers", 0, 16, 0, "num_mtp_layers")
     if not depth:
@@ -124,7 +124,7 @@ def _mtp(reader: Reader, attention: Attention | None) -> Mtp | None:
     return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),), attention=attention)
 
 
-def _others(reader: Reader, model_type: str) -> None:
+def _others(reader: ConfigReader, model_type: str) -> None:
     """Keys that are refused, that models of this type do not read, or that are not known."""
     for name, repeated in REPEATED.items():
         value, taken = reader.members.get(name), reader.members.get(repeated)
@@ -154,7 +154,7 @@ def _others(reader: Reader, model_type: str) -> None:
             reader.warn("I0302", "model", text, value.key)
 
 
-def _say_defaults(reader: Reader, model_type: str) -> None:
+def _say_defaults(reader: ConfigReader, model_type: str) -> None:
     """What the config leaves out, and what was taken for it."""
     if reader.filled:
         listed = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))

@@ -21,7 +21,7 @@ ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r":
 
 
 @dataclass(frozen=True)
-class Json:
+class JsonValue:
     """A value, its place, and, where it is a member of an object, the place of its key.
 
     value: bool, int, float, str, None, tuple[Json, …], or Mapping[str, Json]
@@ -32,18 +32,18 @@ class Json:
     key: Span | None = None
 
 
-def parse(source: Source) -> Json:
+def parse(source: Source) -> JsonValue:
     """The value a text stands for. Raises SpecError with the first place that is not JSON."""
-    return _Reader(source).document()
+    return _JsonReader(source).document()
 
 
-class _Reader:
+class _JsonReader:
     """Recursive descent; `at` is the next character."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.text, self.at = source, source.text, 0
 
-    def document(self) -> Json:
+    def document(self) -> JsonValue:
         self._skip()
         value = self._value(0)
         self._skip()
@@ -51,7 +51,7 @@ class _Reader:
             raise self._error("the JSON value ends before this", hint="remove what follows it")
         return value
 
-    def _value(self, depth: int) -> Json:
+    def _value(self, depth: int) -> JsonValue:
         start, character = self.at, self.text[self.at : self.at + 1]
         if character and character in "{[":
             if depth == MAX_DEPTH:
@@ -63,10 +63,10 @@ class _Reader:
             raise self._error("the text ends where a value should be")
         else:
             value = self._word()
-        return Json(value, Span(self.source, start, self.at))
+        return JsonValue(value, Span(self.source, start, self.at))
 
-    def _object(self, depth: int) -> Mapping[str, Json]:
-        members: dict[str, Json] = {}
+    def _object(self, depth: int) -> Mapping[str, JsonValue]:
+        members: dict[str, JsonValue] = {}
         self.at += 1
         self._skip()
         while not self._take("}"):
@@ -86,12 +86,12 @@ class _Reader:
                 note = Note("it is given here first", members[name].key)
                 message = f"`{name}` is given twice"
                 raise SpecError([Diagnostic("I0102", message, key, "remove one of them", (note,))])
-            members[name] = Json(value.value, value.span, key)
+            members[name] = JsonValue(value.value, value.span, key)
             self._skip()
         return members
 
-    def _list(self, depth: int) -> tuple[Json, ...]:
-        items: list[Json] = []
+    def _list(self, depth: int) -> tuple[JsonValue, ...]:
+        items: list[JsonValue] = []
         self.at += 1
         self._skip()
         while not self._take("]"):

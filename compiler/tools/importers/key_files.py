@@ -15,13 +15,13 @@ from typing import Any
 
 import yaml
 
-from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.json_text import JsonValue
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
 # --- Texts of a configuration as values, their variables replaced; and values that are not known here
 #
 # A text is the number, the truth value or the text that it looks like. One that a program would have to be run for is
-# `Computed`: the ledger names it, and a warning its place.
+# `ComputedValue`: the ledger names it, and a warning its place.
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(:?[-=](?:\$\{[^{}]*\}|[^{}])*)?\}|(\w+))")
 UNKNOWN = re.compile(r"\$[\w({@*#?!$]|`")  # what stays of variables and commands
@@ -30,7 +30,7 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedValue:
     """A value that nothing is executed for, as it is written."""
 
     text: str
@@ -92,7 +92,7 @@ MAX_DEPTH = 32
 MAX_ITEMS = 100_000  # of lists, each as often as it is named
 
 
-def yaml_keys(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[Json]], list[Diagnostic]]:
+def yaml_keys(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[JsonValue]], list[Diagnostic]]:
     """The keys of a YAML file that have values, at any depth, and what could not be read. SpecError for no YAML."""
     try:
         root = yaml.compose(source.text, Loader=yaml.SafeLoader)
@@ -111,7 +111,7 @@ class _Yaml:
 
     def __init__(self, source: Source, given: Mapping[str, str]) -> None:
         self.source, self.given = source, given
-        self.found, self.mistakes = dict[str, list[Json]](), list[Diagnostic]()
+        self.found, self.mistakes = dict[str, list[JsonValue]](), list[Diagnostic]()
         self.seen: set[int] = set()  # mappings: an alias names one again
         self.items = 0
 
@@ -137,8 +137,8 @@ class _Yaml:
         value = self._value(node, 0)
         if open_text := _computed(value):
             self.mistakes.append(unknown(name, open_text, place, open_text))
-            value = Computed(open_text)
-        self.found.setdefault(name, []).append(Json(value, place, place))
+            value = ComputedValue(open_text)
+        self.found.setdefault(name, []).append(JsonValue(value, place, place))
 
     def _value(self, node: Any, depth: int) -> Any:
         """The value of a node. SpecError where aliases make it too large."""
@@ -154,7 +154,7 @@ class _Yaml:
         if node.tag == TRUTH:
             return node.value.lower() in ("true", "yes", "on")
         text = replaced(node.value, self.given)
-        return typed(text) if is_known(text) else Computed(text)
+        return typed(text) if is_known(text) else ComputedValue(text)
 
     def _too(self, what: str, node: Any) -> SpecError:
         return _too("YAML", what, self.source, node.start_mark.index)
@@ -164,10 +164,10 @@ def _computed(value: Any) -> str:
     """The first text in a value that is not known; "" where there is none."""
     if isinstance(value, list):
         return next((text for each in value if (text := _computed(each))), "")
-    return value.text if isinstance(value, Computed) else ""
+    return value.text if isinstance(value, ComputedValue) else ""
 
 
-def toml_keys(source: Source) -> dict[str, Json]:
+def toml_keys(source: Source) -> dict[str, JsonValue]:
     """The keys of a TOML file by their paths, `training.seq_len`. SpecError where the text is no TOML."""
     if (deep := DEEP_KEY.search(source.text)) is not None:  # tomllib takes the square of its parts
         raise _too("TOML", "deep", source, deep.start())
@@ -193,7 +193,7 @@ def toml_keys(source: Source) -> dict[str, Json]:
         elif entry := ENTRY.match(line_text):
             place = Span(source, begin + entry.start(1), begin + entry.end(1))
             places.setdefault(f"{table}.{_path(entry[1])}".lstrip("."), place)
-    keys = dict[str, Json]()
+    keys = dict[str, JsonValue]()
 
     def walk(values: Mapping[str, Any], path: str, near: Span) -> None:
         for name, value in values.items():
@@ -206,9 +206,9 @@ def toml_keys(source: Source) -> dict[str, Json]:
             elif isinstance(value, (bool, int, float, str, list)) and (
                 type(value) is not float or math.isfinite(value)
             ):
-                keys[at] = Json(value, place, place)
+                keys[at] = JsonValue(value, place, place)
             else:
-                keys[at] = Json(str(value), place, place)
+                keys[at] = JsonValue(str(value), place, place)
 
     walk(root, "", Span(source, 0, 0))
     return keys

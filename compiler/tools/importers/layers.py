@@ -8,9 +8,9 @@ from itertools import groupby
 
 from compiler.tools.importers import deepseek_v4
 from compiler.tools.importers.ends import activation, qkv_biases
-from compiler.tools.importers.families import Family
-from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.reader import Reader, Remark, shown
+from compiler.tools.importers.families import ConfigFamily
+from compiler.tools.importers.json_text import JsonValue
+from compiler.tools.importers.reader import ConfigReader, Remark, shown
 from compiler.tools.importers.rotation import FULL
 from dsl.schema import Balance, Compressed, DeltaNet, Dense, Gqa, LayerRange, Mla, Moe, Phase
 from dsl.schema.model import MAX_LAYER, Act, Clamp
@@ -57,7 +57,7 @@ LINEAR = "linear_attention"  # a kind of layers
 AT = "model.attention"
 
 
-def linear_layers(reader: Reader, family: Family, num_layers: int) -> tuple[set[int], DeltaNet | None]:
+def linear_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> tuple[set[int], DeltaNet | None]:
     """The layers that have linear attention, and what it is in them."""
     if not family.linear:
         return set(), None
@@ -74,7 +74,7 @@ def linear_layers(reader: Reader, family: Family, num_layers: int) -> tuple[set[
     return found, _kimi(reader, nested) if family.linear == "kimi" else _qwen(reader)
 
 
-def _listed(reader: Reader, num_layers: int) -> set[int] | None:
+def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
     """The layers that `layer_types` says; None where it is absent."""
     listed = reader.get("layer_types")
     if listed is None:
@@ -86,7 +86,7 @@ def _listed(reader: Reader, num_layers: int) -> set[int] | None:
     return {layer for layer, kind in enumerate(values[:num_layers]) if kind == LINEAR}
 
 
-def _counted(reader: Reader, nested: Mapping[str, Json], num_layers: int) -> set[int] | None:
+def _counted(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: int) -> set[int] | None:
     """The layers that Kimi's own configuration counts from 1."""
     listed = nested.get("kda_layers")
     if listed is None or not isinstance(listed.value, tuple):
@@ -98,7 +98,7 @@ def _counted(reader: Reader, nested: Mapping[str, Json], num_layers: int) -> set
     return found & {*range(num_layers)}
 
 
-def _qwen(reader: Reader) -> DeltaNet:
+def _qwen(reader: ConfigReader) -> DeltaNet:
     names = {
         "heads": "linear_num_value_heads",
         "key_heads": "linear_num_key_heads",
@@ -110,11 +110,15 @@ def _qwen(reader: Reader) -> DeltaNet:
     return DeltaNet(gate="head", **sizes)
 
 
-def _kimi(reader: Reader, nested: Mapping[str, Json]) -> DeltaNet:
+def _kimi(reader: ConfigReader, nested: Mapping[str, JsonValue]) -> DeltaNet:
     """Its sizes are in an object of their own as it was published; `transformers` writes them beside all others."""
     names = {"heads": "num_heads", "key_dim": "head_dim", "convolution": "short_conv_kernel_size"}
     plain = {"heads": "linear_num_heads", "key_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
-    inner = Reader(Json(nested, reader.members["linear_attn_config"].span), lossy=reader.lossy) if nested else reader
+    inner = (
+        ConfigReader(JsonValue(nested, reader.members["linear_attn_config"].span), lossy=reader.lossy)
+        if nested
+        else reader
+    )
     sizes = {
         key: inner.number(f"{AT}.{key}", DeltaNet, key, name) for key, name in (names if nested else plain).items()
     }
@@ -135,7 +139,7 @@ OF_EXPERTS = {
 BIAS_RATE = 0.001  # DeepSeek-V3's; a config says that there is a bias, not how fast it moves
 
 
-def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange, ...]:
+def layers(reader: ConfigReader, family: ConfigFamily, model_type: str) -> tuple[LayerRange, ...]:
     """All layers, as the ranges that a spec has."""
     if family.ffn == "deepseek_v4":
         return deepseek_v4.layers(reader)
@@ -161,14 +165,14 @@ def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange,
     return tuple(spans)
 
 
-def _kinds(reader: Reader, family: Family, num_layers: int) -> list[bool]:
+def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> list[bool]:
     """Whether each layer has experts."""
     if family.ffn == "deepseek":
         return _deepseek_layers(reader, family, num_layers)
     return _qwen_layers(reader, num_layers) if family.ffn == "qwen" else [family.ffn != "dense"] * num_layers
 
 
-def _deepseek_layers(reader: Reader, family: Family, num_layers: int) -> list[bool]:
+def _deepseek_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> list[bool]:
     every = reader.count("moe_layer_freq", 1, MAX_LAYER + 1, 1)
     if "n_routed_experts" in reader.members and reader.members["n_routed_experts"].value is None:
         reader.used |= {"n_routed_experts", "first_k_dense_replace"}
@@ -184,7 +188,7 @@ def _deepseek_layers(reader: Reader, family: Family, num_layers: int) -> list[bo
     return [layer >= dense and layer % every == 0 for layer in range(num_layers)]
 
 
-def _qwen_layers(reader: Reader, num_layers: int) -> list[bool]:
+def _qwen_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     step = reader.count("decoder_sparse_step", 1, MAX_LAYER + 1, 1)
     listed = reader.get("mlp_only_layers")
     dense = [each.value for each in listed.value] if listed is not None and isinstance(listed.value, tuple) else []
@@ -193,12 +197,12 @@ def _qwen_layers(reader: Reader, num_layers: int) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
 
-def _dense(reader: Reader, family: Family, index: int, act: Act) -> Dense:
+def _dense(reader: ConfigReader, family: ConfigFamily, index: int, act: Act) -> Dense:
     inner = reader.number(f"model.layers.{index}.ffn.inner", Dense, "inner", "intermediate_size")
     return Dense(inner=inner, activation=act, bias=family.may_bias_ffn and reader.flag("mlp_bias", False))
 
 
-def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
+def _moe(reader: ConfigReader, family: ConfigFamily, model_type: str, index: int) -> Moe:
     at = f"model.layers.{index}.ffn"
     aliases = ("num_local_experts", "num_experts")  # what `transformers` also reads them from
     names = ("n_routed_experts", *aliases) if family.ffn == "deepseek" else aliases
@@ -231,7 +235,7 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
     return moe.model_copy(update={"balance": balance, **more})
 
 
-def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at: str) -> Moe:
+def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, moe: Moe, at: str) -> Moe:
     score, method = "sigmoid", "noaux_tc"
     if not family.gate:
         score, method = reader.text("scoring_func", "softmax"), reader.text("topk_method", "greedy")
@@ -276,7 +280,7 @@ def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at
     )
 
 
-def _loss(reader: Reader, name: str) -> float:
+def _loss(reader: ConfigReader, name: str) -> float:
     weight: float = reader.number("", Balance, "sequence_loss", name, default=0.0, null=0.0)
     if name in reader.members and reader.members[name].value is None:
         text = f"{name} = null: no loss keeps the load within a sequence even"
@@ -284,7 +288,7 @@ def _loss(reader: Reader, name: str) -> float:
     return weight
 
 
-def _batch_loss(reader: Reader, name: str, over: str = "batch") -> float:
+def _batch_loss(reader: ConfigReader, name: str, over: str = "batch") -> float:
     """A balancing loss over the whole batch. A spec has one for each sequence: the nearest, and said to be another."""
     weight = _loss(reader, name)
     if weight:
@@ -293,7 +297,7 @@ def _batch_loss(reader: Reader, name: str, over: str = "batch") -> float:
     return weight
 
 
-def _is_balanced(reader: Reader, balance: Balance) -> None:
+def _is_balanced(reader: ConfigReader, balance: Balance) -> None:
     if balance == Balance() and not reader.failed:
         text = "the config has nothing that keeps the load of the experts even; see bias_rate and sequence_loss"
         reader.warn("I0303", "balance", text)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.tools.exporters.megatron_bridge import RECOMPUTED
-from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.plan_ledger import (
     Degrees,
-    Imported,
+    ImportedPlan,
     Keys,
     Members,
     adam,
@@ -21,7 +21,7 @@ from compiler.tools.importers.plan_ledger import (
     spec_of,
     string,
 )
-from compiler.tools.importers.python_calls import Name, NotLiteralError, list_of
+from compiler.tools.importers.python_calls import DottedName, NotLiteralError, list_of
 from compiler.tools.importers.write import number
 from dsl.messages.diagnostics import Diagnostic
 
@@ -257,7 +257,7 @@ def from_recipe(found: Members) -> Members:
 
     A precision that has a name is the keys that it stands for, `config.train` the class of a part.
     """
-    members: dict[str, list[Json]] = {}
+    members: dict[str, list[JsonValue]] = {}
     for path, values in found.items():
         name = path.rpartition(".")[2]
         name = f"config.{path}" if path in PARTS else RENAMED.get(name, name)
@@ -265,22 +265,22 @@ def from_recipe(found: Members) -> Members:
     for each in found.get("mixed_precision", ()):
         for key, value in (_named(each.value) or {}).items():
             if f"mixed_precision.{key}" not in found:
-                members.setdefault(key, []).append(Json(value, each.span, each.key))
+                members.setdefault(key, []).append(JsonValue(value, each.span, each.key))
     for each in found.get("model", ()):
-        members.setdefault("multi_latent_attention", [Json("MLA" in shown(each.value), each.span, each.key)])
+        members.setdefault("multi_latent_attention", [JsonValue("MLA" in shown(each.value), each.span, each.key)])
     return members
 
 
 def _named(precision: Any) -> dict[str, Any] | None:
     """The keys of a precision that is named, by a text or by a function; None if it is not known."""
-    name = precision.text.removesuffix("()") if isinstance(precision, Name) else precision
+    name = precision.text.removesuffix("()") if isinstance(precision, DottedName) else precision
     base, _, rest = name.replace("-", "_").partition("_") if isinstance(name, str) else ("", "", "")
     if base not in ("bf16", "fp16") or rest not in PRECISIONS:
         return None
     return {base: True, "grad_reduce_in_fp32": base == "bf16"} | PRECISIONS[rest]
 
 
-def imported(members: Members, name: str, devices: int | None, vocab: int | None) -> Imported:
+def imported(members: Members, name: str, devices: int | None, vocab: int | None) -> ImportedPlan:
     """A spec of a run `name`. `devices`, `vocab`: where the configuration leaves them to the launcher and tokenizer."""
     keys = Keys(members)
     model = model_lines(keys, name, vocab)
@@ -293,7 +293,7 @@ def imported(members: Members, name: str, devices: int | None, vocab: int | None
         elif each.startswith(("if ", "for ")):
             keys.lose(each, "its statements are taken for executed, once", kind="assumed")
     for part, named in PARTS.items():
-        harmless = tuple(Name(f"{each}()") for each in (named, USUAL.get(part, named)))
+        harmless = tuple(DottedName(f"{each}()") for each in (named, USUAL.get(part, named)))
         why = f"a {named} is read: defaults of what stands there are not known"
         keys.lose(f"config.{part}", why, harmless, "assumed" if part in IDLE_PARTS else "not expressible")
     keys.lose("tokenizer_type", "name the tokenizer in `data`", kind="assumed")
@@ -357,7 +357,7 @@ def _recompute(keys: Keys) -> list[str]:
 def _precision(keys: Keys) -> tuple[str, list[str]]:
     """A precision that is built in, or else the lines of a block."""
     named = keys.take("mixed_precision", "precision", None, object) if keys.has("mixed_precision") else None
-    if named not in (None, Name("MixedPrecisionConfig()")) and _named(named) is None:
+    if named not in (None, DottedName("MixedPrecisionConfig()")) and _named(named) is None:
         keys.note("not expressible", "mixed_precision", named, "no precision of Megatron-Bridge: BF16 or FP32 is said")
     bf16 = keys.take("bf16", "precision.compute", False)
     keys.lose("fp32", "`bf16` is set too", (not bf16,))
@@ -367,9 +367,12 @@ def _precision(keys: Keys) -> tuple[str, list[str]]:
     eight = keys.take("fp8", "precision.linear", keys.take("fp8_format", "precision.linear", ""))
     recipe = keys.take("fp8_recipe", "precision.linear" if eight else "", "delayed")
     keys.lose("use_precision_aware_optimizer", "see the dtypes of moments", kind="no effect")
-    keys.lose("main_params_dtype", "master weights are FP32 here", (Name("torch.float32"), "fp32"))
+    keys.lose("main_params_dtype", "master weights are FP32 here", (DottedName("torch.float32"), "fp32"))
     keys.lose(
-        "main_grads_dtype", "gradients are summed in another dtype", (Name("torch.float32"), "fp32"), "approximated"
+        "main_grads_dtype",
+        "gradients are summed in another dtype",
+        (DottedName("torch.float32"), "fp32"),
+        "approximated",
     )
     narrow = [keys.take(key, "precision.moments", "fp32", object) for key in ("exp_avg_dtype", "exp_avg_sq_dtype")]
     lines = [] if wide or not bf16 else ["gradients = bf16"]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from compiler.tools.exporters.planned import plain
 from compiler.tools.importers.first_run import DEVICES, NODE
-from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.key_files import Computed
+from compiler.tools.importers.json_text import JsonValue
+from compiler.tools.importers.key_files import ComputedValue
 from compiler.tools.importers.write import comment, number
 from dsl.canonical import quoted
 from dsl.messages.diagnostics import Diagnostic, Span
@@ -24,7 +24,7 @@ CHANGES = ("not expressible", "approximated", "computed")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A key, or what stands in for one that is not there."""
 
     kind: Kind
@@ -40,10 +40,10 @@ class Entry:
 class Keys:
     """The keys of a configuration that nothing has been said of yet, and the ledger."""
 
-    def __init__(self, members: Mapping[str, Sequence[Json]]) -> None:
+    def __init__(self, members: Mapping[str, Sequence[JsonValue]]) -> None:
         self.members = members
         self._left = dict(members)
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self.mistakes: list[Diagnostic] = []
 
     def has(self, name: str) -> bool:
@@ -53,7 +53,7 @@ class Keys:
     def peek(self, name: str, default: Any) -> Any:
         """The value of a key that is written and known, without a word in the ledger."""
         value = self.members[name][0].value if name in self.members else default
-        return default if isinstance(value, Computed) else value
+        return default if isinstance(value, ComputedValue) else value
 
     def size(self, name: str, path: str) -> int:
         """A size, which has no default here: 1 where it is missing, null or not known, which is a mistake."""
@@ -81,19 +81,19 @@ class Keys:
         found = self._left.pop(name, None)
         if found is None:
             if path:
-                self.entries.append(Entry("default", name, shown(default), path))
+                self.entries.append(LedgerEntry("default", name, shown(default), path))
             return default
         first = found[0]
         for other in found[1:]:
             if other.value != first.value:
                 text = f"`{name}` is {shown(other.value)} here and {shown(first.value)} elsewhere"
                 self.mistakes.append(Diagnostic("I0203", text, other.span, "remove one of them"))
-        if isinstance(first.value, Computed):
+        if isinstance(first.value, ComputedValue):
             why = f"{path or 'not in the spec'}: {shown(default)} stands for it"
             self._say("computed" if path else "no effect", name, first, why)
             return default
         if first.value is None and default is not None:
-            self._say("default", name, Json(default, first.span, first.key), path or "null: not in the spec")
+            self._say("default", name, JsonValue(default, first.span, first.key), path or "null: not in the spec")
             return default
         of_kind = isinstance(first.value, kinds) and (type(first.value) is not bool or kinds in (bool, object))
         if not of_kind and first.value is not None:
@@ -118,7 +118,7 @@ class Keys:
 
     def note(self, kind: Kind, key: str, value: Any, why: str) -> None:
         """Take note of what no single key says."""
-        self.entries.append(Entry(kind, key, shown(value), why))
+        self.entries.append(LedgerEntry(kind, key, shown(value), why))
 
     def rest(self) -> None:
         """Take note of all keys that nothing was said of."""
@@ -129,12 +129,12 @@ class Keys:
                 else:
                     self._say("unknown", name, each, "not known, and not in the spec")
 
-    def ledger(self) -> tuple[Entry, ...]:
+    def ledger(self) -> tuple[LedgerEntry, ...]:
         """All entries: what changes the computation first, what is said last."""
         return tuple(sorted(self.entries, key=lambda entry: ORDER.index(entry.kind)))
 
-    def _say(self, kind: Kind, name: str, found: Json, why: str) -> None:
-        self.entries.append(Entry(kind, name, shown(found.value), why, found.key or found.span))
+    def _say(self, kind: Kind, name: str, found: JsonValue, why: str) -> None:
+        self.entries.append(LedgerEntry(kind, name, shown(found.value), why, found.key or found.span))
 
 
 def shown(value: Any) -> str:
@@ -145,16 +145,16 @@ def shown(value: Any) -> str:
 
 # --- What imports of plans share: the text of a spec from the blocks of a run, its learning rate, its optimizer
 
-Members = Mapping[str, Sequence[Json]]
+Members = Mapping[str, Sequence[JsonValue]]
 Precision = tuple[str, Sequence[str]]  # one that is built in, and the lines of a block that changes it
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedPlan:
     """The text of a spec, not formatted yet, what was said of each key, and what is wrong."""
 
     text: str
-    ledger: tuple[Entry, ...]
+    ledger: tuple[LedgerEntry, ...]
     mistakes: tuple[Diagnostic, ...]
 
 
@@ -187,7 +187,7 @@ class Degrees:
 
 def spec_of(
     system: str, name: str, keys: Keys, world: int, run: Sequence[str], model: Sequence[str], precision: Precision
-) -> Imported:
+) -> ImportedPlan:
     """A spec of `world` devices. `run`: the blocks of the run; `model`: that of the model."""
     keys.rest()
     nodes, per_node = (world // DEVICES, DEVICES) if world % DEVICES == 0 else (1, world)
@@ -210,7 +210,7 @@ def spec_of(
         *NODE,
         "} }",
     ]
-    return Imported("\n".join(lines) + "\n", ledger, tuple(keys.mistakes))
+    return ImportedPlan("\n".join(lines) + "\n", ledger, tuple(keys.mistakes))
 
 
 def string(text: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.files.text import python_of
-from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.key_files import Computed
+from compiler.tools.importers.json_text import JsonValue
+from compiler.tools.importers.key_files import ComputedValue
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
 # --- Literals of Python as values, without running anything
@@ -29,7 +29,7 @@ class NotLiteralError(ValueError):
 
 
 @dataclass(frozen=True)
-class Name:
+class DottedName:
     """A dotted name, such as torch.bfloat16, or the name of a function that is called."""
 
     text: str
@@ -63,9 +63,9 @@ def value_of(node: ast.expr) -> Any:
             if isinstance(op, ast.Mult) and isinstance(a, list) and type(b) is int and len(a) * b <= MAX_LIST:
                 return a * b
         case ast.Name() | ast.Attribute():
-            return Name(ast.unparse(node))
+            return DottedName(ast.unparse(node))
         case ast.Call(func=ast.Name() | ast.Attribute() as function):
-            return Name(f"{ast.unparse(function)}({', '.join(map(ast.unparse, node.args))})")
+            return DottedName(f"{ast.unparse(function)}({', '.join(map(ast.unparse, node.args))})")
     raise NotLiteralError(ast.unparse(node))
 
 
@@ -94,7 +94,7 @@ def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:
 
 MOST_STEPS = 50_000  # nodes that are followed: a name may be used many times
 MAX_DEPTH = 40
-Members = dict[str, list[Json]]
+Members = dict[str, list[JsonValue]]
 
 
 def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Members, list[Diagnostic]]:
@@ -102,7 +102,7 @@ def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Member
 
     `chosen`: the name of the function, where several return one. SpecError where there is none, or no Python.
     """
-    reader = _Reader(source, module_of(source))
+    reader = _CallReader(source, module_of(source))
     functions = [name for name, node in reader.functions.items() if kind in ast.unparse(node.returns or _result(node))]
     functions = functions or [name for name, node in reader.functions.items() if not _is_none(_result(node))]
     if chosen is None and len(functions) == 1:
@@ -129,7 +129,7 @@ def _result(function: ast.FunctionDef) -> ast.expr:
 
 
 @dataclass
-class _Reader:
+class _CallReader:
     """What was found of a module so far."""
 
     source: Source
@@ -230,8 +230,8 @@ class _Reader:
             value = value_of(node)
         except (NotLiteralError, RecursionError) as error:
             self._computed(str(error), path, span)
-            value = Computed(str(error))
-        self.found.setdefault(path or "return", []).append(Json(value, span, span))
+            value = ComputedValue(str(error))
+        self.found.setdefault(path or "return", []).append(JsonValue(value, span, span))
 
     def _computed(self, text: str, path: str, span: Span) -> None:
         what = f"`{path}` is computed, and nothing is executed here: {text[:80]}"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.json_text import JsonValue
 from dsl.messages.diagnostics import Diagnostic, Note, Span
 from dsl.schema import Node
 from dsl.schema.base import fields_of
@@ -37,19 +37,19 @@ def shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Json):
+    if isinstance(value, JsonValue):
         return _plain(value.value)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-class Reader:
+class ConfigReader:
     """One object of a configuration. A key that is null counts as absent unless the caller says otherwise."""
 
-    def __init__(self, root: Json, *, lossy: bool) -> None:
+    def __init__(self, root: JsonValue, *, lossy: bool) -> None:
         self.root, self.lossy = root, lossy
-        self.members: Mapping[str, Json] = root.value
+        self.members: Mapping[str, JsonValue] = root.value
         self.used: set[str] = set()
         self.defaults: Mapping[str, Any] = {}  # of the model type, once that is read
         self.filled: dict[str, Any] = {}  # keys that are absent, with the default that was taken
@@ -59,7 +59,7 @@ class Reader:
 
     # ------------------------------------------------------------ values
 
-    def get(self, *names: str) -> Json | None:
+    def get(self, *names: str) -> JsonValue | None:
         """The value of a key, which may go by several names; None if it is absent or null."""
         self.used.update(names)
         given = [(name, self.members[name]) for name in names if name in self.members]
@@ -128,7 +128,7 @@ class Reader:
             return default
         return found.value
 
-    def part(self, name: str) -> Mapping[str, Json]:
+    def part(self, name: str) -> Mapping[str, JsonValue]:
         """An object within the configuration; empty if it is absent."""
         found = self.get(name)
         if found is None:
@@ -165,7 +165,7 @@ class Reader:
         self.mistakes.append(Diagnostic(code, text, span, severity="warning"))
         self.remarks.append(Remark(place, text))
 
-    def refuse(self, place: Place, name: str, meaning: str, value: Json | None = None) -> None:
+    def refuse(self, place: Place, name: str, meaning: str, value: JsonValue | None = None) -> None:
         """A key that a spec cannot express: a mistake, or a warning and a comment where some loss is accepted."""
         value = value or self.members.get(name)
         written = f"`{name}` = {shown(value)}" if value is not None else f"no `{name}`"

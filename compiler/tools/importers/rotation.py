@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.tools.importers.families import Family
-from compiler.tools.importers.json_text import Json, parse
-from compiler.tools.importers.reader import REFUSED, Reader, Remark, shown
+from compiler.tools.importers.families import ConfigFamily
+from compiler.tools.importers.json_text import JsonValue, parse
+from compiler.tools.importers.reader import REFUSED, ConfigReader, Remark, shown
 from dsl.messages.diagnostics import Source
 from dsl.schema import LinearScaling, Llama3Scaling, Node, Rope, YarnScaling
 
@@ -16,7 +16,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 THETA = "model.attention.rope.theta"
 
 
-def rotations(reader: Reader, family: Family, num_heads: int, hidden: int) -> tuple[Mapping[str, Rope], int | None]:
+def rotations(
+    reader: ConfigReader, family: ConfigFamily, num_heads: int, hidden: int
+) -> tuple[Mapping[str, Rope], int | None]:
     """The rotation of each kind of layer, and the length of a sequence before its context was extended."""
     parameters = reader.part("rope_parameters")
     if any(isinstance(each.value, Mapping) for each in parameters.values()):
@@ -32,7 +34,9 @@ def rotations(reader: Reader, family: Family, num_heads: int, hidden: int) -> tu
     return {FULL: rope, SLIDING: local}, original
 
 
-def _by_kind(reader: Reader, family: Family, parameters: Mapping[str, Json]) -> tuple[Mapping[str, Rope], int | None]:
+def _by_kind(
+    reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue]
+) -> tuple[Mapping[str, Rope], int | None]:
     """The rotations that `rope_parameters` has by kind of layer."""
     found: dict[str, Rope] = {}
     before: int | None = None
@@ -44,7 +48,7 @@ def _by_kind(reader: Reader, family: Family, parameters: Mapping[str, Json]) -> 
     for kind, base in bases.items():
         part = parameters[kind].value if kind in parameters else {}
         part = part if isinstance(part, Mapping) else {}
-        inner = Reader(Json(part, reader.members["rope_parameters"].span), lossy=reader.lossy)
+        inner = ConfigReader(JsonValue(part, reader.members["rope_parameters"].span), lossy=reader.lossy)
         theta = inner.number(THETA, Rope, "theta", "rope_theta", default=family.defaults[base])
         reader.mistakes += inner.mistakes
         scaling, original = scaling_of(reader, "rope_parameters", part) if part else (None, None)
@@ -54,11 +58,15 @@ def _by_kind(reader: Reader, family: Family, parameters: Mapping[str, Json]) -> 
 
 
 def _rope(
-    reader: Reader, family: Family, parameters: Mapping[str, Json], num_heads: int, hidden: int
+    reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue], num_heads: int, hidden: int
 ) -> tuple[Rope, int | None]:
     """The rotation of all layers, and the length of a sequence before its context was extended."""
     scaling = reader.part("rope_scaling")
-    inner = Reader(Json(parameters, reader.members["rope_parameters"].span), lossy=reader.lossy) if parameters else None
+    inner = (
+        ConfigReader(JsonValue(parameters, reader.members["rope_parameters"].span), lossy=reader.lossy)
+        if parameters
+        else None
+    )
     given = reader.get("rope_theta")
     nested = inner is not None and inner.get("rope_theta") is not None
     theta = reader.number(THETA, Rope, "theta", "rope_theta") if given is not None or not nested else 0.0
@@ -79,7 +87,7 @@ def _rope(
         usual = parse(Source("the defaults of this type", json.dumps(dict(family.rope))))
         factor, start = (usual.value[key].value for key in ("factor", "original_max_position_embeddings"))
         reader.filled["rope_parameters"] = f"yarn by {factor:g} from {start} tokens"
-        found = _scaled(Reader(usual, lossy=reader.lossy), YarnScaling, SCALINGS["yarn"][1])
+        found = _scaled(ConfigReader(usual, lossy=reader.lossy), YarnScaling, SCALINGS["yarn"][1])
         return rope.model_copy(update={"scaling": found}), start
     for name, part in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if part:
@@ -90,7 +98,7 @@ def _rope(
 
 
 def _rotated_width(
-    reader: Reader, family: Family, parameters: Mapping[str, Json], num_heads: int, hidden: int
+    reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue], num_heads: int, hidden: int
 ) -> int | None:
     """Columns of a head that are rotated, where that is a part of them; None where it is all."""
     found = parameters.get("partial_rotary_factor") or reader.members.get("partial_rotary_factor")
@@ -130,7 +138,7 @@ ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "original_max_position
 
 
 def scaling_of(
-    reader: Reader, name: str, part: Mapping[str, Json]
+    reader: ConfigReader, name: str, part: Mapping[str, JsonValue]
 ) -> tuple[LinearScaling | Llama3Scaling | YarnScaling | None, int | None]:
     """What a `rope_scaling` asks for, and the length of a sequence before the extension: 0 if it is not told, None if
     there was none."""
@@ -156,7 +164,7 @@ def scaling_of(
         return None, max(0, start)
     text += ", an extension of the context: to train from the beginning, remove `scaling`"
     reader.remarks.append(Remark("rope", text))
-    inner = Reader(Json(part, reader.members[name].span), lossy=reader.lossy)
+    inner = ConfigReader(JsonValue(part, reader.members[name].span), lossy=reader.lossy)
     context = reader.get("max_position_embeddings")
     if context is not None:  # which `transformers` takes where the context before is not said
         inner.defaults = {"original_max_position_embeddings": context.value}
@@ -167,7 +175,7 @@ def scaling_of(
 
 
 def _scaled(
-    inner: Reader, cls: type[Node], keys: tuple[str, ...]
+    inner: ConfigReader, cls: type[Node], keys: tuple[str, ...]
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     """The scaling that an object of a configuration says; None where it has mistakes, which are the reader's."""
     at = "model.attention.rope.scaling"

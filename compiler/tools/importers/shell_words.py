@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.key_files import VARIABLE, Computed, is_known, replaced, typed, unknown
+from compiler.tools.importers.json_text import JsonValue
+from compiler.tools.importers.key_files import VARIABLE, ComputedValue, is_known, replaced, typed, unknown
 from dsl.messages.diagnostics import Diagnostic, Source, Span
 
 # --- The words of a shell script and where they are, without running it
@@ -44,7 +44,7 @@ WHOLE = re.compile(r"(?P<operator>;|\|\|?|&&?)|(?:\d|&)?>.*|.*(?<!\\);", re.DOTA
 
 
 @dataclass(frozen=True)
-class Word:
+class ShellWord:
     """A word, or what ends the words before it.
 
     `array`: the beginning of `NAME=(`, whose items follow, up to an `end`. `head`: `NAME=`, which the word begins with.
@@ -60,7 +60,7 @@ class Word:
     is_quoted: bool = False
 
 
-def words(text: str, start: int, end: int, *, of_string: bool = False, in_body: bool = False) -> Iterator[Word]:
+def words(text: str, start: int, end: int, *, of_string: bool = False, in_body: bool = False) -> Iterator[ShellWord]:
     """The words from `start` to `end`. `of_string`: of what is between quotes, where lines and operators are none.
     `in_body`: of a here-document, where others do not begin."""
     at, in_array, is_target, bodies = start, False, False, list[str]()  # bodies: the words that end here-documents
@@ -70,23 +70,23 @@ def words(text: str, start: int, end: int, *, of_string: bool = False, in_body: 
         elif text[at] == "\n" and (of_string or in_array):
             at += 1
         elif not of_string and (found := REDIRECTION.match(text, at, end)):
-            yield Word("redirection", "", at, found.end())
+            yield ShellWord("redirection", "", at, found.end())
             at, is_target = found.end(), True
             if HERE.match(found[0]) and not in_body:
                 bodies.append(_word(text, at, end, "", of_string).text)
         elif not of_string and (found := OPERATOR.match(text, at, end)):
             in_array = in_array and found[0] != ")"
-            yield Word("end", found[0], at, found.end())
+            yield ShellWord("end", found[0], at, found.end())
             at, is_target = found.end(), False
             while found[0] == "\n" and bodies:  # a text of its own, whose quotes do not reach beyond it
                 last = re.compile(rf"^\t*{re.escape(bodies.pop(0))}$", re.MULTILINE).search(text, at, end)
                 yield from words(text, at, last.start() if last else end, in_body=True)
-                yield Word("end", "", at, at)
+                yield ShellWord("end", "", at, at)
                 at = last.end() if last else end
         else:
             head = SETTING.match(text, at, end)
             if head and not of_string and text.startswith("(", head.end()):
-                yield Word("array", "", at, head.end() + 1, head[0])
+                yield ShellWord("array", "", at, head.end() + 1, head[0])
                 at, in_array = head.end() + 1, True
                 continue
             word = _word(text, at, end, head[0] if head else "", of_string)
@@ -96,7 +96,7 @@ def words(text: str, start: int, end: int, *, of_string: bool = False, in_body: 
             is_target = False
 
 
-def _word(text: str, start: int, end: int, head: str, of_string: bool) -> Word:
+def _word(text: str, start: int, end: int, head: str, of_string: bool) -> ShellWord:
     """The word that begins at `start`, with `head`."""
     at, written, quotes = start + len(head), list[str](), list[tuple[int, int]]()
     while at < end and not (text[at].isspace() if of_string else text[at] in ENDS):
@@ -109,7 +109,7 @@ def _word(text: str, start: int, end: int, head: str, of_string: bool) -> Word:
         written.append("" if is_quote else _unquoted(piece))
         at = piece.end()
     whole = len(quotes) == 1 and quotes[0] == (start + len(head) + 1, at - 1)
-    return Word("word", "".join(written), start, at, head, quotes[0] if whole else None, bool(quotes))
+    return ShellWord("word", "".join(written), start, at, head, quotes[0] if whole else None, bool(quotes))
 
 
 def _unquoted(piece: re.Match[str]) -> str:
@@ -126,16 +126,16 @@ def _escape(found: re.Match[str]) -> str:
     return PROTECTED if found[2] else found[1] or ""
 
 
-def _ended(word: Word) -> Iterator[Word]:
+def _ended(word: ShellWord) -> Iterator[ShellWord]:
     """A word of a string, or the operator that it is or ends with."""
     found = WHOLE.fullmatch(word.text)
     if found is None:
         yield word
     elif found["operator"] or not word.text.endswith(";"):
-        yield Word("end", word.text, word.start, word.end)
+        yield ShellWord("end", word.text, word.start, word.end)
     else:
-        yield Word("word", word.text[:-1], word.start, word.end - 1, word.head)
-        yield Word("end", ";", word.end - 1, word.end)
+        yield ShellWord("word", word.text[:-1], word.start, word.end - 1, word.head)
+        yield ShellWord("end", ";", word.end - 1, word.end)
 
 
 # --- Arguments of the command lines of a shell script, read without running anything
@@ -153,30 +153,30 @@ BEFORE_SETTINGS = re.compile(r"export|local|readonly|declare|typeset|env|then|do
 LAUNCHERS = {"python", "python3", "torchrun", "srun", "mpirun", "bash", "sh", "exec", "env", "deepspeed", "nsys"}
 
 
-def script(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[Json]], list[Diagnostic]]:
+def script(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[JsonValue]], list[Diagnostic]]:
     """The arguments of a shell script by name, with `-` as `_`, and what could not be read.
 
     `given`: variables, also in place of what the script sets.
     """
-    reader = _Reader(source, given, dict(given))
+    reader = _ScriptReader(source, given, dict(given))
     reader.read(words(source.text, 0, len(source.text)))
     return reader.found, reader.mistakes
 
 
 @dataclass
-class _Reader:
+class _ScriptReader:
     """What was found of a script so far."""
 
     source: Source
     given: Mapping[str, str]
     variables: dict[str, str]
-    found: dict[str, list[Json]] = field(default_factory=dict)
+    found: dict[str, list[JsonValue]] = field(default_factory=dict)
     mistakes: list[Diagnostic] = field(default_factory=list)
     holders: set[str] = field(default_factory=set)  # variables whose arguments were read
     name: tuple[str, Span] | None = None  # of the argument that is being read
     values: list[tuple[str, Span]] = field(default_factory=list)
 
-    def read(self, of: Iterable[Word]) -> None:
+    def read(self, of: Iterable[ShellWord]) -> None:
         """Read commands."""
         begins, has_program, each = True, False, iter(of)
         for word in each:
@@ -193,7 +193,7 @@ class _Reader:
                     begins = False
         self._end()
 
-    def _expanded(self, word: Word) -> Iterator[Word]:
+    def _expanded(self, word: ShellWord) -> Iterator[ShellWord]:
         """The words that a shell makes of a word whose variables are known."""
         text = replaced(word.text, self.variables)
         is_split = text != word.text and is_known(text) and not word.is_quoted
@@ -202,7 +202,7 @@ class _Reader:
         else:
             yield word
 
-    def _word(self, word: Word, has_program: bool) -> bool:
+    def _word(self, word: ShellWord, has_program: bool) -> bool:
         """Read a word of a command; whether its program was named. Words before that are of what launches it."""
         text, span = word.head + word.text, Span(self.source, word.start, word.end)
         reference = REFERENCE.fullmatch(text)
@@ -229,11 +229,11 @@ class _Reader:
             self.mistakes.append(Diagnostic("I0104", message, span, hint, severity="warning"))
         return has_program
 
-    def _opens(self, word: Word) -> bool:
+    def _opens(self, word: ShellWord) -> bool:
         """Whether a word is a string with arguments in it."""
         return word.inner is not None and HOLDS.search(self.source.text[slice(*word.inner)]) is not None
 
-    def _setting(self, word: Word) -> None:
+    def _setting(self, word: ShellWord) -> None:
         """Read `NAME=value`."""
         name, is_more = re.split(r"[\[+=]", word.head)[0], word.head.endswith("+=")
         if name in self.given:
@@ -250,9 +250,9 @@ class _Reader:
             span = Span(self.source, word.start, word.end)
             self.mistakes.append(Diagnostic("I0104", message, span, f"say which: -D {name}=VALUE", severity="warning"))
 
-    def _array(self, begin: Word, rest: Iterator[Word]) -> None:
+    def _array(self, begin: ShellWord, rest: Iterator[ShellWord]) -> None:
         """Read `NAME=(…)`."""
-        name, items = re.split(r"[+=]", begin.head)[0], list[Word]()
+        name, items = re.split(r"[+=]", begin.head)[0], list[ShellWord]()
         for word in rest:
             if word.kind == "end":
                 break
@@ -276,6 +276,6 @@ class _Reader:
             value = typed(text.replace(PROTECTED, "$")) if self.values else True
             if not is_known(text):
                 self.mistakes.append(unknown(name, text, place, written))
-                value = Computed(text)
-            self.found.setdefault(name, []).append(Json(value, place.to(last), place))
+                value = ComputedValue(text)
+            self.found.setdefault(name, []).append(JsonValue(value, place.to(last), place))
         self.name, self.values = None, []

@@ -18,10 +18,10 @@ from compiler.schedule import SCHEDULES
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.torch_csv import from_torch_csv, to_torch_csv
 from compiler.tools.exporters.torchtitan import UNDECAYED
-from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.plan_ledger import (
     Degrees,
-    Imported,
+    ImportedPlan,
     Keys,
     Members,
     Precision,
@@ -31,7 +31,7 @@ from compiler.tools.importers.plan_ledger import (
     spec_of,
     string,
 )
-from compiler.tools.importers.python_calls import Name
+from compiler.tools.importers.python_calls import DottedName
 from compiler.tools.importers.torchtitan_model import JOB, LAYERS, model_lines, with_flavour
 from compiler.tools.importers.write import number
 from dsl.facts.schedules import DEFAULT_CHUNKS, FACTS, PLAIN, PLAIN_CHUNKED
@@ -81,12 +81,12 @@ def optimizer(keys: Keys, steps: int) -> list[str]:
     of = "optimizer"
     groups = sorted({key.split(".")[2] for key in keys.members if key.startswith("optimizer.param_groups.")}, key=str)
     if groups:
-        keys.lose(of, "an OptimizersContainer.Config is read", (Name("OptimizersContainer.Config()"),))
+        keys.lose(of, "an OptimizersContainer.Config is read", (DottedName("OptimizersContainer.Config()"),))
         of = f"optimizer.param_groups.{groups[-1]}.optimizer_kwargs"
         settings = _settings(keys, of)
         _groups(keys, groups, settings)
     else:
-        keys.lose(of, "another optimizer", (Name("default_adamw()"),))
+        keys.lose(of, "another optimizer", (DottedName("default_adamw()"),))
         keys.lose("optimizer.name", "AdamW stands for it", ("AdamW",), "approximated")
         settings = _settings(keys, of)
         why = "weights of norms decay there too, which they do not here"
@@ -122,7 +122,7 @@ def _groups(keys: Keys, groups: list[str], settings: Mapping[str, float]) -> Non
     for number_of, group in enumerate(groups):
         at, is_last = f"optimizer.param_groups.{group}", number_of == len(groups) - 1
         pattern = ".*" if is_last else UNDECAYED
-        keys.lose(at, "a ParamGroupConfig is read", (Name("ParamGroupConfig()"),))
+        keys.lose(at, "a ParamGroupConfig is read", (DottedName("ParamGroupConfig()"),))
         keys.lose(f"{at}.pattern", "norms and biases do not decay here, all else does", (pattern,), "approximated")
         keys.lose(f"{at}.optimizer_name", "AdamW stands for it", ("AdamW",), "approximated")
         kwargs = f"{at}.optimizer_kwargs"
@@ -162,7 +162,7 @@ def checkpoint(keys: Keys) -> list[str]:
         why = "weights to begin with: import them with `dsc import hf`, and name them in `train { initial = … }`"
         keys.lose("checkpoint.initial_load_path", why, ("",))
     for part in ("validation", "validator"):
-        keys.lose(part, "a Validator.Config is read", (Name("Validator.Config()"),))
+        keys.lose(part, "a Validator.Config is read", (DottedName("Validator.Config()"),))
         if keys.has(f"{part}.freq") and keys.peek(f"{part}.enable", part == "validator"):
             every, batches = keys.take(f"{part}.freq", "train.validate.every", 10), keys.peek(f"{part}.steps", -1)
             count = f", batches = {batches}" if type(batches) is int and batches > 0 else ""
@@ -173,7 +173,7 @@ def checkpoint(keys: Keys) -> list[str]:
 
 def recompute(keys: Keys) -> list[str]:
     key = "activation_checkpoint"
-    how: Any = keys.peek(f"{key}.mode", keys.peek(key, Name("SelectiveAC.Config()")))
+    how: Any = keys.peek(f"{key}.mode", keys.peek(key, DottedName("SelectiveAC.Config()")))
     whole = how == "full" or getattr(how, "text", "") == "FullAC.Config()"
     why = (
         "it changes memory and time alone: `recompute` names ops here"
@@ -243,15 +243,15 @@ class Beside:
     name: Callable[[str], str] = lambda name: name
 
 
-def from_toml(tables: Mapping[str, Json]) -> Members:
+def from_toml(tables: Mapping[str, JsonValue]) -> Members:
     """The keys of a job file, by their paths."""
-    found: dict[str, list[Json]] = {}
+    found: dict[str, list[JsonValue]] = {}
     for path, value in tables.items():
         found.setdefault(RENAMED.get(path, path), []).append(value)
     return found
 
 
-def imported(members: Members, name: str, devices: int | None, beside: Beside | None = None) -> Imported:
+def imported(members: Members, name: str, devices: int | None, beside: Beside | None = None) -> ImportedPlan:
     """A spec of a run `name`. `devices`: of the cluster, where `data_parallel_shard_degree` leaves them open."""
     keys = Keys(members)
     members = with_flavour(members, keys)
@@ -259,7 +259,7 @@ def imported(members: Members, name: str, devices: int | None, beside: Beside | 
     keys.mistakes += known
     model = model_lines(keys, members, name)
     for key, kind in CLASSES.items():
-        keys.lose(key, f"a {kind} is read", (Name(f"{kind}()"),))
+        keys.lose(key, f"a {kind} is read", (DottedName(f"{kind}()"),))
     degrees, data, zero = _degrees(keys, devices)
     layout, stages = _layout(keys, members, degrees.pipeline)
     of_step, steps = sizes(keys, degrees.pipeline, data)

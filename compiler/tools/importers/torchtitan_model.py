@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from compiler.tools.importers.json_text import Json
+from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.plan_ledger import Keys, Members, shown
-from compiler.tools.importers.python_calls import Name
+from compiler.tools.importers.python_calls import DottedName
 from compiler.tools.importers.write import number
 from dsl.messages.diagnostics import Diagnostic
 
@@ -54,21 +54,21 @@ ALWAYS = {
     "model_spec.attn_backend": ("flex", "sdpa", "varlen"),
     "model_spec.moe_comm_backend": ("standard", "deepep", "hybridep"),
     "model_spec.name": ("deepseek_v3",),
-    "model_spec.parallelize_fn": (Name("parallelize_deepseekv3"),),
-    "model_spec.pipelining_fn": (Name("pipeline_llm"),),
-    "model_spec.post_optimizer_build_fn": (Name("register_moe_load_balancing_hook"),),
-    "model_spec.state_dict_adapter": (Name("DeepSeekV3StateDictAdapter"),),
-    "model_spec": (Name("ModelSpec()"),),
-    MODEL: (Name("DeepSeekV3Model.Config()"),),
-    LAYERS: (Name("build_mla_moe_layers()"),),
-    ROPE: (Name("ComplexRoPE.Config()"), Name("CosSinRoPE.Config()")),
-    f"{MODEL}.tok_embeddings": (Name("Embedding.Config()"),),
-    f"{MODEL}.norm": (Name("RMSNorm.Config()"),),
-    f"{MODEL}.lm_head": (Name("Linear.Config()"),),
-    f"{MODEL}.mtp_layers": (Name("_build_mtp_layers(layers[-1])"),),
-    "attention": (Name("layer.attention"),),
-    "for layer": (Name("layers"),),
-    "for norm": (Name("(layer.attention_norm, layer.ffn_norm, attention.q_norm, attention.kv_norm)"),),
+    "model_spec.parallelize_fn": (DottedName("parallelize_deepseekv3"),),
+    "model_spec.pipelining_fn": (DottedName("pipeline_llm"),),
+    "model_spec.post_optimizer_build_fn": (DottedName("register_moe_load_balancing_hook"),),
+    "model_spec.state_dict_adapter": (DottedName("DeepSeekV3StateDictAdapter"),),
+    "model_spec": (DottedName("ModelSpec()"),),
+    MODEL: (DottedName("DeepSeekV3Model.Config()"),),
+    LAYERS: (DottedName("build_mla_moe_layers()"),),
+    ROPE: (DottedName("ComplexRoPE.Config()"), DottedName("CosSinRoPE.Config()")),
+    f"{MODEL}.tok_embeddings": (DottedName("Embedding.Config()"),),
+    f"{MODEL}.norm": (DottedName("RMSNorm.Config()"),),
+    f"{MODEL}.lm_head": (DottedName("Linear.Config()"),),
+    f"{MODEL}.mtp_layers": (DottedName("_build_mtp_layers(layers[-1])"),),
+    "attention": (DottedName("layer.attention"),),
+    "for layer": (DottedName("layers"),),
+    "for norm": (DottedName("(layer.attention_norm, layer.ffn_norm, attention.q_norm, attention.kv_norm)"),),
     "if layer.moe is not None": (True,),
 }
 
@@ -99,7 +99,7 @@ def with_flavour(members: Members, keys: Keys) -> Members:
     length = members["training.seq_len"][0].value if "training.seq_len" in members else 0
     scaled = bool(rest) or (type(length) is int and length > ORIGINAL)
     sizes |= {f"{ROPE}.{key}": value for key, value in YARN.items() if scaled or key == "theta"}
-    return {**members, **{key: [Json(value, named[0].span, named[0].span)] for key, value in sizes.items()}}
+    return {**members, **{key: [JsonValue(value, named[0].span, named[0].span)] for key, value in sizes.items()}}
 
 
 def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
@@ -136,10 +136,10 @@ def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
         lines.append(f"mtp {{ depth = {depth}, weight = {number(weight)} }}")
     keys.lose("loss.mtp_scale", "there is no multi-token prediction", kind="no effect")
     losses = ("CrossEntropyLoss.Config()", "ChunkedLossWrapper.Config()", "MTPLoss.Config()")
-    keys.lose("loss", "the loss is the cross entropy here", tuple(map(Name, losses if depth else losses[:2])))
-    keys.lose("loss.loss_fn", "the loss is the cross entropy here", (Name(losses[0]),))
+    keys.lose("loss", "the loss is the cross entropy here", tuple(map(DottedName, losses if depth else losses[:2])))
+    keys.lose("loss.loss_fn", "the loss is the cross entropy here", (DottedName(losses[0]),))
     for key in ("loss.global_vocab_size", "loss.loss_fn.global_vocab_size"):
-        keys.lose(key, "another vocabulary than that of the model", (vocab, *map(Name, _VOCABULARIES)))
+        keys.lose(key, "another vocabulary than that of the model", (vocab, *map(DottedName, _VOCABULARIES)))
     for key, values in ALWAYS.items():
         keys.lose(key, f"models have {key} = {shown(values[0])} here", values)
     return [*lines, "}"]
@@ -163,7 +163,9 @@ def _std(keys: Keys, members: Members) -> float:
         elif stem.endswith("_init") and last != "std":
             is_norm = key.startswith((f"{LAYERS}.norm_init", f"{MODEL}.norm."))
             usual = ("nn.init.ones_",) if is_norm else ("nn.init.zeros_",) if last == "bias" else _NORMAL
-            keys.lose(key, "weights begin from a normal distribution here", tuple(map(Name, usual)), "approximated")
+            keys.lose(
+                key, "weights begin from a normal distribution here", tuple(map(DottedName, usual)), "approximated"
+            )
     return float(std)
 
 

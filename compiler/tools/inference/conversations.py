@@ -9,7 +9,7 @@ from typing import Any
 from weakref import finalize
 
 from compiler.tools.inference.sources import InferenceError
-from runtime.contract import Chat, Prompts
+from runtime.contract import ChatRecipe, PromptsRecipe
 from runtime.data.chat import NO_TEMPLATE, PUT_IT, Settings, messages_fault, more_fault, names_of, read_settings
 from runtime.data.files import DataError
 from runtime.data.template_process import TemplateProcess
@@ -41,7 +41,7 @@ class Conversations:
         file that cannot be used."""
         self._folder = tokenizer.parent
         try:
-            rows = Prompts() if template is None else Chat(str(template.absolute()), "cut")
+            rows = PromptsRecipe() if template is None else ChatRecipe(str(template.absolute()), "cut")
             self._settings: Settings = read_settings(rows, tokenizer, self._folder)
         except DataError as error:
             raise InferenceError(str(error)) from None

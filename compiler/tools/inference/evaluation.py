@@ -25,7 +25,7 @@ Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Loss:
+class EvaluatedLoss:
     """Cross entropy in nats, summed over `tokens` targets; `bytes` of text that these are, if that is known."""
 
     nats: float
@@ -79,7 +79,7 @@ def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(tokens_BL), torch.from_numpy(targets_BL)
 
 
-def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[str], None]) -> Loss:
+def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[str], None]) -> EvaluatedLoss:
     """The loss of all tokens of some streams but the first of each. An id below 0 is no target.
 
     Raises InferenceError where there is nothing to predict.
@@ -95,4 +95,4 @@ def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[st
     progress("")
     if not math.isfinite(nats):
         raise InferenceError(f"the loss is {nats}: the weights are not finite, or too large for this dtype")
-    return Loss(nats, done)
+    return EvaluatedLoss(nats, done)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from compiler import ir
-from compiler.plan.blocks import Block, Step, model_blocks
+from compiler.ir import StageStep
+from compiler.plan.blocks import StageBlock, model_blocks
 from compiler.tools.inference.op_tables import Continued, Forward
 from compiler.tools.inference.sources import InferenceError
 from dsl.schema import BUILT_IN, Parallel, Spec
@@ -63,11 +64,11 @@ class LanguageModel:
         steps = end.steps
         head = next(index for index, step in enumerate(steps) if step.site == "head")
         self.spec = spec
-        self._trunk, self._end = tuple(blocks), Block(steps[:head], "final_h")
+        self._trunk, self._end = tuple(blocks), StageBlock(steps[:head], "final_h")
         self._head = _segment(steps[head])
-        self._drafter: tuple[Block, ir.Use] | None = None
+        self._drafter: tuple[StageBlock, ir.Use] | None = None
         if spec.model.mtp:
-            self._drafter = Block(steps[head + 1 : -1], "M0_final_h"), _segment(steps[-1])
+            self._drafter = StageBlock(steps[head + 1 : -1], "M0_final_h"), _segment(steps[-1])
         uses = [use for block in blocks for use in block.uses] + [step for step in steps if isinstance(step, ir.Use)]
         self._weights = {use.site: {name: tensors[tensor] for name, tensor in use.params} for use in uses}
         self._params = {site: SimpleNamespace(**weights) for site, weights in self._weights.items()}
@@ -160,20 +161,20 @@ class LanguageModel:
 
     # ------------------------------------------------------------ segments
 
-    def _cache(self, blocks: Iterable[Block]) -> Cache:
+    def _cache(self, blocks: Iterable[StageBlock]) -> Cache:
         sites = [use.site for block in blocks for use in block.uses]
         return Cache({site: Continued(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
 
     def _ended(self, h_TN: Tensor, output: str) -> Tensor:
         """What the end of the main model makes of the residual stream: `output`, for the head or for the MTP block."""
-        end = Block(self._end.steps, output)
+        end = StageBlock(self._end.steps, output)
         return self._run([end], {self._trunk[-1].output: h_TN}, lambda _: Forward(h_TN.shape[0]))
 
     def _logits(self, head: ir.Use, h_TD: Tensor) -> Tensor:
         (logits_TV,) = head.segment.function(Forward(h_TD.shape[0]), self._params[head.site], h_TD, None)
         return logits_TV
 
-    def _run(self, blocks: Iterable[Block], data: Mapping[str, Tensor], ops: Callable[[str], Forward]) -> Tensor:
+    def _run(self, blocks: Iterable[StageBlock], data: Mapping[str, Tensor], ops: Callable[[str], Forward]) -> Tensor:
         """The hidden state that blocks end with. `ops`: the table of a segment, by its site."""
         values: dict[str, Any] = dict(data)
         for block in blocks:
@@ -196,6 +197,6 @@ def _exchanged(step: ir.Communication, given: list[Tensor]) -> list[Tensor]:
     return [*rows, counts_E.cumsum(0).to(torch.int32)]
 
 
-def _segment(step: Step) -> ir.Use:
+def _segment(step: StageStep) -> ir.Use:
     assert isinstance(step, ir.Use), step.site
     return step

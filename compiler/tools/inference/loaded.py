@@ -13,9 +13,9 @@ from compiler.model.modules.named import ModuleError
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import tensors
 from compiler.tools.inference.language_model import LanguageModel, on_one_rank
-from compiler.tools.inference.sources import InferenceError, Source
+from compiler.tools.inference.sources import InferenceError, ModelSource
 from dsl.schema import Spec
-from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.loading import LoadedCheckpoint
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 
@@ -25,7 +25,7 @@ SHOWN = 4  # parameters that a message names
 
 
 def read_weights(
-    spec: Spec, checkpoint: Checkpoint, progress: Callable[[str], None], average: bool
+    spec: Spec, checkpoint: LoadedCheckpoint, progress: Callable[[str], None], average: bool
 ) -> dict[str, Tensor]:
     """Every tensor that the segments of a spec of one rank read, by name, in the dtype in which they read it.
 
@@ -77,7 +77,7 @@ def _plain(name: str) -> str:
 SMALL = 10**8
 
 
-def load_model(source: Source, dtype: str, *, average: bool, progress: Callable[[str], None]) -> LanguageModel:
+def load_model(source: ModelSource, dtype: str, *, average: bool, progress: Callable[[str], None]) -> LanguageModel:
     """The model of a run, with the weights of its checkpoint. InferenceError where they do not fit.
 
     `dtype`: "" for the run's own. `average`: take the moving average of the weights.

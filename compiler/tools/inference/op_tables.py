@@ -29,7 +29,7 @@ from runtime.ops.rotate import ramped_angles, rotated_by
 STATES = 8  # that are kept: the last ones, as a draft that is refused is forgotten soon
 
 
-class Rows:
+class GrowingRows:
     """A row for each token so far, in one tensor that grows. Rows of tokens that come again replace those before."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class States:
     where tokens are forgotten."""
 
     def __init__(self) -> None:
-        self._rows = [Rows() for _ in range(5)]
+        self._rows = [GrowingRows() for _ in range(5)]
         self._states: dict[int, Tensor] = {}  # by the number of tokens that they are behind
 
     def next(self, start: int, new: tuple[Tensor, ...], key_heads: int) -> Tensor:
@@ -161,7 +161,7 @@ class Continued(Forward):
         self.start = 0
         self._weights = {id(each) for each in weights}  # arguments that are no rows of tokens
         self._up = up  # of latent attention, from the latent to keys and values
-        self._kept: dict[tuple[str, int], Rows] = {}  # by op and argument, or call
+        self._kept: dict[tuple[str, int], GrowingRows] = {}  # by op and argument, or call
         self._calls = 0
         self._states = States()
 
@@ -177,8 +177,8 @@ class Continued(Forward):
         setattr(self, op, again)
         return again
 
-    def _rows(self, op: str, part: int = 0) -> Rows:
-        return self._kept.setdefault((op, part), Rows())
+    def _rows(self, op: str, part: int = 0) -> GrowingRows:
+        return self._kept.setdefault((op, part), GrowingRows())
 
     def _again(self, op: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """The rows of the new tokens of an op on all tokens."""

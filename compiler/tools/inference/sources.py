@@ -13,7 +13,7 @@ from dsl.resolve.chosen import split
 from dsl.schema import Spec
 from runtime.build.run_copy import described
 from runtime.checkpoint.durable_files import num_published
-from runtime.checkpoint.loading import Checkpoint, published, with_base
+from runtime.checkpoint.loading import LoadedCheckpoint, published, with_base
 from runtime.checkpoint.loading import load as load_checkpoint
 from runtime.checkpoint.shard_manifest import AT_STEP, MANIFEST, CheckpointError, find_manifest, phase_of
 from runtime.data import store
@@ -36,12 +36,12 @@ RESOLVED = "spec.resolved"
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A verified checkpoint and its spec; what belongs to them and is there: the folder of the run, that of the run's
     data, a tokenizer.json, and a file of a chat template that is not beside it."""
 
     spec: Spec
-    checkpoint: Checkpoint
+    checkpoint: LoadedCheckpoint
     run: Path | None = None
     data: Path | None = None
     tokenizer: Path | None = None
@@ -54,7 +54,7 @@ class Source:
         return self.published or str(self.checkpoint.path)
 
 
-def find_source(argument: str, spec: str | None = None) -> Source:
+def find_source(argument: str, spec: str | None = None) -> ModelSource:
     """What RUN, RUN@STEP, the folder of a checkpoint, or a spec whose run begins with a checkpoint names.
 
     `spec`: of the checkpoint, where its run is not there. Raises InferenceError, or SpecError for a spec that has
@@ -86,10 +86,10 @@ def find_source(argument: str, spec: str | None = None) -> Source:
     beside = checkpoint.path.parent / TOKENIZER
     file = data / TOKENIZER if data else beside
     tokenizer = file if file.is_file() else None
-    return Source(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, here, data, tokenizer)
+    return ModelSource(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, here, data, tokenizer)
 
 
-def _of_spec(argument: str) -> Source:
+def _of_spec(argument: str) -> ModelSource:
     """The checkpoint that the run of a spec begins with."""
     spec, folder = load(argument), Path(split(argument)[0]).parent
     if spec.model.customs:
@@ -104,7 +104,7 @@ def _of_spec(argument: str) -> Source:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints are whole") from None
     chat = spec.data.chat
     tokenizer = folder / spec.data.tokenizer if isinstance(spec.data.tokenizer, str) else None
-    return Source(
+    return ModelSource(
         spec,
         checkpoint,
         tokenizer=tokenizer if tokenizer is not None and tokenizer.is_file() else None,
@@ -112,7 +112,7 @@ def _of_spec(argument: str) -> Source:
     )
 
 
-def _of_run(run: Path, step: int | None) -> Checkpoint:
+def _of_run(run: Path, step: int | None) -> LoadedCheckpoint:
     """The newest good checkpoint of a run, or the newest of a step. CheckpointError if that is damaged."""
     found, refused = published(run / "checkpoints")
     if not found and not refused and (run / "config.json").is_file():
@@ -143,7 +143,7 @@ def _spec(run: Path, given: str | None) -> Spec:
         raise InferenceError(f"{path} is damaged: {error}") from None
 
 
-def _data(run: Path, checkpoint: Checkpoint) -> Path | None:
+def _data(run: Path, checkpoint: LoadedCheckpoint) -> Path | None:
     """The folder of prepared data that a checkpoint names, if the run has it."""
     try:
         metas: list[tuple[Path, Any]] = [(folder, store.meta_of(folder)) for folder in store.folders(run / "data")]

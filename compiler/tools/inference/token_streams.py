@@ -16,7 +16,7 @@ from dsl.schema import Spec
 from runtime.data import corpus, tokenizer, tokenizer_files
 from runtime.data.encode import check_vocab
 from runtime.data.files import DataError
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.order import PADDING
 from runtime.data.readers import batches, documents
 from runtime.data.samples import RowSamples
@@ -119,7 +119,7 @@ def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None
     is the token between documents, so that every token of text is a target."""
     try:
         files = corpus.find(pattern, Path.cwd()).files
-        with Given(path, tokenizer.read(path)) as process:
+        with GivenTokenizer(path, tokenizer.read(path)) as process:
             check_vocab(path, process.facts["vocab"], vocab)
             end = process.facts["end_of_document"]
             ids, num_bytes = [np.array([end])], 0

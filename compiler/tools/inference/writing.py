@@ -12,7 +12,7 @@ from compiler.tools.inference.conversations import Conversation, Conversations
 from compiler.tools.inference.generation import Drafts, Sampler, drafted, plain
 from compiler.tools.inference.language_model import LanguageModel
 from compiler.tools.inference.loaded import load_model
-from compiler.tools.inference.sources import InferenceError, Source
+from compiler.tools.inference.sources import InferenceError, ModelSource
 from compiler.tools.inference.token_streams import ends, read_tokenizer, required
 from runtime.data import tokenizer as bpe
 
@@ -29,7 +29,7 @@ class Written:
     drafts: Drafts
 
 
-class Writer:
+class TextWriter:
     """A model, its tokenizer and its chat template. Special tokens that are written in a text are tokens.
 
     `path`: the tokenizer.json. `template`: the file of a chat template; None: what lies beside the tokenizer. `drafts`:
@@ -108,16 +108,16 @@ class Writer:
 
 
 def open_writer(
-    source: Source,
+    source: ModelSource,
     dtype: str,
     *,
     average: bool,
     tokenizer: Path | None = None,
     drafts: bool = True,
     progress: Callable[[str], None] = lambda _: None,
-) -> Writer:
+) -> TextWriter:
     """The writer of what a command is given. `tokenizer`: a tokenizer.json in the place of the source's own, with the
-    chat template beside it; other arguments are those of `load_model` and `Writer`. Raises InferenceError."""
+    chat template beside it; other arguments are those of `load_model` and `TextWriter`. Raises InferenceError."""
     path = required(tokenizer or source.tokenizer)
     model = load_model(source, dtype, average=average, progress=progress)
-    return Writer(model, path, None if tokenizer is not None else source.template, drafts)
+    return TextWriter(model, path, None if tokenizer is not None else source.template, drafts)

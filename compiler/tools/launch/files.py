@@ -63,7 +63,7 @@ CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot'
 
 
 @dataclass(frozen=True)
-class File:
+class LaunchFile:
     """A file to write: its name in the folder, its text, and what it is."""
 
     name: str
@@ -73,10 +73,10 @@ class File:
 
 
 @dataclass(frozen=True)
-class Files:
+class LaunchFiles:
     """Files, and the commands by which a person then starts the run; `folder` is that of the files."""
 
-    files: tuple[File, ...]
+    files: tuple[LaunchFile, ...]
     commands: tuple[str, ...]
 
 
@@ -88,13 +88,13 @@ class Launcher:
     """
 
     what: str
-    write: Callable[[Job, argparse.Namespace, Path], Files]
+    write: Callable[[Job, argparse.Namespace, Path], LaunchFiles]
     takes: tuple[str, ...] = ()
     needs: Mapping[str, str] | None = None
     is_remote: bool = False
 
 
-def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     """One script, to start by hand or by ssh on each node."""
     several = job.needs.nodes > 1
     last = job.needs.nodes - 1
@@ -104,10 +104,10 @@ def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> Files:
         if several
         else ""
     )
-    return Files((_node_script(job, "words", restarts=args.restarts),), (start + note,))
+    return LaunchFiles((_node_script(job, "words", restarts=args.restarts),), (start + note,))
 
 
-def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+def slurm(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     """A batch script that starts one task a node."""
     limit = seconds_of(args.time)
     if limit is not None and args.lead >= limit:
@@ -139,8 +139,8 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
         run=job.run,
         restarts=args.restarts,
     )
-    job_file = File("job.sbatch", batch, "what sbatch submits", is_program=True)
-    return Files((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
+    job_file = LaunchFile("job.sbatch", batch, "what sbatch submits", is_program=True)
+    return LaunchFiles((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
 
 
 def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
@@ -167,7 +167,7 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
     return Quoted(shlex.join(["apptainer", "exec", *devices, "--bind", mounts, args.image]))
 
 
-def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     """A JobSet or a TrainJob, with the script of a node in a ConfigMap."""
     resources = dict(args.resource)
     settable = manifests.POD_FIELDS if args.api == "jobset" else manifests.PATCHED_FIELDS
@@ -176,14 +176,14 @@ def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> Files:
     pods = Pods(image, args.namespace, args.volume, args.mount, resources, fields, args.grace, args.restarts)
     if args.api == "jobset":
         values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
-        written = File("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
+        written = LaunchFile("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
     else:
         values = manifests.trainjob(job, pods, args.runtime, _node_script(job, "trainjob").text)
-        written = File("trainjob.yaml", documents(*values), "a ConfigMap and a TrainJob")
-    return Files((written,), (f"kubectl apply -f {quoted(str(folder / written.name))}",))
+        written = LaunchFile("trainjob.yaml", documents(*values), "a ConfigMap and a TrainJob")
+    return LaunchFiles((written,), (f"kubectl apply -f {quoted(str(folder / written.name))}",))
 
 
-def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     """A managed job."""
     accelerator = args.accelerator or CLOUD_NAMES.get(job.needs.device.lower(), "")
     if not accelerator and not job.needs.is_cpu:
@@ -194,11 +194,11 @@ def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> Files:
     fields = manifests.checked_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")
     sky = Sky(registry_image(args.image), args.infra, accelerator, args.volume, args.mount, fields, args.restarts)
     task = manifests.sky_task(job, sky, _node_script(job, "skypilot").text)
-    written = File("task.yaml", documents(task), "a task of SkyPilot")
-    return Files((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
+    written = LaunchFile("task.yaml", documents(task), "a task of SkyPilot")
+    return LaunchFiles((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
 
 
-def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> File:
+def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> LaunchFile:
     """The script that every node runs. `place`: from where it takes the first node and its own number. `restarts`: of
     torchrun, which starts ranks again; those of an elastic job otherwise."""
     needs = job.needs
@@ -223,7 +223,7 @@ def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> Fil
         environment=sorted(job.environment.items()),
         arguments=[Quoted(line) for line in lines],
     )
-    return File(NODE_SCRIPT, text, "what every node runs", is_program=True)
+    return LaunchFile(NODE_SCRIPT, text, "what every node runs", is_program=True)
 
 
 LAUNCHERS = {

@@ -13,7 +13,7 @@ from dsl.messages.diagnostics import SpecError
 from dsl.resolve.files import over
 from dsl.schema.cluster import Cluster
 from runtime.build.files import BuildError, read
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.contract.options import run_name
 from runtime.system.strict_json import FormError, NoJsonError
 
@@ -113,7 +113,7 @@ def needs_of(build: Path) -> Needs:
     """What a build folder needs. Raises LaunchError where it holds no whole build, or nodes differ in their counts."""
     try:
         found = read(build)
-        plan = Plan.from_json(found.files["plan.json"])
+        plan = RunPlan.from_json(found.files["plan.json"])
         cluster = _cluster(build, found.files[RESOLVED].decode())
     except BuildError as error:
         raise LaunchError(str(error), "name the folder that `dsc compile` wrote: dsc launch slurm build/NAME") from None

@@ -4,7 +4,7 @@
 `formats.FORMATS` has what draws it.
 """
 
-from compiler.tools.picture.drawing import Cell, Drawn, Exchange, Message, Panel, Picture, Row
+from compiler.tools.picture.drawing import BoxRow, DrawnAction, DrawnExchange, DrawnMessage, Panel, Picture, StepCell
 from compiler.tools.picture.panel import panel_of
 
-__all__ = ["Cell", "Drawn", "Exchange", "Message", "Panel", "Picture", "Row", "panel_of"]
+__all__ = ["BoxRow", "DrawnAction", "DrawnExchange", "DrawnMessage", "Panel", "Picture", "StepCell", "panel_of"]

@@ -10,7 +10,7 @@ from runtime.contract.actions import ActionKind
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnAction:
     """One action. `direction` 0 or 1 chooses the tint: the end its micro-batch enters from, or the rank's stage."""
 
     label: str  # F3.7
@@ -25,13 +25,13 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class StepCell:
     """A step of a rank: one action, or the two of an overlapped pair, from `start` to `end`.
 
     `note` is said beside the times; `error` is the measured time over the planned one, less 1.
     """
 
-    actions: tuple[Drawn, ...]
+    actions: tuple[DrawnAction, ...]
     start: float
     end: float
     note: str = ""
@@ -50,7 +50,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class DrawnExchange:
     """What the communication lane of a rank does from `start` to `end`."""
 
     label: str  # dispatch F3.0@L17
@@ -60,7 +60,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ExchangeShare:
     """An exchange of a body: {0} and {1} of the label stand for the micro-batches; times as shares of the body's."""
 
     label: str  # dispatch F3.{0}@L17
@@ -70,7 +70,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class DrawnCopy:
     """A copy of an activation to the host (an O) or back (an R), beside what its rank computes.
 
     `before`: the step of the rank in front of which it stands, which is when memory is free, or taken: at `time`.
@@ -88,11 +88,11 @@ class Copy:
         return self.label[0] == "R"
 
 
-Lanes = tuple[tuple[str, tuple[Share, ...]], ...]  # body, as F3 or F3_B4, and its exchanges
+Lanes = tuple[tuple[str, tuple[ExchangeShare, ...]], ...]  # body, as F3 or F3_B4, and its exchanges
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class DrawnMessage:
     """What a rank's action sends to the next stage on another rank. `label`: the action that made it."""
 
     label: str
@@ -105,7 +105,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Row:
+class BoxRow:
     """A line of boxes: what a rank does, or one of several tracks of it.
 
     `activation`: what a forward keeps until its backward, in those of 1/P of the model; 0 draws no curve. `keeps`: the
@@ -114,18 +114,18 @@ class Row:
 
     rank: int
     track: str  # "" or planned, measured
-    cells: tuple[Cell, ...]
+    cells: tuple[StepCell, ...]
     activation: float = 1.0
     lanes: Lanes = ()
     keeps: Fraction = Fraction(1)
-    copies: tuple[Copy, ...] = ()  # in the order in which they stand
+    copies: tuple[DrawnCopy, ...] = ()  # in the order in which they stand
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[DrawnExchange, ...]:
         """What the communication lane does, in the order of the steps."""
         lanes = dict(self.lanes)
         return tuple(
-            Exchange(
+            DrawnExchange(
                 share.label.format(*(drawn.micro_batch for drawn in cell.actions)),
                 cell.actions[share.slot].direction,
                 cell.start + share.start * (cell.end - cell.start),
@@ -177,9 +177,9 @@ class Panel:
     """
 
     name: str  # dualpipe, 4 ranks, 10 micro-batches
-    rows: tuple[Row, ...]
+    rows: tuple[BoxRow, ...]
     directions: tuple[str, ...]
-    messages: tuple[Message, ...] = ()
+    messages: tuple[DrawnMessage, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
 
     @cached_property
@@ -187,7 +187,7 @@ class Panel:
         return max((row.cells[-1].end for row in self.rows if row.cells), default=0.0)
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[StepCell, ...]:
         return tuple(cell for row in self.rows for cell in row.cells)
 
     @cached_property
@@ -201,7 +201,7 @@ class Panel:
         """When the last step of a track ends."""
         return max((row.cells[-1].end for row in self.rows if row.cells and row.track == track), default=0.0)
 
-    def idle_of(self, row: Row) -> float:
+    def idle_of(self, row: BoxRow) -> float:
         """The share of its track's time in which a row does nothing."""
         return 1 - row.busy / self.end_of(row.track)
 
@@ -221,7 +221,7 @@ class Screen:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Texts in columns; the first is of words, the others of numbers."""
 
     heads: tuple[str, ...]
@@ -237,7 +237,7 @@ class Picture:
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
     us: float = 1000.0
-    given_table: Table | None = None
+    given_table: TextTable | None = None
 
     @property
     def facts(self) -> str:
@@ -245,13 +245,13 @@ class Picture:
         return " · ".join(f"{name} {value}" for name, value in self.panels[0].facts) if len(self.panels) == 1 else ""
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> TextTable | None:
         """The table of the picture, or one of the facts of several panels."""
         heads = tuple(dict.fromkeys(name for panel in self.panels for name, _ in panel.facts))
         if self.given_table or len(self.panels) == 1 or not heads:
             return self.given_table
         rows = [(panel.name, *(dict(panel.facts).get(head, "") for head in heads)) for panel in self.panels]
-        return Table(("", *heads), tuple(rows))
+        return TextTable(("", *heads), tuple(rows))
 
     @property
     def makespan(self) -> float:

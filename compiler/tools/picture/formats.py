@@ -14,7 +14,7 @@ from compiler.tools.picture.output import TooMuchError
 
 
 @dataclass(frozen=True)
-class Format:
+class PictureFormat:
     """How a picture is drawn, the most actions that are, and what is said of files of it."""
 
     draw: Callable[[Picture], str | bytes]
@@ -55,11 +55,11 @@ def _terminal(picture: Picture) -> str:
 # Modules are imported where they are used: jinja, Pillow and rich take longer than drawing. A file at its limit has
 # some 20 MB (html, svg) or 100 MB (trace), and takes some 20 s.
 FORMATS = {
-    "terminal": Format(_terminal, 1_000_000, ".txt"),
-    "svg": Format(_svg, 500_000, ".svg"),
-    "html": Format(_html, 1_000_000, ".html"),
-    "png": Format(_png, 500_000, ".png"),
-    "trace": Format(_trace, 400_000, ".json"),
+    "terminal": PictureFormat(_terminal, 1_000_000, ".txt"),
+    "svg": PictureFormat(_svg, 500_000, ".svg"),
+    "html": PictureFormat(_html, 1_000_000, ".html"),
+    "png": PictureFormat(_png, 500_000, ".png"),
+    "trace": PictureFormat(_trace, 400_000, ".json"),
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.tools.picture import labels
-from compiler.tools.picture.drawing import Cell, Drawn, Panel, Row
+from compiler.tools.picture.drawing import BoxRow, DrawnAction, Panel, StepCell
 from compiler.tools.picture.palette import KINDS
 
 DIGIT, DIGIT_OF_PAIR = 6.7, 5.8  # pixels of a digit at 10.5 and 9 pixels of DejaVu Sans, the widest font in use
@@ -35,7 +35,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RowTops:
     """Where a row is: tops of its boxes, its lane and its curve (`floor` is where the curve is zero)."""
 
     y: float
@@ -74,7 +74,7 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class RowLabel:
     """What stands beside a row."""
 
     y: float  # of its middle
@@ -95,14 +95,14 @@ class Figure:
     width: float
     height: float
     axis_y: float
-    lines: tuple[Line, ...]
+    lines: tuple[RowTops, ...]
     boxes: tuple[Box, ...]
     bubbles: tuple[Area, ...]
     hatch: tuple[tuple[float, float, float, float], ...]
     lanes: tuple[Area, ...]
     sends: tuple[tuple[float, float, str, float], ...]
     curves: tuple[tuple[tuple[float, float], ...], ...]
-    rows: tuple[Label, ...]
+    rows: tuple[RowLabel, ...]
     ticks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[tuple[str, ...], str], ...]
     has_pairs: bool
@@ -112,7 +112,7 @@ class Figure:
     detailed: bool
 
 
-def layout(panel: Panel, style: Style) -> tuple[tuple[Line, ...], float]:
+def layout(panel: Panel, style: Style) -> tuple[tuple[RowTops, ...], float]:
     """Where every row is, and the height of all; tracks of one rank stand close, the memory below the last of them."""
     lines, y = [], style.top
     for i, row in enumerate(panel.rows):
@@ -122,7 +122,7 @@ def layout(panel: Panel, style: Style) -> tuple[tuple[Line, ...], float]:
         lane_y = y + height + 1 + 5 * errors
         has_lane = style.lane > 0 and last and (panel.messages or shows_lanes(panel))
         floor = lane_y + (style.lane + 1 if has_lane else 0) + (style.memory if last and row.live else 0)
-        lines.append(Line(y, height, lane_y, floor))
+        lines.append(RowTops(y, height, lane_y, floor))
         y = floor + (style.gap if last else 1)
     return tuple(lines), y
 
@@ -192,14 +192,14 @@ def pixels(panels: Sequence[Panel], page: float, most: float) -> float:
     return max(readable, min(page / makespan, MAX_UNIT / typical))
 
 
-def legend_of(cells: Sequence[Cell]) -> tuple[tuple[tuple[str, ...], str], ...]:
+def legend_of(cells: Sequence[StepCell]) -> tuple[tuple[tuple[str, ...], str], ...]:
     """CSS classes and meaning of every kind of action that is drawn."""
     present = {drawn.css for cell in cells for drawn in cell.actions}
     tints = [(tuple(f"{kind} d{i}" for i in (0, 1) if f"{kind} d{i}" in present), kind) for kind in KINDS]
     return tuple((classes, f"{kind}, {KINDS[kind]}") for classes, kind in tints if classes)
 
 
-def title_of(row: Row, cell: Cell, drawn: Drawn) -> str:
+def title_of(row: BoxRow, cell: StepCell, drawn: DrawnAction) -> str:
     """All that is known of an action, in one line."""
     others = [other.label for other in cell.actions if other is not drawn]
     overlapped = f", overlapped with {others[0]}" if others else ""
@@ -212,7 +212,7 @@ def title_of(row: Row, cell: Cell, drawn: Drawn) -> str:
 # ---------------------------------------------------------------- parts
 
 
-def _boxes(row: Row, cell: Cell, line: Line, unit: float, detailed: bool) -> list[Box]:
+def _boxes(row: BoxRow, cell: StepCell, line: RowTops, unit: float, detailed: bool) -> list[Box]:
     """An action fills its row; those of a pair take the upper and the lower half. A pixel is left between boxes."""
     share = line.height / len(cell.actions)
     length = (cell.end - cell.start) * unit
@@ -232,7 +232,7 @@ def _boxes(row: Row, cell: Cell, line: Line, unit: float, detailed: bool) -> lis
     ]
 
 
-def _bubbles(row: Row, line: Line, unit: float, makespan: float) -> list[Area]:
+def _bubbles(row: BoxRow, line: RowTops, unit: float, makespan: float) -> list[Area]:
     """Where the rank waits: before, between and after its steps, up to the end of its track."""
     starts = [0.0, *(cell.end for cell in row.cells)]
     ends = [*(cell.start for cell in row.cells), makespan]
@@ -264,7 +264,7 @@ def _strokes(area: Area) -> list[tuple[float, float, float, float]]:
     return strokes
 
 
-def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
+def _lanes(row: BoxRow, line: RowTops, unit: float, shown: bool) -> list[Area]:
     return [
         Area(
             e.start * unit,
@@ -288,7 +288,7 @@ def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
     ]
 
 
-def _errors(row: Row, line: Line, unit: float) -> list[Area]:
+def _errors(row: BoxRow, line: RowTops, unit: float) -> list[Area]:
     """A bar under a measured step, as high as its error, up to half as long again; warm where it was slower."""
     return [
         Area(cell.start * unit, line.y + line.height, max(0.5, (cell.end - cell.start) * unit - 1), height, css, "")
@@ -298,7 +298,7 @@ def _errors(row: Row, line: Line, unit: float) -> list[Area]:
     ]
 
 
-def _sends(panel: Panel, lines: Sequence[Line], unit: float) -> tuple[tuple[float, float, str, float], ...]:
+def _sends(panel: Panel, lines: Sequence[RowTops], unit: float) -> tuple[tuple[float, float, str, float], ...]:
     """An arrow head where a message leaves its rank, under the end of the step that made it."""
     last = {row.rank: line for row, line in zip(panel.rows, lines, strict=True)}
     return tuple(
@@ -310,7 +310,7 @@ def _sends(panel: Panel, lines: Sequence[Line], unit: float) -> tuple[tuple[floa
 
 
 def _curve(
-    row: Row, line: Line, unit: float, most: float, style: Style, makespan: float
+    row: BoxRow, line: RowTops, unit: float, most: float, style: Style, makespan: float
 ) -> tuple[tuple[float, float], ...]:
     """Corners of the step curve, from the floor up and back to it; () without one."""
     if not row.live or not most:
@@ -324,9 +324,9 @@ def _curve(
     return (*corners, (makespan * unit, height), (makespan * unit, line.floor))
 
 
-def _label(panel: Panel, index: int, line: Line, style: Style) -> Label:
+def _label(panel: Panel, index: int, line: RowTops, style: Style) -> RowLabel:
     row = panel.rows[index]
     first = index == 0 or panel.rows[index - 1].rank != row.rank
     name = f"rank {row.rank}" if not row.track else f"{row.rank} {row.track}" if first else row.track
     peak = labels.number(row.peak) if row.live else ""
-    return Label(line.y + line.height / 2, name, f"{panel.idle_of(row):.0%}", peak, line.floor - style.memory / 2)
+    return RowLabel(line.y + line.height / 2, name, f"{panel.idle_of(row):.0%}", peak, line.floor - style.memory / 2)

@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from compiler.tools.picture import labels, palette
-from compiler.tools.picture.drawing import Panel, Picture, Row
+from compiler.tools.picture.drawing import BoxRow, Panel, Picture
 from compiler.tools.picture.geometry import Style, layout
 from compiler.tools.picture.palette import KINDS
 from compiler.tools.picture.sheet import legend_entries, summary_of
@@ -83,7 +83,7 @@ def data_of(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _steps(row: Row, times: dict[float, int]) -> dict[str, Any]:
+def _steps(row: BoxRow, times: dict[float, int]) -> dict[str, Any]:
     """The steps as text, tints as digits, gaps before and lengths of them, what is said of them, and the lane."""
     last, gaps, lengths = 0.0, [], []
     for cell in row.cells:
@@ -113,7 +113,7 @@ def _steps(row: Row, times: dict[float, int]) -> dict[str, Any]:
     return found
 
 
-def _numbers(picture: Picture, panel: Panel, row: Row) -> tuple[str, tuple[str, ...]]:
+def _numbers(picture: Picture, panel: Panel, row: BoxRow) -> tuple[str, tuple[str, ...]]:
     many = f"{panel.name}, " if len(picture.panels) > 1 else ""
     name = f"{many}rank {row.rank}{f' {row.track}' if row.track else ''}"
     start, end = (row.cells[0].start, row.cells[-1].end) if row.cells else (0.0, 0.0)

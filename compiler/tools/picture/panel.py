@@ -11,8 +11,18 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
 from compiler.tools.picture import labels
-from compiler.tools.picture.drawing import Cell, Copy, Drawn, Lanes, Message, Panel, Picture, Row, Table
-from compiler.tools.picture.recorded import Measured
+from compiler.tools.picture.drawing import (
+    BoxRow,
+    DrawnAction,
+    DrawnCopy,
+    DrawnMessage,
+    Lanes,
+    Panel,
+    Picture,
+    StepCell,
+    TextTable,
+)
+from compiler.tools.picture.recorded import RecordedTimes
 from runtime.contract.actions import COPIES, KINDS, Action, ActionKind, actions_of, is_copy
 
 
@@ -36,7 +46,7 @@ def panel_of(
     spans = tuple(tuple((start * unit, end * unit) for start, end in rank) for rank in timeline.ticks)
     default = f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches"
     rows = tuple(
-        Row(
+        BoxRow(
             rank,
             "",
             cells_of(schedule, rank, spans[rank]),
@@ -58,34 +68,34 @@ def directions_of(schedule: Schedule) -> tuple[str, ...]:
     return ("stage",) if len(schedule.stages_of(0)) == 1 else ("even pass", "odd pass")
 
 
-def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ...]) -> tuple[Cell, ...]:
+def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ...]) -> tuple[StepCell, ...]:
     """The steps of a rank at the given times, without copies."""
     two_ways = schedule.stage_placement == BIDIRECTIONAL
     passes = {stage: k % 2 for k, stage in enumerate(schedule.stages_of(rank))}
 
-    def drawn(action: Action) -> Drawn:
+    def drawn(action: Action) -> DrawnAction:
         tint = schedule.direction(action.micro_batch) if two_ways else passes[action.stage]
-        return Drawn(str(action), action.kind, tint, action.micro_batch)
+        return DrawnAction(str(action), action.kind, tint, action.micro_batch)
 
     return tuple(
-        Cell(tuple(drawn(action) for action in actions_of(step)), start, end)
+        StepCell(tuple(drawn(action) for action in actions_of(step)), start, end)
         for step, (start, end) in zip(schedule.actions[rank], spans, strict=True)
         if not is_copy(step)
     )
 
 
-def _copies(schedule: Schedule, rank: int, timeline: Timeline) -> tuple[Copy, ...]:
+def _copies(schedule: Schedule, rank: int, timeline: Timeline) -> tuple[DrawnCopy, ...]:
     """The copies of a rank between its device and the host."""
     unit, ticks, steps = float(timeline.unit), timeline.ticks[rank], schedule.actions[rank]
     return tuple(
-        Copy(str(steps[k]), start * unit, end * unit, k - before, ticks[k][1] * unit)
+        DrawnCopy(str(steps[k]), start * unit, end * unit, k - before, ticks[k][1] * unit)
         for before, (k, start, end) in enumerate(timeline.copies[rank])
     )
 
 
 def _messages(
     schedule: Schedule, spans: tuple[tuple[tuple[float, float], ...], ...], costs: Costs
-) -> tuple[Message, ...]:
+) -> tuple[DrawnMessage, ...]:
     """What crosses between ranks, by rank and in the order of sending."""
     last = schedule.num_stages - 1
     found, times = [], dict[tuple[int, int], float]()
@@ -101,7 +111,7 @@ def _messages(
                         times[rank, target] = float(costs.message(rank, target))
                     tint = schedule.direction(action.micro_batch)
                     kind: ActionKind = "F" if action.kind == "F" else "B"
-                    found.append(Message(str(action), kind, tint, rank, target, end, end + times[rank, target]))
+                    found.append(DrawnMessage(str(action), kind, tint, rank, target, end, end + times[rank, target]))
     return tuple(found)
 
 
@@ -110,17 +120,17 @@ def _messages(
 
 
 def measured_picture(
-    title: str, schedule: Schedule, costs: Costs, measured: Measured, source: str, left_out: int = 0
+    title: str, schedule: Schedule, costs: Costs, measured: RecordedTimes, source: str, left_out: int = 0
 ) -> Picture:
     """`costs` in ms; `source` says in words where they come from. Times of the picture are ms. `left_out`: traced steps
     of other programs, which are not in it."""
     planned = panel_of(schedule, costs)
     spans = [tuple((start / 1000, end / 1000) for start, end in rank) for rank in measured.spans]
-    rows: list[Row] = []
+    rows: list[BoxRow] = []
     for row in planned.rows:
         cells = cells_of(schedule, row.rank, spans[row.rank])
         found = tuple(_judged(a, b) for a, b in zip(row.cells, cells, strict=True))
-        rows += [replace(row, track="planned", activation=0.0), Row(row.rank, "measured", found)]
+        rows += [replace(row, track="planned", activation=0.0), BoxRow(row.rank, "measured", found)]
     panel = Panel(planned.name, tuple(rows), directions_of(schedule), _messages_of_both(planned, rows))
     took, plan = measured.makespan / 1000, planned.makespan
     errors = [abs(cell.error) for row in rows for cell in row.cells if cell.error is not None]
@@ -143,7 +153,7 @@ def percent(share: float) -> str:
     return f"{share:+.0%}".replace("-", "−")
 
 
-def _judged(planned: Cell, measured: Cell) -> Cell:
+def _judged(planned: StepCell, measured: StepCell) -> StepCell:
     plan, took = planned.end - planned.start, measured.end - measured.start
     error = took / plan - 1 if plan else None
     late = measured.start - planned.start
@@ -154,7 +164,7 @@ def _judged(planned: Cell, measured: Cell) -> Cell:
     return replace(measured, note=note, error=error)
 
 
-def _messages_of_both(planned: Panel, rows: list[Row]) -> tuple[Message, ...]:
+def _messages_of_both(planned: Panel, rows: list[BoxRow]) -> tuple[DrawnMessage, ...]:
     """The planned messages at the times at which they were really sent and taken."""
     ends = {(r.rank, d.label): c.end for r in rows if r.track == "measured" for c in r.cells for d in c.actions}
     return tuple(
@@ -169,7 +179,7 @@ def _order(name: str) -> tuple[object, ...]:
     return ("|" in name, *((KINDS.index(part[0]), int(part[1:])) for part in name.split(" | ")))
 
 
-def _table(schedule: Schedule, costs: Costs, measured: Measured) -> Table:
+def _table(schedule: Schedule, costs: Costs, measured: RecordedTimes) -> TextTable:
     """A row a kind of action and stage."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
@@ -186,4 +196,4 @@ def _table(schedule: Schedule, costs: Costs, measured: Measured) -> Table:
         rows.append(
             (name, labels.number(plan), labels.number(took), spread, percent(took / plan - 1), f"{len(tooks):,}")
         )
-    return Table(("action", "planned, ms", "measured, ms", "nine of ten, ms", "error", "samples"), tuple(rows))
+    return TextTable(("action", "planned, ms", "measured, ms", "nine of ten, ms", "error", "samples"), tuple(rows))

@@ -40,7 +40,7 @@ class OrderError(ValueError):
 
 
 @dataclass(frozen=True)
-class Measured:
+class RecordedTimes:
     """Medians over steps and devices of a pipeline rank. `samples`: of each pipeline rank and place in its order, all
     durations, µs."""
 
@@ -109,7 +109,7 @@ def num_micro_batches(program: str) -> int:
     return int(number)
 
 
-def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: str) -> Measured:
+def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: str) -> RecordedTimes:
     """Align the steps that all ranks traced. World ranks are pipeline-major: those of a pipeline rank are neighbours.
 
     OrderError names the rank and the first action that is not the planned one; TraceError if no whole step is there.
@@ -129,14 +129,14 @@ def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: st
             _check_order(rank, step, planned[rank], [label for label, _, _ in ran])
             for place, (_, start, end) in zip(spans[rank], ran, strict=True):
                 place.append((start - begin, end - begin))
-    return Measured(
+    return RecordedTimes(
         num_steps=len(steps),
         spans=tuple(tuple(_medians(place) for place in rank) for rank in spans),
         samples=tuple(tuple(tuple(end - start for start, end in place) for place in rank) for rank in spans),
     )
 
 
-def fitted(schedule: Schedule, measured: Measured) -> Costs:
+def fitted(schedule: Schedule, measured: RecordedTimes) -> Costs:
     """The costs in ms that explain the medians best: a time a kind, a weight a stage, a time of each kind of pair.
 
     Kinds that were not run are filled in: I and W as halves of B. Latency: the median delay of the messages that were
@@ -228,7 +228,7 @@ def _factors(medians: Mapping[tuple[str, int], float], stages: int) -> tuple[dic
     return {kind: math.exp(v + mean) for kind, v in kinds.items()}, [math.exp(v - mean) for v in weights]
 
 
-def _pairs(schedule: Schedule, measured: Measured, costs: Costs) -> tuple[tuple[str, Fraction], ...]:
+def _pairs(schedule: Schedule, measured: RecordedTimes, costs: Costs) -> tuple[tuple[str, Fraction], ...]:
     found: dict[str, list[float]] = {}
     for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
         for step, times in zip(steps, samples, strict=True):
@@ -241,7 +241,7 @@ def _pairs(schedule: Schedule, measured: Measured, costs: Costs) -> tuple[tuple[
     return tuple((kinds, _exact(max(1e-3, statistics.median(times)))) for kinds, times in sorted(found.items()))
 
 
-def _latency(schedule: Schedule, measured: Measured) -> Fraction:
+def _latency(schedule: Schedule, measured: RecordedTimes) -> Fraction:
     """ms from the end of a step to the start of the one that waited for its message."""
     ends: dict[tuple[bool, int, int], float] = {}
     for steps, spans in zip(schedule.actions, measured.spans, strict=True):

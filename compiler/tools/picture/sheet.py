@@ -10,7 +10,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from compiler.tools.picture import labels, palette
-from compiler.tools.picture.drawing import Panel, Picture, Table
+from compiler.tools.picture.drawing import Panel, Picture, TextTable
 from compiler.tools.picture.geometry import Figure, Style, figure_of, legend_of, pixels, shows_lanes
 from compiler.tools.picture.labels import px
 from compiler.tools.picture.template import FOLDER, environment
@@ -177,7 +177,7 @@ def _beside(figure: Figure, x: float, y: float) -> list[Words]:
     return words
 
 
-def _table(table: Table, y: float) -> tuple[list[Words], list[tuple[float, float, float]], float, float]:
+def _table(table: TextTable, y: float) -> tuple[list[Words], list[tuple[float, float, float]], float, float]:
     """Numbers to the right, words to the left. Also where it ends: the lower and the right edge."""
     lines = (table.heads, *table.rows)
     widths = [max(text_width(line[i], 12.5) for line in lines) + PADDING_OF_CELL for i in range(len(table.heads))]

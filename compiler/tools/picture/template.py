@@ -31,7 +31,7 @@ def environment(*folders: Path) -> jinja2.Environment:
     return found
 
 
-class _Area(Protocol):
+class _TemplateArea(Protocol):
     @property
     def x(self) -> float: ...
     @property
@@ -45,7 +45,7 @@ class _Area(Protocol):
 # A drawing has thousands of these, and a template takes several times as long for each number that it writes itself.
 
 
-def _rect(area: _Area) -> Markup:
+def _rect(area: _TemplateArea) -> Markup:
     """The attributes that place a rectangle."""
     x, y, width, height = map(labels.px, (area.x, area.y, area.width, area.height))
     return Markup(f'x="{x}" y="{y}" width="{width}" height="{height}"')

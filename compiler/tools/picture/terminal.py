@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from compiler.tools.picture import labels
-from compiler.tools.picture.drawing import Cell, Panel, Picture, Row, Screen, Table
+from compiler.tools.picture.drawing import BoxRow, Panel, Picture, Screen, StepCell, TextTable
 from compiler.tools.picture.palette import DARK, KINDS, Theme
 
 # --- A console of rich that prints into a text, in the width and colours that it is given, whatever the environment
@@ -79,11 +79,11 @@ def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[T
     return lines + (_table(picture.table) if picture.table else [])
 
 
-def _name(row: Row) -> str:
+def _name(row: BoxRow) -> str:
     return f"rank {row.rank}{f' {labels.clean(row.track)}' if row.track else ''}"
 
 
-def _drawn(row: Row, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
+def _drawn(row: BoxRow, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
     """Each column shows what runs at its middle; a number where an action has room for it in colours."""
     found, at, end = Text(), 0, panel.end_of(row.track)
     for column in range(columns):
@@ -99,7 +99,7 @@ def _drawn(row: Row, panel: Panel, columns: int, scale: float, screen: Screen, t
     return found
 
 
-def _sign(cell: Cell, column: int, scale: float, screen: Screen, theme: Theme) -> Text:
+def _sign(cell: StepCell, column: int, scale: float, screen: Screen, theme: Theme) -> Text:
     first, second = cell.actions[0], cell.actions[-1]
     if not screen.colours:
         letter = first.kind.lower() if not first.direction else first.kind
@@ -161,7 +161,7 @@ def _legend(picture: Picture, screen: Screen, theme: Theme) -> Text:
     return found.append(f"{IDLE} idle")
 
 
-def _table(table: Table) -> list[Text]:
+def _table(table: TextTable) -> list[Text]:
     rows = [tuple(map(labels.clean, row)) for row in (table.heads, *table.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.heads))]
     lines = [Text()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.tools.picture import labels
-from compiler.tools.picture.drawing import Panel, Picture, Row
+from compiler.tools.picture.drawing import BoxRow, Panel, Picture
 from compiler.tools.picture.labels import clean
 from compiler.tools.picture.palette import KINDS
 from compiler.tools.picture.recorded import Line, TraceError, read_trace
@@ -60,7 +60,7 @@ def _process(pid: int, name: str, threads: tuple[tuple[int, str], ...]) -> Itera
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
-def _steps(row: Row, pid: int, us: float) -> Iterator[Event]:
+def _steps(row: BoxRow, pid: int, us: float) -> Iterator[Event]:
     for cell in row.cells:
         place = {"pid": pid, "tid": COMPUTE, "ts": _us(cell.start, us), "dur": _us(cell.end - cell.start, us)}
         for drawn in cell.actions:

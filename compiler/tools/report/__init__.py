@@ -4,13 +4,13 @@
 """
 
 from compiler.tools.report.page import report_html
-from compiler.tools.report.sections import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.tools.report.sections import ExpertRow, RankRow, Report, RunFigures, StageLine
 
 __all__ = [
     "ExpertRow",
     "RankRow",
     "Report",
     "RunFigures",
-    "StageRow",
+    "StageLine",
     "report_html",
 ]

@@ -33,7 +33,7 @@ PANELS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """A curve, or a level where it has one point only. `dots`: mark the points, they are few."""
 
     css: str
@@ -43,7 +43,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartCurve:
     css: str
     path: str
     dots: tuple[tuple[float, float], ...]
@@ -63,7 +63,7 @@ class Chart:
     bottom: float
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[ChartCurve, ...]
 
 
 # ---------------------------------------------------------------- curves
@@ -89,12 +89,12 @@ def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None)
     training, validation = column(metrics, "loss"), column(metrics, "validation_loss")
     if not training or column(metrics, "reward"):
         return None
-    series = [Series("training", f"training {training[-1][1]:.2f}", training)]
+    series = [ChartSeries("training", f"training {training[-1][1]:.2f}", training)]
     if validation:
-        series.append(Series("validation", f"validation {validation[-1][1]:.2f}", validation, dots=True))
+        series.append(ChartSeries("validation", f"validation {validation[-1][1]:.2f}", validation, dots=True))
     if unigram_nats is not None:
         level = ((training[0][0], unigram_nats), (training[-1][0], unigram_nats))
-        series.append(Series("unigram", f"unigram {unigram_nats:.2f}", level))
+        series.append(ChartSeries("unigram", f"unigram {unigram_nats:.2f}", level))
     return chart("Loss, nats a token", series, 920, 300, from_zero=False, named=True)
 
 
@@ -106,8 +106,8 @@ def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
     flat = [{"step": row.get("step"), **row["rewards"]} for row in rows]
     names = dict.fromkeys(str(name) for row in rows for name in row["rewards"])
     parts = [(f"r{1 + at % REWARD_COLOURS}", name, column(flat, name)) for at, name in enumerate(names)]
-    series = [Series("training", f"reward {total[-1][1]:.2f}", total)]
-    series += [Series(css, f"{name} {of[-1][1]:.2f}", of) for css, name, of in parts if of and len(parts) > 1]
+    series = [ChartSeries("training", f"reward {total[-1][1]:.2f}", total)]
+    series += [ChartSeries(css, f"{name} {of[-1][1]:.2f}", of) for css, name, of in parts if of and len(parts) > 1]
     return chart("Reward", series, 920, 300, from_zero=False, named=True)
 
 
@@ -117,7 +117,7 @@ def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
     if column(metrics, "reward"):
         found.append(("Loss of the policy", column(metrics, "loss"), False))
     return tuple(
-        chart(title, [Series("plain", "", points)], 448, 150, from_zero=from_zero, named=False)
+        chart(title, [ChartSeries("plain", "", points)], 448, 150, from_zero=from_zero, named=False)
         for title, points, from_zero in found
         if points
     )
@@ -125,7 +125,7 @@ def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
 
 def chart(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[ChartSeries],
     width: float,
     height: float,
     from_zero: bool,
@@ -168,7 +168,7 @@ def chart(
         ),
         y_ticks=tuple((place((x_low, y))[1], labels.tick(y, y_step)) for y in y_marks),
         curves=tuple(
-            Curve(s.css, _path(points), points if s.dots and len(points) <= 60 else (), s.name, end)
+            ChartCurve(s.css, _path(points), points if s.dots and len(points) <= 60 else (), s.name, end)
             for s, points, end in zip(series, placed, ends, strict=True)
         ),
     )

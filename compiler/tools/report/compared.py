@@ -26,7 +26,7 @@ ABSENT = "—"
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """A run folder: the rows of its metrics, where its time went, and its spec, None where that cannot be read."""
 
     name: str  # the end of its path that no other run has
@@ -52,7 +52,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Difference:
+class KeyDifference:
     """A key that not all specs have alike: its value in each run, ABSENT where there is none."""
 
     path: str
@@ -64,14 +64,14 @@ class Compared:
     """Runs, what each came to, the tokens that all have seen (None where one says none), and their specs' differences;
     `unread` names the runs without a readable spec."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[ComparedRun, ...]
     figures: tuple[Figures, ...]
     common_tokens: int | None
-    differences: tuple[Difference, ...]
+    differences: tuple[KeyDifference, ...]
     unread: tuple[str, ...]
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> ComparedRun:
     """What a run folder left. TextFileError where it has no readable metrics.jsonl, ValueError where
     that has no step."""
     metrics, damaged = step_rows(folder / "metrics.jsonl")
@@ -83,10 +83,10 @@ def read_run(folder: Path, name: str) -> Run:
     except (OSError, ValueError, SpecError):
         spec = None
     lost = lost_time(metrics, replaced_rows(folder), events) if events else None
-    return Run(name, folder, metrics, damaged, lost, spec)
+    return ComparedRun(name, folder, metrics, damaged, lost, spec)
 
 
-def compare(runs: Sequence[Run]) -> Compared:
+def compare(runs: Sequence[ComparedRun]) -> Compared:
     """Runs beside each other. Pure."""
     seen = [_last(column(run.metrics, "tokens")) for run in runs]
     common = min(int(each) for each in seen if each is not None) if None not in seen else None
@@ -122,7 +122,7 @@ def over(metrics: Sequence[Mapping[str, Any]], key: str, axis: str) -> Points:
     return column(found, key)
 
 
-def _figures(run: Run, common_tokens: int | None) -> Figures:
+def _figures(run: ComparedRun, common_tokens: int | None) -> Figures:
     tokens, speed = column(run.metrics, "tokens"), column(run.metrics, "tokens_per_s")
     steps = {step for step, seen in tokens if common_tokens is not None and seen <= common_tokens}
     until = [row for row in run.metrics if row["step"] in steps]
@@ -147,7 +147,7 @@ def _mean(points: Points) -> float | None:
     return statistics.fmean(value for _, value in points[-LAST_STEPS:]) if points else None
 
 
-def _differences(runs: Sequence[Run]) -> tuple[Difference, ...]:
+def _differences(runs: Sequence[ComparedRun]) -> tuple[KeyDifference, ...]:
     """Keys in which any run differs from the first that has a spec, in the order of the schema."""
     read = [(i, run.spec) for i, run in enumerate(runs) if run.spec is not None]
     if len(read) < 2:
@@ -162,7 +162,7 @@ def _differences(runs: Sequence[Run]) -> tuple[Difference, ...]:
         for i, _ in read:
             change = changes.get(i, {}).get(path)
             values[i] = base if change is None else change.after or ABSENT
-        found.append(Difference(path, tuple(values)))
+        found.append(KeyDifference(path, tuple(values)))
     return tuple(found)
 
 
@@ -177,7 +177,7 @@ HEADS = ("steps", "tokens", "loss", "loss at equal tokens", "validation", "token
 
 
 @dataclass(frozen=True)
-class View:
+class ComparisonView:
     """What the template shows. A row of `table` has a cell for each of HEADS; `heads` leaves out those nobody has."""
 
     runs: tuple[tuple[str, str, str], ...]  # css class, name, folder
@@ -198,13 +198,13 @@ def compare_html(compared: Compared, title: str = "Runs compared") -> str:
     return template.render(view=view_of(compared), style=style, title=title)
 
 
-def view_of(compared: Compared) -> View:
+def view_of(compared: Compared) -> ComparisonView:
     """Curves, table and differences."""
     runs = compared.runs
     cells = [cells_of(each) for each in compared.figures]
     shown = [i for i in range(len(HEADS)) if any(row[i] != ABSENT for row in cells)]
     panels = [_panel(runs, key, title, from_zero) for key, title, from_zero in charts.PANELS]
-    return View(
+    return ComparisonView(
         runs=tuple((_css(i), run.name, str(run.folder)) for i, run in enumerate(runs)),
         heads=tuple(HEADS[i] for i in shown),
         table=tuple(tuple(row[i] for i in shown) for row in cells),
@@ -257,7 +257,7 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME else "…" + name[1 - NAME :]
 
 
-def _curves(runs: Sequence[Run], key: str, title: str, axis: str) -> charts.Chart | None:
+def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> charts.Chart | None:
     """`key` of all runs over tokens or time, in the largest unit in which the longest curve has one."""
     found = [over(run.metrics, key, axis) for run in runs]
     longest = max((points[-1][0] for points in found if points), default=0.0)
@@ -265,7 +265,7 @@ def _curves(runs: Sequence[Run], key: str, title: str, axis: str) -> charts.Char
         return None
     scale, unit = next((each for each in (SCALES if axis == "tokens" else TIMES) if longest >= each[0]), (1, "seconds"))
     series = [
-        charts.Series(_css(i), _short(run.name), tuple((x / scale, y) for x, y in points), dots=key != "loss")
+        charts.ChartSeries(_css(i), _short(run.name), tuple((x / scale, y) for x, y in points), dots=key != "loss")
         for i, (run, points) in enumerate(zip(runs, found, strict=True))
         if points
     ]
@@ -274,8 +274,8 @@ def _curves(runs: Sequence[Run], key: str, title: str, axis: str) -> charts.Char
     return charts.chart(what, series, 920, height, from_zero=False, named=True, whole=False)
 
 
-def _panel(runs: Sequence[Run], key: str, title: str, from_zero: bool) -> charts.Chart | None:
+def _panel(runs: Sequence[ComparedRun], key: str, title: str, from_zero: bool) -> charts.Chart | None:
     """A small chart of a column of the metrics over the steps."""
     found = [(i, charts.column(run.metrics, key)) for i, run in enumerate(runs)]
-    series = [charts.Series(_css(i), "", points) for i, points in found if points]
+    series = [charts.ChartSeries(_css(i), "", points) for i, points in found if points]
     return charts.chart(title, series, 448, 150, from_zero=from_zero, named=False) if series else None

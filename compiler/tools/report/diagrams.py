@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.predict.planned_step import PURPOSES, Level, Network, Planned, StageDrawn
+from compiler.predict.planned_step import PURPOSES, Level, PlannedNetwork, PlannedStep, StageDrawn
 from compiler.predict.prediction import CALIBRATE, RankMemory, RankTime, ranges, seconds
 from compiler.tools.picture import labels
-from compiler.tools.report.charts import Chart, Series, chart
+from compiler.tools.report.charts import Chart, ChartSeries, chart
 
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 WIDTH = 920.0
@@ -143,9 +143,9 @@ def memory_curves(ranks: Sequence[RankMemory]) -> Curves:
 def _curve(rank: RankMemory, unit: int) -> Chart:
     points = tuple((second, held / unit) for second, held in rank.timeline)
     end = points[-1][0]
-    series = [Series("held", "", points)]
+    series = [ChartSeries("held", "", points)]
     if rank.peak_bytes * 4 > rank.capacity_bytes:  # else it would press the curve to the ground
-        series.append(Series(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
+        series.append(ChartSeries(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
     title = f"rank {rank.pp_rank}: {labels.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
     return chart(title, series, 300, 130, from_zero=True, named=False, whole=False)
 
@@ -165,7 +165,7 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterDrawing:
     """Nodes as frames with their devices, switches above them, and lines between."""
 
     width: float
@@ -180,7 +180,7 @@ class Cluster:
 SIDE, INSET, SPACE = 24.0, 8.0, 16.0
 
 
-def cluster_of(network: Network) -> Cluster | None:
+def cluster_of(network: PlannedNetwork) -> ClusterDrawing | None:
     """None where it is too large to be drawn."""
     if not network.nodes:
         return None
@@ -214,7 +214,7 @@ def cluster_of(network: Network) -> Cluster | None:
             )
     lines = tuple((*places[a], *places[b]) for a, b in network.joints)
     height = max(frame.y + frame.height for frame in frames) + 20
-    return Cluster(wide, height, tuple(frames), tuple(chips), tuple(switches), lines, num_ranks)
+    return ClusterDrawing(wide, height, tuple(frames), tuple(chips), tuple(switches), lines, num_ranks)
 
 
 def _tier(name: str) -> tuple[int, list[int]]:
@@ -250,13 +250,13 @@ class PlanView:
     stages: Bars
     memory: Curves
     has_experts: bool
-    cluster: Cluster | None
+    cluster: ClusterDrawing | None
     purposes: tuple[tuple[str, str], ...]  # css, meaning
     levels: tuple[LevelRow, ...]
     network_note: str
 
 
-def view_of(planned: Planned) -> PlanView:
+def view_of(planned: PlannedStep) -> PlanView:
     """Drawn."""
     step, network = planned.step, planned.network
     most = max((level.total for level in network.levels), default=1)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.plan.experts.layer_search import GroupRule
-from compiler.plan.experts.report import Links, Row, overall
+from compiler.plan.experts.report import LayerRow, LinkBytes, overall
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
 from compiler.tools.picture.terminal import console_of, printed
@@ -23,7 +23,7 @@ RULES = {
 }
 
 
-def text(rows: Sequence[Row], rule: GroupRule, written: str | None, screen: Screen | None = None) -> str:
+def text(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, screen: Screen | None = None) -> str:
     """The text, with escape codes if the screen has colours. `written`: the file that the placement is in."""
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
@@ -41,7 +41,7 @@ def _bold(words: str, note: str = "") -> Text:
     return Text(words, style=Style(bold=True)).append(f"  {note}" if note else "", style=Style(bold=False))
 
 
-def _head(rows: Sequence[Row]) -> Iterator[Text]:
+def _head(rows: Sequence[LayerRow]) -> Iterator[Text]:
     layouts = list(dict.fromkeys(row.layout for row in rows))
     for layout in layouts:
         of = sum(row.layout == layout for row in rows)
@@ -55,7 +55,7 @@ def _head(rows: Sequence[Row]) -> Iterator[Text]:
     yield Text()
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[LayerRow]) -> Table:
     """Balances are the busiest over the mean."""
     with_nodes = any(row.layout.nodes > 1 for row in rows)
     with_groups = any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows)
@@ -92,7 +92,7 @@ def _number(value: float) -> Text:
     return Text(f"{value:.3f}")
 
 
-def _after(rows: Sequence[Row], rule: GroupRule, written: str | None, width: int) -> Iterator[Text]:
+def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width: int) -> Iterator[Text]:
     total = overall(rows)
     yield Text()
     before = "" if total.before is None else f"{total.before:.3f} → "
@@ -122,7 +122,7 @@ def _after(rows: Sequence[Row], rule: GroupRule, written: str | None, width: int
         )
 
 
-def _links(rows: Sequence[Row]) -> Iterator[Text]:
+def _links(rows: Sequence[LayerRow]) -> Iterator[Text]:
     """The mean over layers, of a token."""
     found = [row.links for row in rows if row.links is not None]
     if not found:
@@ -135,7 +135,7 @@ def _links(rows: Sequence[Row]) -> Iterator[Text]:
     yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} a token and layer")
 
 
-def _whole(rows: Sequence[Row], balance: float) -> Iterator[Text]:
+def _whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
     """What it would be if no group were split."""
     split = sum(row.whole is not None for row in rows)
     found = [(row.links, row.links.to_nodes_whole or row.links.to_nodes) for row in rows if row.links is not None]
@@ -145,7 +145,7 @@ def _whole(rows: Sequence[Row], balance: float) -> Iterator[Text]:
     yield _bold("groups whole", words)
 
 
-def _range(found: Sequence[Links]) -> str:
+def _range(found: Sequence[LinkBytes]) -> str:
     """What holds whichever experts are chosen together."""
     sides = [
         sum(getattr(each.to_nodes, name) * (each.nodes - 1) / each.nodes * each.row_bytes for each in found)
@@ -154,7 +154,7 @@ def _range(found: Sequence[Links]) -> str:
     return f"surely {_bytes(sides[0] / len(found))} to {_bytes(sides[1] / len(found))}"
 
 
-def _mean_bytes(found: Sequence[Links], to: str, busiest: bool) -> str:
+def _mean_bytes(found: Sequence[LinkBytes], to: str, busiest: bool) -> str:
     """`61.2 → 57.0 KB`."""
 
     def mean(when: str) -> float | None:
@@ -176,7 +176,7 @@ def _bytes(value: float) -> str:
     return f"{value / 1e3:.1f} KB" if value >= 1e3 else f"{value:.0f} B"
 
 
-def _moves(rows: Sequence[Row], written: str | None) -> Iterator[Text]:
+def _moves(rows: Sequence[LayerRow], written: str | None) -> Iterator[Text]:
     moved = [(row.layer, move) for row in rows for move in row.moved or ()]
     if moved:
         yield Text()

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from compiler.predict.planned_step import Planned, PredictedStep
+from compiler.predict.planned_step import PlannedStep, PredictedStep
 from compiler.predict.prediction import seconds
 from compiler.program.lowered import Lowered
 from compiler.tools.picture import labels, palette
@@ -19,7 +19,7 @@ from compiler.tools.picture.sheet import bulk, figure_css
 from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 from compiler.tools.report.diagrams import view_of
-from compiler.tools.report.sections import RankRow, Report, StageRow, report_of
+from compiler.tools.report.sections import RankRow, Report, StageLine, report_of
 from compiler.tools.report.summary import PartsChart, parts_chart, summary_of
 from dsl.schema import Spec
 
@@ -62,7 +62,7 @@ class PlacementRow:
     """A pipeline rank, and in each column the stage it holds there, or None; `tints` says how far down the model."""
 
     rank: RankRow
-    stages: tuple[StageRow | None, ...]
+    stages: tuple[StageLine | None, ...]
     tints: tuple[int, ...]
 
 
@@ -73,7 +73,7 @@ def placement_rows(report: Report) -> tuple[PlacementRow, ...]:
     num_columns = max((len(rank.stages) for rank in report.ranks), default=0)
     rows = []
     for rank in report.ranks:
-        cells: list[StageRow | None] = [None] * num_columns
+        cells: list[StageLine | None] = [None] * num_columns
         for k, stage in enumerate(sorted((s for s in report.stages if rank.rank in s.ranks), key=lambda s: s.index)):
             cells[stage.ranks.index(rank.rank) if mirrored else k] = stage
         tints = tuple(round(10 + 34 * cell.index / last) if cell else 0 for cell in cells)
@@ -91,13 +91,13 @@ class MemoryRow:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryTable:
     kinds: tuple[tuple[str, str], ...]  # (css class, kind)
     rows: tuple[MemoryRow, ...]
     amounts: tuple[tuple[int, ...], ...]  # per row and kind, bytes
 
 
-def memory_rows(report: Report) -> Memory:
+def memory_rows(report: Report) -> MemoryTable:
     """Kinds in the order they first appear; bars on one scale, the fullest rank's."""
     kinds = list(dict.fromkeys(kind for rank in report.ranks for kind, _ in rank.memory))
     css = {kind: f"m{min(i, 7)}" for i, kind in enumerate(kinds)}
@@ -112,7 +112,7 @@ def memory_rows(report: Report) -> Memory:
         table = dict(rank.memory)
         assert len(table) == len(rank.memory), f"a kind of memory is listed twice on rank {rank.rank}"
         amounts.append(tuple(table.get(kind, 0) for kind in kinds))
-    return Memory(tuple((css[kind], kind) for kind in kinds), tuple(rows), tuple(amounts))
+    return MemoryTable(tuple((css[kind], kind) for kind in kinds), tuple(rows), tuple(amounts))
 
 
 # ---------------------------------------------------------------- a run
@@ -161,7 +161,7 @@ def _run(report: Report) -> RunView:
     )
 
 
-def _named(planned: Planned) -> str:
+def _named(planned: PlannedStep) -> str:
     """Return the label of the planned time of a step."""
     generation = " with its completions" if planned.generation else ""
     return f"step{generation}, planned{'' if planned.calibrated else ' but not calibrated for this machine'}"

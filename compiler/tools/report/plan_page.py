@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from compiler.emit.build_summary import count as count_of
 from compiler.predict.planned_step import PARTS, planned_of
-from compiler.predict.predict import Timed
+from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import Prediction, StageRow, count, ranges, seconds, size, span
 from compiler.predict.why_shown import Why, gain
 from compiler.schedule.costs import Costs
@@ -40,7 +40,7 @@ class Page:
     assumptions: tuple[str, ...]
 
 
-def plan_html(found: Timed, prediction: Prediction, why: Why | None = None) -> str:
+def plan_html(found: TimedPlan, prediction: Prediction, why: Why | None = None) -> str:
     """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
     schedule = found.schedule
     sizes = count_of(schedule.num_ranks, "rank"), count_of(schedule.num_micro_batches, "micro-batch")

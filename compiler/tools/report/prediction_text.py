@@ -12,10 +12,10 @@ from compiler.predict.failures import Goodput
 from compiler.predict.prediction import (
     CALIBRATE,
     GIB,
-    Generation,
+    GenerationTime,
     Prediction,
     RankMemory,
-    Step,
+    StepPrediction,
     count,
     ranges,
     seconds,
@@ -184,7 +184,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
         yield _fact("host", size(p.host_bytes), note)
 
 
-def _generation(p: Prediction, found: Generation) -> Iterable[Text]:
+def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
     """What completions take, and what they are written with."""
     note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
     yield _fact("writing", seconds(found.seconds), f"{note}, if completions are as long as they may be")
@@ -222,7 +222,7 @@ def _chosen(ranking: Ranking) -> Iterable[Text]:
 # ---------------------------------------------------------------- time
 
 
-def _breakdown(step: Step, width: int) -> Iterable[Text]:
+def _breakdown(step: StepPrediction, width: int) -> Iterable[Text]:
     columns = max(8, width - 56)
     several = len(step.ranks) > 1
     yield _title(

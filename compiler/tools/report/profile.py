@@ -37,7 +37,7 @@ def write_run_profile(run: Path) -> Document:
     plan = make_plan(spec)
     paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
     ranks = [json.loads(read_bytes(path, MOST_BYTES)) for path in paths]
-    work = _Work(plan)
+    work = _OpWork(plan)
     for rank in ranks:
         work.give(rank)
     document = {
@@ -58,7 +58,7 @@ def _gemm_rate(spec: Spec) -> float | None:
     return max((rate for rate in rates if rate), default=None)
 
 
-class _Work:
+class _OpWork:
     """FLOPs and bytes of the ops of every emitted segment."""
 
     def __init__(self, plan: Plan) -> None:

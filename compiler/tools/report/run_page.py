@@ -27,7 +27,7 @@ class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class Split(_Form):
+class CorpusSplit(_Form):
     """The sizes of one part of a corpus."""
 
     files: Count
@@ -41,7 +41,7 @@ class Tokenizer(_Form):
     vocab: Count
 
 
-class Filtered(_Form):
+class FilteredCounts(_Form):
     """Documents of a source before and behind its filters."""
 
     documents: Count
@@ -54,9 +54,9 @@ class DataForm(_Form):
 
     source: str | list[str]
     tokenizer: Tokenizer
-    splits: dict[str, Split]
+    splits: dict[str, CorpusSplit]
     skipped: dict[str, Count]
-    filters: dict[str, Filtered] = {}
+    filters: dict[str, FilteredCounts] = {}
     held_out: list[str] = []
     unigram_nats: Annotated[float, Field(ge=0, lt=1e6)] | None = None
 

@@ -10,8 +10,8 @@ from typing import Any
 from compiler.emit.build_files import layers_of
 from compiler.ir import Plan, Use
 from compiler.plan.plan import HELD
-from compiler.predict.memory_run import Measured, measured_line
-from compiler.predict.planned_step import PARTS, Planned, PredictedStep, predict_step
+from compiler.predict.memory_run import MeasuredMemory, measured_line
+from compiler.predict.planned_step import PARTS, PlannedStep, PredictedStep, predict_step
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower.estimate import rank_times
 from compiler.program.lowered import Lowered
@@ -19,7 +19,7 @@ from compiler.schedule.costs import Costs
 from compiler.tools.picture import Panel, panel_of
 from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.report.lost_time import LostTime
-from dsl.closed_forms.memory import Memory
+from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
 from runtime.contract.mesh import Mesh
 from runtime.contract.names import ProgramName
@@ -28,7 +28,7 @@ from runtime.contract.names import ProgramName
 
 
 @dataclass(frozen=True, slots=True)
-class StageRow:
+class StageLine:
     """A stage, what it holds ("embed", "layers 0–2"), and its pipeline ranks: one a direction, the mirror second."""
 
     index: int
@@ -65,7 +65,7 @@ class RunFigures:
     metrics: tuple[Mapping[str, Any], ...]
     data: Mapping[str, Any]
     load: Mapping[str, Any]
-    memory: tuple[Measured, ...] = ()  # of the values of every rank
+    memory: tuple[MeasuredMemory, ...] = ()  # of the values of every rank
     damaged_rows: int = 0  # lines of metrics.jsonl that are none
     lost: LostTime | None = None
     events: tuple[Mapping[str, Any], ...] = ()  # those of a step
@@ -80,14 +80,14 @@ class Report:
     facts: tuple[tuple[str, str], ...]
     schedule: Panel
     time_unit: str  # what times are counted in: "forwards of a stage"
-    stages: tuple[StageRow, ...]
+    stages: tuple[StageLine, ...]
     ranks: tuple[RankRow, ...]
     capacity_bytes: int | None  # of one device
     experts: tuple[ExpertRow, ...]
     moe_layers: tuple[str, ...]  # names of the rows of load.json
     assumptions: tuple[str, ...]
     run: RunFigures | None = None
-    planned: Planned | None = None  # what the planner says of its largest batch
+    planned: PlannedStep | None = None  # what the planner says of its largest batch
     fuller: tuple[int, int] | None = None  # rank and bytes, where steps of a smaller batch hold more than the largest
 
 
@@ -141,7 +141,7 @@ def _moe_layers(plan: Plan) -> tuple[str, ...]:
     return tuple(metric.removeprefix("load ") for metric in metrics if metric.startswith("load "))
 
 
-def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
+def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageLine, ...]:
     """`elements`: of every row of the replica table, by key."""
     sizes: Counter[str] = Counter()
     for replica in plan.replicas:
@@ -150,7 +150,7 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
     for index, stage in enumerate(plan.stages):
         tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
         ranks = plan.ranks_of_stage(index)
-        rows.append(StageRow(index, tuple(layers_of(stage)), ranks, sum(sizes[tensor] for tensor in tensors)))
+        rows.append(StageLine(index, tuple(layers_of(stage)), ranks, sum(sizes[tensor] for tensor in tensors)))
     return tuple(rows)
 
 
@@ -173,7 +173,7 @@ def _rank(plan: Plan, memory: RankMemory, parameters: int) -> RankRow:
     )
 
 
-def fuller_of(largest: Sequence[RankMemory], proven: Sequence[Memory]) -> tuple[int, int] | None:
+def fuller_of(largest: Sequence[RankMemory], proven: Sequence[DeviceBytes]) -> tuple[int, int] | None:
     """The pipeline rank that holds most in steps of a smaller batch, and how much, if it is more than in the largest.
 
     `proven`: the most of each rank over steps of every size of the batch, without what segments need inside.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.predict.planned_step import Planned
+from compiler.predict.planned_step import PlannedStep
 from compiler.predict.prediction import seconds
 from compiler.tools.picture import labels
 from compiler.tools.report.charts import column
@@ -50,7 +50,7 @@ def spent(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def planned_parts(planned: Planned) -> dict[str, float]:
+def planned_parts(planned: PlannedStep) -> dict[str, float]:
     """Seconds of a planned step, the mean of the pipeline ranks: what `spent` would have of it.
 
     The compute of an action is the time of its segments; what it takes beside is an exchange that nothing hides.
@@ -69,7 +69,7 @@ def planned_parts(planned: Planned) -> dict[str, float]:
 
 # ---------------------------------------------------------------- the picture
 @dataclass(frozen=True, slots=True)
-class Block:
+class DrawnBlock:
     x: float
     y: float
     width: float
@@ -87,7 +87,7 @@ class PartsChart:
     left: float
     right: float
     bottom: float
-    blocks: tuple[Block, ...]
+    blocks: tuple[DrawnBlock, ...]
     y_ticks: tuple[tuple[float, str], ...]
     x_ticks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[str, str], ...]
@@ -95,7 +95,7 @@ class PartsChart:
     planned_generation: bool
 
 
-def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: Planned | None) -> PartsChart | None:
+def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: PlannedStep | None) -> PartsChart | None:
     """`rows`: of the metrics; `lost_at`: seconds that failures cost in front of a step. None where no row has parts."""
     rows = [row for row in rows if spent([row])]
     if not rows:
@@ -141,14 +141,14 @@ def _y(share: float) -> float:
     return BOTTOM - share * (BOTTOM - TOP)
 
 
-def _stacked(found: Seconds, x: float, width: float, name: str) -> list[Block]:
+def _stacked(found: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
     """A bar, from compute at the ground upwards."""
     blocks, below, whole = [], 0.0, sum(found.values()) or 1.0
     for part, css, what in PARTS:
         share = found.get(part, 0.0) / whole
         if share * (BOTTOM - TOP) >= 0.05:
             title = f"{name}, {what}: {seconds(found[part])}, {share:.1%}"
-            blocks.append(Block(x, _y(below + share), width, _y(below) - _y(below + share), css, title))
+            blocks.append(DrawnBlock(x, _y(below + share), width, _y(below) - _y(below + share), css, title))
         below += share
     return blocks
 
@@ -181,7 +181,7 @@ class Summary:
     mfu: float | None  # of causal attention, of the BF16 peak; None where a device has none
     lost: LostTime | None
     spent: Mapping[str, float]  # seconds of the steps by part, the mean of the ranks
-    planned: Planned | None
+    planned: PlannedStep | None
 
     @property
     def planned_goodput(self) -> float | None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.tools.weights.checkpoint import ModelError
-from compiler.tools.weights.families import Family
+from compiler.tools.weights.families import PublishedFamily
 from runtime.checkpoint.shard_manifest import Manifest
-from runtime.contract.weights import A, B, Piece, Published, factor_of
+from runtime.contract.weights import A, B, PublishedTensor, RowPiece, factor_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INSIDE, BEHIND = "base_model.model.", ".weight"  # PEFT's names of the model in it, and of what a module has
@@ -32,13 +32,13 @@ Shapes = Mapping[str, tuple[int, ...]]  # of the tensors of a checkpoint
 class Adapters:
     """The tensors of PEFT's file, and the modules and parameters that they adapt."""
 
-    tensors: tuple[Published, ...]
+    tensors: tuple[PublishedTensor, ...]
     modules: tuple[str, ...]
     parameters: tuple[str, ...]
     rank: int
 
 
-def published_adapters(manifest: Manifest, tensors: Iterable[Published], family: Family) -> Adapters:
+def published_adapters(manifest: Manifest, tensors: Iterable[PublishedTensor], family: PublishedFamily) -> Adapters:
     """The adapters of a checkpoint; `tensors`: those of the published model. Matrices that are one here share their A.
 
     Raises ModelError where there are no adapters, or some that PEFT has no module for.
@@ -87,22 +87,22 @@ def adapter_config(manifest: Manifest, adapters: Adapters, base: str | None) -> 
     }
 
 
-def _pair(module: str, piece: Piece, held: Shapes) -> Iterator[Published]:
+def _pair(module: str, piece: RowPiece, held: Shapes) -> Iterator[PublishedTensor]:
     """A and B of the rows of a matrix."""
     rank, columns = held[f"{piece.tensor}{A}"]
-    of_a, of_b = Piece(f"{piece.tensor}{A}", 0, rank), replace(piece, tensor=f"{piece.tensor}{B}")
-    yield Published(f"{INSIDE}{module}.lora_A{BEHIND}", (rank, columns), "plain", (of_a,))
-    yield Published(f"{INSIDE}{module}.lora_B{BEHIND}", (piece.end - piece.start, rank), "plain", (of_b,))
+    of_a, of_b = RowPiece(f"{piece.tensor}{A}", 0, rank), replace(piece, tensor=f"{piece.tensor}{B}")
+    yield PublishedTensor(f"{INSIDE}{module}.lora_A{BEHIND}", (rank, columns), "plain", (of_a,))
+    yield PublishedTensor(f"{INSIDE}{module}.lora_B{BEHIND}", (piece.end - piece.start, rank), "plain", (of_b,))
 
 
-def _of_experts(matrices: Iterable[Published], held: Shapes) -> tuple[list[Published], tuple[str, ...]]:
+def _of_experts(matrices: Iterable[PublishedTensor], held: Shapes) -> tuple[list[PublishedTensor], tuple[str, ...]]:
     """A and B of the parameters that hold the matrices of all experts of a layer, and the names of these."""
     of: dict[tuple[int, str], dict[int, bool]] = {}  # of a layer's matrices: each expert, and whether rows lie in turn
     for piece in (piece for each in matrices for piece in each.pieces):
         match = _EXPERT.match(piece.tensor)
         assert match is not None, "filtered before"
         of.setdefault((int(match[1]), match[3]), {})[int(match[2])] = piece.in_turn
-    tensors, names = list[Published](), list[str]()
+    tensors, names = list[PublishedTensor](), list[str]()
     for layer, which in sorted(of, key=lambda key: (key[0], [*PARAMETERS].index(key[1]))):
         module, experts = EXPERTS.format(layer), sorted(of[layer, which])
         stored = [f"weight/layers.{layer}.ffn.experts.{expert}.{which}" for expert in experts]
@@ -113,10 +113,10 @@ def _of_experts(matrices: Iterable[Published], held: Shapes) -> tuple[list[Publi
     return tensors, tuple(names)
 
 
-def _fused(module: str, stored: Sequence[str], held: Shapes, in_turn: bool) -> Iterator[Published]:
+def _fused(module: str, stored: Sequence[str], held: Shapes, in_turn: bool) -> Iterator[PublishedTensor]:
     rank, columns = held[f"{stored[0]}{A}"]
     rows = held[f"{stored[0]}{B}"][0]
-    of_a = tuple(Piece(f"{name}{A}", 0, rank) for name in stored)
-    of_b = tuple(Piece(f"{name}{B}", 0, rows, in_turn=in_turn) for name in stored)
-    yield Published(f"{module}.lora_A{BEHIND}", (len(stored) * rank, columns), "plain", of_a)
-    yield Published(f"{module}.lora_B{BEHIND}", (rows, rank * len(stored)), "spread", of_b)
+    of_a = tuple(RowPiece(f"{name}{A}", 0, rank) for name in stored)
+    of_b = tuple(RowPiece(f"{name}{B}", 0, rows, in_turn=in_turn) for name in stored)
+    yield PublishedTensor(f"{module}.lora_A{BEHIND}", (len(stored) * rank, columns), "plain", of_a)
+    yield PublishedTensor(f"{module}.lora_B{BEHIND}", (rows, rank * len(stored)), "spread", of_b)

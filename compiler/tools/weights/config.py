@@ -20,12 +20,12 @@ from compiler.tools.importers.ends import ACTIVATIONS
 from compiler.tools.importers.json_text import parse
 from compiler.tools.importers.layers import LINEAR
 from compiler.tools.importers.rotation import FULL, SLIDING
-from compiler.tools.weights.families import FAMILIES, Family
+from compiler.tools.weights.families import FAMILIES, PublishedFamily
 from compiler.tools.weights.tensors import UnnamedError, experts_of, published
 from dsl.messages.diagnostics import Source
 from dsl.schema import Compressed, Csa, Custom, DeltaNet, Dense, Gqa, Hca, Mla, Model, Moe
 from dsl.schema.attention import Indexer, LinearScaling, Rope
-from runtime.contract.weights import Format, Published
+from runtime.contract.weights import Format, PublishedTensor
 
 # --- The configuration of a model as one of DeepSeek-V4: `compiler/tools/importers/deepseek_v4.py` in the other
 # direction
@@ -196,10 +196,10 @@ class Publication:
 
     model_type: str
     config: Config
-    tensors: tuple[Published, ...]
+    tensors: tuple[PublishedTensor, ...]
 
     @property
-    def family(self) -> Family:
+    def family(self) -> PublishedFamily:
         return FAMILIES[self.model_type]
 
 
@@ -312,7 +312,7 @@ def _ffn_kinds(model: Model) -> list[str]:
     return ["dense" if isinstance(model.ffn(layer), Dense) else "sparse" for layer in range(model.num_layers)]
 
 
-def _attention(model: Model, family: importable.Family) -> Config:
+def _attention(model: Model, family: importable.ConfigFamily) -> Config:
     if isinstance(model.attention, Compressed):
         return attention_keys(model, _rope)
     attention = _softmax(model)
@@ -326,7 +326,7 @@ def _activation(model: Model) -> str:
     return names.get(first.activation, "silu")
 
 
-def _factors(model: Model, family: importable.Family) -> Config:
+def _factors(model: Model, family: importable.ConfigFamily) -> Config:
     """Factors and bounds of a whole model, of families that have them."""
     keys: Config = {"final_logit_softcapping": model.logit_cap} if family.caps_logits else {}
     if family.multiplies:
@@ -350,7 +350,7 @@ def with_format(found: Publication, format: Format) -> Config:
     return found.config | {"dtype": DTYPES[format]} | ({"quantization_config": blocks} if format == "fp8" else {})
 
 
-def _modules_of(tensors: Iterable[Published]) -> set[str]:
+def _modules_of(tensors: Iterable[PublishedTensor]) -> set[str]:
     """The modules whose matrices are not in blocks."""
     wide = (each for each in tensors if len(each.shape) == 2 and each.kind != "linear" and each.shape[0])
     return {each.name.removesuffix(".weight") for each in wide if not each.name.endswith("embed_tokens.weight")}
@@ -362,7 +362,7 @@ def _softmax(model: Model) -> Mla | Gqa | None:
     return next((each for each in found if isinstance(each, Mla | Gqa)), None)
 
 
-def _linear(model: Model, family: importable.Family) -> Config:
+def _linear(model: Model, family: importable.ConfigFamily) -> Config:
     """Which layers have linear attention, and its sizes, of families that have it."""
     layers = [*map(model.attention_of, range(model.num_layers))]
     net = next((each for each in layers if isinstance(each, DeltaNet)), None)
@@ -405,7 +405,7 @@ def _indexer(indexer: Indexer | None) -> Config:
     return {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.top_k}
 
 
-def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:
+def _gqa(model: Model, attention: Gqa, family: importable.ConfigFamily) -> Config:
     share = (attention.rope.width or attention.head_dim) / attention.head_dim if attention.rope else 1.0
     return {
         "num_attention_heads": attention.heads,
@@ -420,7 +420,7 @@ def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:
     }
 
 
-def _scores(attention: Gqa, family: importable.Family) -> Config:
+def _scores(attention: Gqa, family: importable.ConfigFamily) -> Config:
     """The scale of q·k, and the bound of logits, of families that say them."""
     keys: Config = {"attn_logit_softcapping": attention.softcap} if family.softcap else {}
     scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
@@ -432,7 +432,7 @@ def _scores(attention: Gqa, family: importable.Family) -> Config:
     return keys
 
 
-def _windows(model: Model, family: importable.Family) -> Config:
+def _windows(model: Model, family: importable.ConfigFamily) -> Config:
     """The sliding window, for families that have one: of all layers, or of those that are listed."""
     found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
     length = next((window for window in found if window is not None), None)
@@ -447,7 +447,7 @@ def _windows(model: Model, family: importable.Family) -> Config:
     return keys
 
 
-def _rotations(model: Model, family: importable.Family, part: Mapping[str, float]) -> Config:
+def _rotations(model: Model, family: importable.ConfigFamily, part: Mapping[str, float]) -> Config:
     """The rotation of all layers, or of each kind of layer, and which layers have none, for families that say it."""
     layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
     if family.skips_rotation:

@@ -15,7 +15,7 @@ Names = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Family:
+class PublishedFamily:
     """How the models of a type are published."""
 
     architecture: str
@@ -129,28 +129,32 @@ _ENDS_OF_V4 = {"head": "head.weight"} | {
 _SIGMOID = {"score": "sigmoid"}
 
 # The first that describes a model is how it is published, unless it was imported as another one that does.
-FAMILIES: Mapping[str, Family] = {
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True),
-    "deepseek_v32": Family("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
-    "deepseek_v2": Family("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
-    "llama": Family("LlamaForCausalLM", "halves"),
-    "qwen2": Family("Qwen2ForCausalLM", "halves"),
-    "mistral": Family("MistralForCausalLM", "halves"),
-    "qwen3": Family("Qwen3ForCausalLM", "halves"),
-    "mixtral": Family("MixtralForCausalLM", "halves", _MIXTRAL),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", "halves"),
-    "olmo2": Family("Olmo2ForCausalLM", "halves", _OLMO2),
-    "qwen2_moe": Family("Qwen2MoeForCausalLM", "halves", _QWEN2_MOE),
-    "olmoe": Family("OlmoeForCausalLM", "halves"),
-    "glm4_moe": Family("Glm4MoeForCausalLM", "halves", fixed=_SIGMOID, predicts=True),
-    "gemma2": Family("Gemma2ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
-    "gemma3_text": Family("Gemma3ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
-    "gpt_oss": Family("GptOssForCausalLM", "halves", _GPT_OSS),
-    "qwen3_next": Family("Qwen3NextForCausalLM", "halves", _QWEN2_MOE, linear=_QWEN3_NEXT, gains_from_one=True),
-    "kimi_linear": Family("KimiLinearForCausalLM", "pairs", _KIMI_LINEAR, fixed=_SIGMOID, linear=_KDA),
-    "granite": Family("GraniteForCausalLM", "halves"),
-    "smollm3": Family("SmolLM3ForCausalLM", "halves"),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True, remote=True),
-    "deepseek_v4": Family("DeepseekV4ForCausalLM", "pairs", _DEEPSEEK_V4, _ENDS_OF_V4),
-    "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
+FAMILIES: Mapping[str, PublishedFamily] = {
+    "deepseek_v3": PublishedFamily("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True),
+    "deepseek_v32": PublishedFamily("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
+    "deepseek_v2": PublishedFamily("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
+    "llama": PublishedFamily("LlamaForCausalLM", "halves"),
+    "qwen2": PublishedFamily("Qwen2ForCausalLM", "halves"),
+    "mistral": PublishedFamily("MistralForCausalLM", "halves"),
+    "qwen3": PublishedFamily("Qwen3ForCausalLM", "halves"),
+    "mixtral": PublishedFamily("MixtralForCausalLM", "halves", _MIXTRAL),
+    "qwen3_moe": PublishedFamily("Qwen3MoeForCausalLM", "halves"),
+    "olmo2": PublishedFamily("Olmo2ForCausalLM", "halves", _OLMO2),
+    "qwen2_moe": PublishedFamily("Qwen2MoeForCausalLM", "halves", _QWEN2_MOE),
+    "olmoe": PublishedFamily("OlmoeForCausalLM", "halves"),
+    "glm4_moe": PublishedFamily("Glm4MoeForCausalLM", "halves", fixed=_SIGMOID, predicts=True),
+    "gemma2": PublishedFamily("Gemma2ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
+    "gemma3_text": PublishedFamily("Gemma3ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
+    "gpt_oss": PublishedFamily("GptOssForCausalLM", "halves", _GPT_OSS),
+    "qwen3_next": PublishedFamily(
+        "Qwen3NextForCausalLM", "halves", _QWEN2_MOE, linear=_QWEN3_NEXT, gains_from_one=True
+    ),
+    "kimi_linear": PublishedFamily("KimiLinearForCausalLM", "pairs", _KIMI_LINEAR, fixed=_SIGMOID, linear=_KDA),
+    "granite": PublishedFamily("GraniteForCausalLM", "halves"),
+    "smollm3": PublishedFamily("SmolLM3ForCausalLM", "halves"),
+    "kimi_k2": PublishedFamily(
+        "DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True, remote=True
+    ),
+    "deepseek_v4": PublishedFamily("DeepseekV4ForCausalLM", "pairs", _DEEPSEEK_V4, _ENDS_OF_V4),
+    "deepseek": PublishedFamily("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
 }

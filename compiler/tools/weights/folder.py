@@ -17,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from compiler.tools.weights.tensors import DERIVED
-from runtime.contract.weights import FP4_DATA, FP4_SCALE, INDEX, ONE, SCALE, Published
+from runtime.contract.weights import FP4_DATA, FP4_SCALE, INDEX, ONE, SCALE, PublishedTensor
 from runtime.system.outcome import printable
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
@@ -35,7 +35,7 @@ class FolderError(Exception):
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredTensor:
     """A tensor of a file, as its header says."""
 
     file: str
@@ -55,11 +55,11 @@ def has_weights(folder: Path) -> bool:
     return False
 
 
-def read_folder(folder: Path) -> dict[str, Held]:
+def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder, by name. Raises FolderError."""
     indexed = _index(folder / INDEX) if (folder / INDEX).exists() else None
     files = [ONE] if indexed is None else sorted(set(indexed.values()))
-    found: dict[str, Held] = {}
+    found: dict[str, StoredTensor] = {}
     wrong: list[str] = []
     for file in files:
         try:
@@ -116,7 +116,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _header(folder: Path, file: str) -> Iterator[tuple[str, Held]]:
+def _header(folder: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of one file. The library compares the header with the size of the file."""
     path = folder / file
     try:
@@ -125,14 +125,14 @@ def _header(folder: Path, file: str) -> Iterator[tuple[str, Held]]:
         with safe_open(path, framework="np") as opened:
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
                 part = opened.get_slice(name)
-                yield name, Held(file, str(part.get_dtype()), tuple(part.get_shape()))
+                yield name, StoredTensor(file, str(part.get_dtype()), tuple(part.get_shape()))
     except (SafetensorError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FolderError(f"{path} cannot be read: {printable(str(reason))}") from None
 
 
 def check(
-    folder: Path, tensors: Sequence[Published], held: Mapping[str, Held], block: tuple[int, int] | None
+    folder: Path, tensors: Sequence[PublishedTensor], held: Mapping[str, StoredTensor], block: tuple[int, int] | None
 ) -> dict[str, str]:
     """The file of every tensor and scale that a model takes. Every tensor of the folder is taken, or is an error.
 
@@ -170,13 +170,17 @@ def check(
     return files
 
 
-def without_mtp(tensors: Sequence[Published], held: Iterable[str], block: str) -> bool:
+def without_mtp(tensors: Sequence[PublishedTensor], held: Iterable[str], block: str) -> bool:
     """Whether a folder has nothing of the published block of multi-token prediction, though the model has it."""
     return any(each.name.startswith(block) for each in tensors) and not any(name.startswith(block) for name in held)
 
 
 def _blocked(
-    folder: Path, each: Published, found: Held, held: Mapping[str, Held], block: tuple[int, int] | None
+    folder: Path,
+    each: PublishedTensor,
+    found: StoredTensor,
+    held: Mapping[str, StoredTensor],
+    block: tuple[int, int] | None,
 ) -> Iterator[str]:
     """What is wrong with a matrix in blocks of FP8."""
     at, scale = f"{folder / found.file}: {each.name}", held.get(each.name + SCALE)
@@ -193,7 +197,7 @@ def _blocked(
             yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; of such blocks it is F32 of {_extents(wanted)}"
 
 
-def _in_fp4(folder: Path, each: Published, held: Mapping[str, Held]) -> Iterator[str]:
+def _in_fp4(folder: Path, each: PublishedTensor, held: Mapping[str, StoredTensor]) -> Iterator[str]:
     """What is wrong with a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
     experts, columns, rows = each.shape
     blocks = (experts, rows, -(-columns // FP4_BLOCK))

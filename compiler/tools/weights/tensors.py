@@ -12,10 +12,10 @@ from dataclasses import replace
 from itertools import chain
 from math import gcd
 
-from compiler.plan.parameters import Parameter, model_parameters, num_experts, stored
-from compiler.tools.weights.families import Family
+from compiler.plan.parameters import LogicalParameter, model_parameters, num_experts, stored
+from compiler.tools.weights.families import PublishedFamily
 from dsl.schema import Compressed, DeltaNet, Gqa, Mla, Model, Moe
-from runtime.contract.weights import Halves, Piece, Published
+from runtime.contract.weights import Halves, PublishedTensor, RowPiece
 
 # What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -77,7 +77,7 @@ class UnnamedError(ValueError):
     """Tensors of a model that no published model has; the message lists them."""
 
 
-def published(model: Model, family: Family, rotates: str = "") -> tuple[Published, ...]:
+def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple[PublishedTensor, ...]:
     """The tensors of a model as its family publishes them, in the order of the model.
 
     `rotates`: where a configuration says another order than its family. Raises UnnamedError.
@@ -86,19 +86,19 @@ def published(model: Model, family: Family, rotates: str = "") -> tuple[Publishe
     naming = _Naming(model, family, (rotates or family.rotates) == "halves")
     if unnamed := [each.name for each in found if not naming.knows(each)]:
         raise UnnamedError(", ".join(unnamed[:6]) + (f" and {len(unnamed) - 6} more" if len(unnamed) > 6 else ""))
-    tensors: dict[str, Published] = {}
+    tensors: dict[str, PublishedTensor] = {}
     for each in (each for parameter in found for each in naming.of(parameter)):
         before = tensors.get(each.name)
         tensors[each.name] = each if before is None else (_stacked if each.stacked else _joined)(before, each)
     return (*tensors.values(), *_added(model, family, found))
 
 
-def _stacked(before: Published, one: Published) -> Published:
+def _stacked(before: PublishedTensor, one: PublishedTensor) -> PublishedTensor:
     """A published tensor of experts, with one more of them behind those that it has."""
     return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *one.pieces))
 
 
-def _joined(before: Published, more: Published) -> Published:
+def _joined(before: PublishedTensor, more: PublishedTensor) -> PublishedTensor:
     """A published tensor whose rows are those of two, head by head of the keys."""
     heads = gcd(len(before.pieces), len(more.pieces))
     of_heads = [
@@ -113,18 +113,18 @@ def _joined(before: Published, more: Published) -> Published:
 class _Naming:
     """Published tensors of each tensor of a checkpoint."""
 
-    def __init__(self, model: Model, family: Family, halves: bool) -> None:
+    def __init__(self, model: Model, family: PublishedFamily, halves: bool) -> None:
         self._model, self._halves = model, halves
         self._names, self._linear = {**NAMES, **family.names}, family.linear
         self._ends = {**ENDS, **family.ends}
         self._from_one = family.gains_from_one
 
-    def knows(self, parameter: Parameter) -> bool:
+    def knows(self, parameter: LogicalParameter) -> bool:
         """Whether a tensor has a name."""
         local = _local(parameter.name)
         return parameter.name in self._ends or local in self._names or local in self._linear
 
-    def of(self, parameter: Parameter) -> Iterator[Published]:
+    def of(self, parameter: LogicalParameter) -> Iterator[PublishedTensor]:
         """The published tensors that a tensor is made of."""
         if parameter.name in self._ends:
             found = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
@@ -153,14 +153,14 @@ class _Naming:
             yield replace(one, from_one=self._is_from_one(parameter), below=below)
             start += size
 
-    def _is_from_one(self, parameter: Parameter) -> bool:
+    def _is_from_one(self, parameter: LogicalParameter) -> bool:
         """Whether a tensor is published as its differences from 1: a gain, of a family that does so."""
         return self._from_one and parameter.init is None and _local(parameter.name) != "attention.out_norm"
 
 
 def _by_heads(
-    one: Published, local: str, index: int, attention: Attention, parameter: Parameter, together: int
-) -> Published:
+    one: PublishedTensor, local: str, index: int, attention: Attention, parameter: LogicalParameter, together: int
+) -> PublishedTensor:
     """A tensor that is published head by head: queries with their gates; all that is `together` of a delta rule."""
     (piece,) = one.pieces
     if isinstance(attention, Gqa) and attention.output_gate and local in ("attention.qkv", "attention.qkv_bias"):
@@ -204,7 +204,7 @@ def _attention_of(model: Model, name: str) -> Attention:
     return found
 
 
-def _sizes(local: str, attention: Attention, parameter: Parameter, count: int) -> Sequence[int]:
+def _sizes(local: str, attention: Attention, parameter: LogicalParameter, count: int) -> Sequence[int]:
     """The rows of each part of a tensor."""
     if local in ("attention.qkv", "attention.qkv_bias"):
         if isinstance(attention, DeltaNet):
@@ -244,7 +244,7 @@ def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
     return Halves(attention.indexer.head_dim, 0, attention.head_dim.rope)
 
 
-def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator[Published]:
+def _added(model: Model, family: PublishedFamily, found: Sequence[LogicalParameter]) -> Iterator[PublishedTensor]:
     """What is published beside the tensors of a checkpoint: copies for MTP, and parts that here are nothing."""
     by_name = {each.name: each for each in found}
     for k in range(model.mtp.depth if model.mtp else 0):
@@ -260,26 +260,26 @@ def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator
         block, prefix = _published_block(model, each.name), each.name.removesuffix("ffn.router.weight")
         experts, D = each.shape
         if family.fixed["score"] == "sigmoid" and f"{prefix}ffn.router.bias" not in by_name:
-            yield Published(f"{block}.mlp.gate.e_score_correction_bias", (experts,), "buffer", (), optional=True)
+            yield PublishedTensor(f"{block}.mlp.gate.e_score_correction_bias", (experts,), "buffer", (), optional=True)
         if f"{prefix}ffn.shared.up" not in by_name:
             for local in ("ffn.shared.up", "ffn.shared.down"):
                 for name in NAMES[local]:
                     shape = (D, 0) if local.endswith("down") else (0, D)
-                    yield Published(f"{block}.{name}", shape, "plain", (), optional=True)
+                    yield PublishedTensor(f"{block}.{name}", shape, "plain", (), optional=True)
 
 
 def _published(
     name: str,
     kind: str,
-    parameter: Parameter,
+    parameter: LogicalParameter,
     start: int,
     end: int,
     halves: Halves | None = None,
     optional: bool = False,
-) -> Published:
-    piece = Piece(stored(parameter), start, end, halves)
+) -> PublishedTensor:
+    piece = RowPiece(stored(parameter), start, end, halves)
     shape = (end - start, *parameter.shape[1:])
-    return Published(name, shape, kind, (piece,), optional)  # type: ignore[arg-type]
+    return PublishedTensor(name, shape, kind, (piece,), optional)  # type: ignore[arg-type]
 
 
 def _local(name: str) -> str:
@@ -295,7 +295,7 @@ def _published_block(model: Model, name: str) -> str:
     return f"model.layers.{int(index) + (model.num_layers if kind == 'mtp' else 0)}"
 
 
-def copies_of(model: Model) -> tuple[Published, ...]:
+def copies_of(model: Model) -> tuple[PublishedTensor, ...]:
     """Tensors that a published model may have, though they repeat another: the head of tied embeddings."""
     if not model.tied:
         return ()

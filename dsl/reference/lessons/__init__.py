@@ -27,7 +27,7 @@ FENCE = re.compile(
 
 
 @dataclass(frozen=True)
-class Part:
+class ExamplePart:
     """A piece of an example, `times` over."""
 
     text: str
@@ -38,7 +38,7 @@ class Part:
 class Example:
     """A spec `mine.dsc`, and the command line that is shown with it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ExamplePart, ...]
     command: str = COMMAND
 
     @property
@@ -82,6 +82,6 @@ def read(code: str, text: str) -> Lesson:
 
 def _example(blocks: list[re.Match[str]], which: str) -> Example:
     mine = [block for block in blocks if block["of"] in (which, None)]
-    parts = tuple(Part(block["text"], int(block["times"] or 1)) for block in mine if block["language"] == "dsc")
+    parts = tuple(ExamplePart(block["text"], int(block["times"] or 1)) for block in mine if block["language"] == "dsc")
     commands = [block["text"].strip() for block in mine if block["language"] == "sh"]
     return Example(parts, *commands)

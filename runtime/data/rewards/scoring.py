@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.contract import Reward
+from runtime.contract import RewardRecipe
 from runtime.system.limited import DeadError, FaultError, LateError, Limited
 from runtime.system.outcome import ReportedError, shortened
 from runtime.system.regular_files import read_bytes
@@ -126,7 +126,7 @@ DATA_BYTES = 4 << 30
 START_S = 120.0  # until the file is imported: a library may take its time
 
 
-class Process:
+class RewardProcess:
     """The process of a reward, which is started at once and answers questions.
 
     `name`: of the reward; `place`: the file or pattern that a message names; `what`: the first question, which says
@@ -197,9 +197,9 @@ class Rewards:
     RewardError where a file, a function or a pattern cannot be used.
     """
 
-    def __init__(self, rewards: tuple[Reward, ...], sources: Mapping[str, Path | str]) -> None:
+    def __init__(self, rewards: tuple[RewardRecipe, ...], sources: Mapping[str, Path | str]) -> None:
         self.rewards = rewards
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, RewardProcess] = {}
         try:
             for reward in rewards:
                 if reward.check == "regex":
@@ -246,12 +246,12 @@ class Rewards:
             process.end()
         self._processes.clear()
 
-    def _start_regex(self, reward: Reward) -> None:
+    def _start_regex(self, reward: RewardRecipe) -> None:
         pattern = f"pattern {reward.pattern!r}"
         what, quicker = {"pattern": reward.pattern}, "write a pattern that does not backtrack without end"
-        self._processes[reward.name] = Process(reward.name, pattern, what, None, quicker)
+        self._processes[reward.name] = RewardProcess(reward.name, pattern, what, None, quicker)
 
-    def _start_function(self, reward: Reward, source: Path | str) -> None:
+    def _start_function(self, reward: RewardRecipe, source: Path | str) -> None:
         path = str(source) if isinstance(source, Path) else reward.named or reward.file or f"{reward.name}.py"
         text = _read(reward, source) if isinstance(source, Path) else source
         folder = source.parent if isinstance(source, Path) else None
@@ -261,7 +261,7 @@ class Rewards:
             "function": reward.function,
             "imports_from": str(folder) if folder else None,
         }
-        self._processes[reward.name] = Process(reward.name, path, what, folder, "make it quicker")
+        self._processes[reward.name] = RewardProcess(reward.name, path, what, folder, "make it quicker")
 
     def _each(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         """The results of calls by their names, all at the same time. Raises the first error in their order."""
@@ -272,7 +272,7 @@ class Rewards:
         return {name: future.result() for name, future in futures.items()}
 
 
-def _read(reward: Reward, path: Path) -> str:
+def _read(reward: RewardRecipe, path: Path) -> str:
     try:
         return read_bytes(path, MAX_FILE_BYTES).decode("utf-8")
     except OSError as error:
@@ -282,7 +282,7 @@ def _read(reward: Reward, path: Path) -> str:
     raise RewardError(f"reward `{reward.name}`: {path}: {reason}\n = hint: write `file` of a file of Python")
 
 
-def _exact(reward: Reward, case: Case) -> float:
+def _exact(reward: RewardRecipe, case: Case) -> float:
     if (answer := case.columns.get(ANSWER)) is None:
         raise RewardError(
             f"reward `{reward.name}`: `check = exact` compares with the answer of a row, and a row has none\n"

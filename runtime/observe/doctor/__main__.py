@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from runtime.build.files import BuildError, read
-from runtime.contract import Plan
-from runtime.observe.doctor.checks import Finding, Node, check
+from runtime.contract import RunPlan
+from runtime.observe.doctor.checks import CheckFinding, NodeFacts, check
 from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError
 
@@ -24,7 +24,7 @@ VERSION = 1  # of the JSON
 EXIT_FOUND, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
 
 
-def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], Node] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], NodeFacts] | None = None) -> int:
     """`look`: finds out the facts of a node; tests give others."""
     parser = argparse.ArgumentParser(prog="python -m runtime.observe.doctor", allow_abbrev=False)
     parser.add_argument("build", nargs="?", type=Path)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], Node] | 
     plan = None
     if args.build is not None:
         try:
-            plan = Plan.from_json(read(args.build).files["plan.json"])
+            plan = RunPlan.from_json(read(args.build).files["plan.json"])
         except (BuildError, FormError, KeyError) as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
             return EXIT_USAGE
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], Node] | 
     return EXIT_FOUND if any(each.status == "error" for each in findings) else 0
 
 
-def _as_text(findings: Sequence[Finding]) -> str:
+def _as_text(findings: Sequence[CheckFinding]) -> str:
     width = max(len(each.name) for each in findings)
     lines = []
     for each in findings:
@@ -63,7 +63,7 @@ def _as_text(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _as_json(findings: Sequence[Finding], build: Path | None) -> str:
+def _as_json(findings: Sequence[CheckFinding], build: Path | None) -> str:
     counts = {f"{status}s": sum(each.status == status for each in findings) for status in ("error", "warning")}
     checks = [asdict(each) for each in findings]
     value = {"version": VERSION, "build": None if build is None else str(build), "checks": checks, **counts}

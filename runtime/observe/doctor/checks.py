@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.contract import NodeKind, Plan
+from runtime.contract import NodeKind, RunPlan
 from runtime.launch.room import checkpoint_bytes
 from runtime.system.outcome import printable
 
@@ -18,14 +18,14 @@ from runtime.system.outcome import printable
 
 
 @dataclass(frozen=True)
-class Problem:
+class CheckProblem:
     """Why something could not be found out, in one line."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Device:
+class CudaDevice:
     """A CUDA device, as its driver describes it."""
 
     name: str
@@ -54,7 +54,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """Soft limits of a process: open files, and bytes of locked memory (-1: none)."""
 
     files: int
@@ -62,7 +62,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """Bytes of the host, and of the file system by which processes share it (0: there is none)."""
 
     free_bytes: int
@@ -70,7 +70,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkSpeeds:
     """Measured bytes a second: between two processes, host to device, and between devices (None: fewer than two).
 
     `nccl`: of an all-reduce over all devices, per device, None where it was not measured.
@@ -91,7 +91,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Network:
+class HostNetwork:
     """The name of this host and the address that it resolves to, and why the port is taken ("": it is free)."""
 
     host: str
@@ -101,19 +101,19 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeFacts:
     """All facts. `native`: why ops do not run in C++, "" where they do."""
 
     cpus: int
-    devices: tuple[Device, ...] | Problem
-    drivers: Drivers | Problem
-    memory: Memory | Problem
-    disk: Disk | Problem
-    limits: Limits | Problem
-    clock: Clock | Problem
-    network: Network | Problem
-    links: Links | Problem
-    native: str | Problem
+    devices: tuple[CudaDevice, ...] | CheckProblem
+    drivers: Drivers | CheckProblem
+    memory: HostMemory | CheckProblem
+    disk: Disk | CheckProblem
+    limits: ProcessLimits | CheckProblem
+    clock: Clock | CheckProblem
+    network: HostNetwork | CheckProblem
+    links: LinkSpeeds | CheckProblem
+    native: str | CheckProblem
 
 
 # --- checks
@@ -128,7 +128,7 @@ OF_NOMINAL = 0.5  # the slowest device link may be so much of the fastest before
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """A check with what was found; `mend` is empty where it is ok."""
 
     name: str
@@ -137,7 +137,7 @@ class Finding:
     mend: str = ""
 
 
-def check(node: Node, plan: Plan | None) -> list[Finding]:
+def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
     """All checks, in the order in which they are shown. `plan`: of the build that is to run here."""
     kind = plan.cluster[0] if plan else None
     ranks = kind.devices if kind else max(1, _count(node))
@@ -154,10 +154,12 @@ def check(node: Node, plan: Plan | None) -> list[Finding]:
         _clock(node),
         _links(node),
     )
-    return [Finding(each.name, each.status, printable(each.found), printable(each.mend)) for each in checks]
+    return [CheckFinding(each.name, each.status, printable(each.found), printable(each.mend)) for each in checks]
 
 
-def device_faults(kind: NodeKind, devices: tuple[Device, ...], *, first: int = 0, memory: bool = True) -> Iterator[str]:
+def device_faults(
+    kind: NodeKind, devices: tuple[CudaDevice, ...], *, first: int = 0, memory: bool = True
+) -> Iterator[str]:
     """How devices of a node, counted from `first`, differ from those that a plan is for, each with an edit. Nothing for
     CPUs. `memory`: whether that is compared, too."""
     if kind.sms is None:
@@ -176,10 +178,12 @@ def device_faults(kind: NodeKind, devices: tuple[Device, ...], *, first: int = 0
             )
 
 
-def _devices(node: Node, plan: Plan | None, kind: NodeKind | None) -> Iterator[Finding]:
+def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> Iterator[CheckFinding]:
     found = node.devices
-    if isinstance(found, Problem):
-        yield Finding("devices", "error", f"the driver does not answer: {found.why}", "look at nvidia-smi and dmesg")
+    if isinstance(found, CheckProblem):
+        yield CheckFinding(
+            "devices", "error", f"the driver does not answer: {found.why}", "look at nvidia-smi and dmesg"
+        )
         return
     wanted = 0 if kind is None or kind.sms is None else kind.devices
     text = _listed(found) or f"no GPU, {node.cpus} cores"
@@ -187,153 +191,155 @@ def _devices(node: Node, plan: Plan | None, kind: NodeKind | None) -> Iterator[F
         mend = (
             f"the plan has {wanted} ranks on a node, and each needs a GPU: use another node, or set devices of the spec"
         )
-        yield Finding("devices", "error", text, mend)
+        yield CheckFinding("devices", "error", text, mend)
         return
-    yield Finding("devices", "ok", text)
+    yield CheckFinding("devices", "ok", text)
     if kind is None:
         return
-    yield from (Finding("device", "error", *fault.split(": ", 1)) for fault in device_faults(kind, found[:wanted]))
+    yield from (CheckFinding("device", "error", *fault.split(": ", 1)) for fault in device_faults(kind, found[:wanted]))
     if wanted and kind.device.lower() not in found[0].name.lower().replace(" ", ""):
         mend = f"name the device in the spec: rates of the plan are those of {kind.device}"
-        yield Finding("device", "warning", f"{found[0].name}, and the plan is for {kind.device}", mend)
+        yield CheckFinding("device", "warning", f"{found[0].name}, and the plan is for {kind.device}", mend)
     if not wanted and node.cpus < kind.devices:
         text = f"{node.cpus} cores for {kind.devices} ranks"
-        yield Finding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
+        yield CheckFinding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
 
 
-def _listed(devices: tuple[Device, ...]) -> str:
+def _listed(devices: tuple[CudaDevice, ...]) -> str:
     kinds = dict.fromkeys((each.name, each.sms, each.memory_bytes) for each in devices)
     counts = {kind: sum((d.name, d.sms, d.memory_bytes) == kind for d in devices) for kind in kinds}
     return ", ".join(f"{n} × {name}, {sms} SMs, {size / GIB:.1f} GiB" for (name, sms, size), n in counts.items())
 
 
-def _count(node: Node) -> int:
-    return 0 if isinstance(node.devices, Problem) else len(node.devices)
+def _count(node: NodeFacts) -> int:
+    return 0 if isinstance(node.devices, CheckProblem) else len(node.devices)
 
 
-def _memory(node: Node, plan: Plan | None, kind: NodeKind | None) -> Finding:
-    if isinstance(node.memory, Problem):
+def _memory(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> CheckFinding:
+    if isinstance(node.memory, CheckProblem):
         return _unknown("memory", node.memory)
     text = f"{node.memory.free_bytes / GB:.1f} GB free on the host"
     if plan is None or kind is None:
-        return Finding("memory", "ok", text)
+        return CheckFinding("memory", "ok", text)
     if max(plan.memory) > kind.memory:
         text = f"a rank holds {max(plan.memory) / GB:.1f} GB, and a device of the spec {kind.memory / GB:.1f} GB"
-        return Finding("memory", "error", text, "`dsc plan` names edits that make the run fit")
+        return CheckFinding("memory", "error", text, "`dsc plan` names edits that make the run fit")
     needed = max(plan.memory) * kind.devices if kind.sms is None else 0
     if needed > node.memory.free_bytes:
         mend = "free memory, or lay the run on more nodes, with fewer devices each"
-        return Finding("memory", "error", f"{text}, and {kind.devices} ranks hold {needed / GB:.1f} GB", mend)
-    return Finding("memory", "ok", text)
+        return CheckFinding("memory", "error", f"{text}, and {kind.devices} ranks hold {needed / GB:.1f} GB", mend)
+    return CheckFinding("memory", "ok", text)
 
 
-def _versions(node: Node, kind: NodeKind | None) -> Finding:
-    if isinstance(node.drivers, Problem):
+def _versions(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
+    if isinstance(node.drivers, CheckProblem):
         return _unknown("versions", node.drivers)
     has = node.drivers
     named = {"torch": has.torch, "triton": has.triton, "CUDA": has.cuda, "driver": has.driver, "NCCL": has.nccl}
     text = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     on_gpus = _count(node) > 0 or (kind is not None and kind.sms is not None)
     if on_gpus and not has.cuda:
-        return Finding("versions", "error", text, "this torch is for CPUs: install one that is built for CUDA")
+        return CheckFinding("versions", "error", text, "this torch is for CPUs: install one that is built for CUDA")
     if on_gpus and not has.triton:
-        return Finding("versions", "error", text, "kernels need triton: pip install triton")
+        return CheckFinding("versions", "error", text, "kernels need triton: pip install triton")
     if on_gpus and not has.nccl:
-        return Finding("versions", "error", text, "ranks on GPUs talk by NCCL: install a torch that has it")
+        return CheckFinding("versions", "error", text, "ranks on GPUs talk by NCCL: install a torch that has it")
     if has.driver and int(has.driver.partition(".")[0]) < LEAST_DRIVER:
-        return Finding("versions", "error", text, f"install a driver of NVIDIA from {LEAST_DRIVER} on")
-    return Finding("versions", "ok", text)
+        return CheckFinding("versions", "error", text, f"install a driver of NVIDIA from {LEAST_DRIVER} on")
+    return CheckFinding("versions", "ok", text)
 
 
-def _native(node: Node, kind: NodeKind | None) -> Finding:
-    if isinstance(node.native, Problem):
+def _native(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
+    if isinstance(node.native, CheckProblem):
         return _unknown("ops in C++", node.native)
     if not node.native:
-        return Finding("ops in C++", "ok", "compiled for this processor")
+        return CheckFinding("ops in C++", "ok", "compiled for this processor")
     status: Status = "warning" if kind is None or kind.sms is None else "ok"
     reason, _, mend = node.native.partition("; ")
-    return Finding("ops in C++", status, f"on torch, which takes about twice as long on CPUs: {reason}", mend)
+    return CheckFinding("ops in C++", status, f"on torch, which takes about twice as long on CPUs: {reason}", mend)
 
 
-def _shared(node: Node, kind: NodeKind | None) -> Finding:
-    if isinstance(node.memory, Problem):
+def _shared(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
+    if isinstance(node.memory, CheckProblem):
         return _unknown("/dev/shm", node.memory)
     size = node.memory.shared_bytes
     devices = _count(node) if kind is None else kind.devices if kind.sms is not None else 0
     if size < devices * SHARED_A_DEVICE:
         mend = "NCCL needs it: `docker run --shm-size=8g`, or an emptyDir of medium Memory at /dev/shm"
-        return Finding("/dev/shm", "error", f"{size / GIB:.2f} GiB for {devices} devices", mend)
-    return Finding("/dev/shm", "ok", f"{size / GIB:.2f} GiB")
+        return CheckFinding("/dev/shm", "error", f"{size / GIB:.2f} GiB for {devices} devices", mend)
+    return CheckFinding("/dev/shm", "ok", f"{size / GIB:.2f} GiB")
 
 
-def _disk(node: Node, plan: Plan | None) -> Finding:
-    if isinstance(node.disk, Problem):
-        return Finding("disk", "error", node.disk.why, "name another folder with --out")
+def _disk(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
+    if isinstance(node.disk, CheckProblem):
+        return CheckFinding("disk", "error", node.disk.why, "name another folder with --out")
     text = f"{node.disk.free_bytes / GB:.1f} GB free in {node.disk.folder}"
     if not node.disk.is_writable:
-        return Finding("disk", "error", f"{node.disk.folder} cannot be written", "name another folder with --out")
+        return CheckFinding("disk", "error", f"{node.disk.folder} cannot be written", "name another folder with --out")
     if plan is None:
-        return Finding("disk", "ok", text)
+        return CheckFinding("disk", "ok", text)
     spec, each = plan.train.checkpoint, checkpoint_bytes(plan)
     count = spec.keep + spec.best + 1 if spec else 2
     text += f", {count} checkpoints of {each / GB:.3g} GB"
     if count * each > node.disk.free_bytes:
-        return Finding("disk", "error", text, "make room, name another folder with --out, or keep fewer checkpoints")
-    return Finding("disk", "ok", text)
+        return CheckFinding(
+            "disk", "error", text, "make room, name another folder with --out, or keep fewer checkpoints"
+        )
+    return CheckFinding("disk", "ok", text)
 
 
-def _files(node: Node, plan: Plan | None, ranks: int) -> Finding:
-    if isinstance(node.limits, Problem):
+def _files(node: NodeFacts, plan: RunPlan | None, ranks: int) -> CheckFinding:
+    if isinstance(node.limits, CheckProblem):
         return _unknown("open files", node.limits)
     peers = len({rank for bucket in plan.buckets for rank in bucket.holders}) if plan else ranks
     needed = max(LEAST_FILES, min(peers, 1024) * FILES_A_RANK)
     text = f"ulimit -n is {node.limits.files}"
     if 0 <= node.limits.files < needed:
-        return Finding("open files", "warning", text, f"raise it before the run: ulimit -n {needed}")
-    return Finding("open files", "ok", text)
+        return CheckFinding("open files", "warning", text, f"raise it before the run: ulimit -n {needed}")
+    return CheckFinding("open files", "ok", text)
 
 
-def _locked(node: Node) -> Finding:
-    if isinstance(node.limits, Problem):
+def _locked(node: NodeFacts) -> CheckFinding:
+    if isinstance(node.limits, CheckProblem):
         return _unknown("locked memory", node.limits)
     size = node.limits.locked_bytes
     text = "ulimit -l is unlimited" if size < 0 else f"ulimit -l is {size // 1024}"
     if size >= 0 and _count(node):
         mend = "adapters of InfiniBand pin memory: ulimit -l unlimited, or the capability IPC_LOCK"
-        return Finding("locked memory", "warning", text, mend)
-    return Finding("locked memory", "ok", text)
+        return CheckFinding("locked memory", "warning", text, mend)
+    return CheckFinding("locked memory", "ok", text)
 
 
-def _network(node: Node, plan: Plan | None) -> Finding:
-    if isinstance(node.network, Problem):
+def _network(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
+    if isinstance(node.network, CheckProblem):
         return _unknown("network", node.network)
     found = node.network
     text = f"{found.host} is {found.address or 'not an address'}, port {found.port} is "
     if found.port_problem:
         mend = "end what listens there, or name another port: dsc launch … --port"
-        return Finding("network", "error", f"{text}taken: {found.port_problem}", mend)
+        return CheckFinding("network", "error", f"{text}taken: {found.port_problem}", mend)
     several = plan is not None and sum(kind.nodes for kind in plan.cluster) > 1
     if several and (not found.address or found.address.startswith("127.") or found.address == "::1"):
         mend = "name the interface by which nodes talk: dsc launch … --interface, or GLOO_SOCKET_IFNAME"
-        return Finding("network", "warning", f"{text}free; other nodes cannot reach that address", mend)
-    return Finding("network", "ok", f"{text}free")
+        return CheckFinding("network", "warning", f"{text}free; other nodes cannot reach that address", mend)
+    return CheckFinding("network", "ok", f"{text}free")
 
 
-def _clock(node: Node) -> Finding:
-    if isinstance(node.clock, Problem):
+def _clock(node: NodeFacts) -> CheckFinding:
+    if isinstance(node.clock, CheckProblem):
         return _unknown("clock", node.clock)
     if node.clock.now_s < EARLIEST_S:
-        return Finding("clock", "error", "it is behind the year 2025", "set it, and start chrony or ntpd")
+        return CheckFinding("clock", "error", "it is behind the year 2025", "set it, and start chrony or ntpd")
     if not node.clock.is_synchronised:
         mend = "start chrony or ntpd, for times in logs of several nodes to be comparable"
-        return Finding("clock", "warning", "not synchronised", mend)
-    return Finding("clock", "ok", "synchronised")
+        return CheckFinding("clock", "warning", "not synchronised", mend)
+    return CheckFinding("clock", "ok", "synchronised")
 
 
-def _links(node: Node) -> Finding:
-    if isinstance(node.links, Problem):
+def _links(node: NodeFacts) -> CheckFinding:
+    if isinstance(node.links, CheckProblem):
         status: Status = "error" if _count(node) else "warning"
-        return Finding("links", status, node.links.why, "see what hangs: py-spy dump, nvidia-smi, dmesg")
+        return CheckFinding("links", status, node.links.why, "see what hangs: py-spy dump, nvidia-smi, dmesg")
     rates = {
         "between processes": node.links.processes,
         "to a device": node.links.to_device,
@@ -344,9 +350,9 @@ def _links(node: Node) -> Finding:
     devices, to_device = node.links.devices, node.links.to_device
     if devices is not None and to_device is not None and devices < OF_NOMINAL * to_device:
         mend = "devices reach each other through the host: look at nvidia-smi topo -m, and for peer access"
-        return Finding("links", "warning", text, mend)
-    return Finding("links", "ok", text)
+        return CheckFinding("links", "warning", text, mend)
+    return CheckFinding("links", "ok", text)
 
 
-def _unknown(name: str, problem: Problem) -> Finding:
-    return Finding(name, "warning", f"not known: {problem.why}", "look by hand")
+def _unknown(name: str, problem: CheckProblem) -> CheckFinding:
+    return CheckFinding(name, "warning", f"not known: {problem.why}", "look by hand")

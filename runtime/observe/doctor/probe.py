@@ -23,7 +23,18 @@ from typing import Any, TypeVar
 import torch
 
 from runtime.launch.room import free_bytes
-from runtime.observe.doctor.checks import Clock, Device, Disk, Drivers, Limits, Links, Memory, Network, Node, Problem
+from runtime.observe.doctor.checks import (
+    CheckProblem,
+    Clock,
+    CudaDevice,
+    Disk,
+    Drivers,
+    HostMemory,
+    HostNetwork,
+    LinkSpeeds,
+    NodeFacts,
+    ProcessLimits,
+)
 from runtime.ops.native.library import missing
 
 # --- Measures the links of a node for a fraction of a second each: between processes, to a device, between devices
@@ -34,18 +45,18 @@ DEVICE_BYTES = 256 << 20
 ROUNDS = 8
 
 
-def measure() -> Links:
+def measure() -> LinkSpeeds:
     """All that this node has."""
     count = torch.cuda.device_count()
     processes = between_processes()
     if not count:
-        return Links(processes)
+        return LinkSpeeds(processes)
     to_device = _copies(torch.empty(DEVICE_BYTES, dtype=torch.uint8).pin_memory(), torch.device("cuda", 0))
     if count < 2:
-        return Links(processes, to_device)
+        return LinkSpeeds(processes, to_device)
     first = torch.empty(DEVICE_BYTES, dtype=torch.uint8, device="cuda:0")
     slowest = min(_copies(first, torch.device("cuda", index)) for index in range(1, count))
-    return Links(processes, to_device, slowest, _all_reduce(count))
+    return LinkSpeeds(processes, to_device, slowest, _all_reduce(count))
 
 
 def between_processes() -> float:
@@ -110,20 +121,20 @@ UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 Value = TypeVar("Value")
 
 
-def look(run: Path, port: int) -> Node:
+def look(run: Path, port: int) -> NodeFacts:
     """All facts of this node. `run`: where a run would go. CUDA is not started in this process."""
     found = within(_devices, "devices")
-    devices = found if isinstance(found, Problem) else tuple(Device(**each) for each in found)
-    return Node(
+    devices = found if isinstance(found, CheckProblem) else tuple(CudaDevice(**each) for each in found)
+    return NodeFacts(
         cpus=len(os.sched_getaffinity(0)),
         devices=devices,
         drivers=_read(Drivers, _drivers, "versions"),
-        memory=_read(Memory, _memory, "memory"),
+        memory=_read(HostMemory, _memory, "memory"),
         disk=_read(Disk, lambda: _disk(run), "disk"),
-        limits=_read(Limits, _limits, "limits"),
+        limits=_read(ProcessLimits, _limits, "limits"),
         clock=_read(Clock, _clock, "clock"),
-        network=_read(Network, lambda: _network(port), "network"),
-        links=_read(Links, measure, "links"),
+        network=_read(HostNetwork, lambda: _network(port), "network"),
+        links=_read(LinkSpeeds, measure, "links"),
         native=within(lambda: missing() or "", "C++ of the ops"),
     )
 
@@ -171,12 +182,12 @@ def _heard(descriptor: int, what: str, limit_s: float) -> Any:
             print(f"doctor: looking at {what}", file=sys.stderr, flush=True)
             has_said = True
     else:
-        return Problem(f"no answer within {limit_s:g} s")
+        return CheckProblem(f"no answer within {limit_s:g} s")
     try:
         answer = json.loads(data)
     except ValueError:
-        return Problem("the process that looked has died")
-    return Problem(answer["problem"]) if "problem" in answer else answer["value"]
+        return CheckProblem("the process that looked has died")
+    return CheckProblem(answer["problem"]) if "problem" in answer else answer["value"]
 
 
 def _collect(pid: int) -> None:
@@ -187,15 +198,15 @@ def _collect(pid: int) -> None:
         time.sleep(0.01)
 
 
-def _read(kind: type[Value], probe: Callable[[], Any], what: str) -> Value | Problem:
+def _read(kind: type[Value], probe: Callable[[], Any], what: str) -> Value | CheckProblem:
     answer = within(lambda: asdict(probe()), what)
-    return answer if isinstance(answer, Problem) else kind(**answer)
+    return answer if isinstance(answer, CheckProblem) else kind(**answer)
 
 
 # ---------------------------------------------------------------- probes
 def _devices() -> list[dict[str, Any]]:
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [asdict(Device(each.name, each.multi_processor_count, each.total_memory)) for each in found]
+    return [asdict(CudaDevice(each.name, each.multi_processor_count, each.total_memory)) for each in found]
 
 
 def _drivers() -> Drivers:
@@ -214,12 +225,12 @@ def _version(package: str) -> str:
         return ""
 
 
-def _memory() -> Memory:
+def _memory() -> HostMemory:
     shared = 0
     with suppress(OSError):
         state = os.statvfs("/dev/shm")
         shared = state.f_blocks * state.f_frsize
-    return Memory(free_bytes(Path("/proc"), Path("/sys/fs/cgroup")), shared)
+    return HostMemory(free_bytes(Path("/proc"), Path("/sys/fs/cgroup")), shared)
 
 
 def _disk(run: Path) -> Disk:
@@ -229,8 +240,8 @@ def _disk(run: Path) -> Disk:
     return Disk(str(folder), state.f_bavail * state.f_frsize, os.access(folder, os.W_OK | os.X_OK))
 
 
-def _limits() -> Limits:
-    return Limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+def _limits() -> ProcessLimits:
+    return ProcessLimits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
 
 
 def _clock() -> Clock:
@@ -239,7 +250,7 @@ def _clock() -> Clock:
     return Clock(time.time(), state not in (-1, UNSYNCHRONISED))
 
 
-def _network(port: int) -> Network:
+def _network(port: int) -> HostNetwork:
     host, address, problem = socket.gethostname(), "", ""
     with suppress(OSError):
         address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[assignment]
@@ -247,4 +258,4 @@ def _network(port: int) -> Network:
         socket.create_server(("", port)).close()
     except OSError as error:
         problem = os.strerror(error.errno) if error.errno else str(error)
-    return Network(host, address, port, problem)
+    return HostNetwork(host, address, port, problem)

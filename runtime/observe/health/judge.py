@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from runtime.contract.recipe import Action, Health
+from runtime.contract.recipe import Action, HealthRecipe
 from runtime.system.outcome import ReportedError
 
 MOST_STEPS = 10_000  # that a run remembers
 _MAX = 1 << 62
 
 
-class Trained(NamedTuple):
+class JudgedStep(NamedTuple):
     """A step that was trained: its first sample, its loss and its gradient norm."""
 
     first: int
@@ -32,11 +32,11 @@ class Recent:
     """What a run remembers, and its checkpoints hold: its last steps, the oldest first; the steps at which it skipped a
     batch or rolled back; and the number of its rollbacks so far."""
 
-    steps: tuple[Trained, ...] = ()
+    steps: tuple[JudgedStep, ...] = ()
     acted: tuple[int, ...] = ()
     rollbacks: int = 0
 
-    def after(self, step: Trained, health: Health) -> Recent:
+    def after(self, step: JudgedStep, health: HealthRecipe) -> Recent:
         """What is remembered behind one more step."""
         most = max(health.window, health.back)
         return replace(self, steps=(*self.steps, step)[-most:])
@@ -64,7 +64,7 @@ class Recent:
             sound = False
         if not sound:
             raise ValueError("does not say what its run remembers of its steps")
-        return Recent(tuple(Trained(*each) for each in steps), tuple(acted), rollbacks)
+        return Recent(tuple(JudgedStep(*each) for each in steps), tuple(acted), rollbacks)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class BadStepError(ReportedError):
         return BadStepError(self.step, self.verdict, self.loss, self.norm, self.samples, before=before)
 
 
-def judge(health: Health | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:
+def judge(health: HealthRecipe | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:
     """Why a step must not change the weights, and what follows; None if it may. `health`: None without such a block.
 
     With such a block, a gradient norm of 0 beside a loss is like one that is not finite: an RMSNorm whose squares
@@ -139,7 +139,7 @@ def judge(health: Health | None, recent: Recent, step: int, loss: float, norm: f
     return Verdict("stop", f"{verdict.reason}; {lately} skips or rollbacks in {health.window} steps were not enough")
 
 
-def _spike(health: Health, recent: Recent, loss: float, norm: float) -> str:
+def _spike(health: HealthRecipe, recent: Recent, loss: float, norm: float) -> str:
     """What makes these numbers a spike; "" if nothing does."""
     steps, spike = recent.steps[-health.window :], health.spike
     if spike is None or len(steps) < max(2, health.window // 2):

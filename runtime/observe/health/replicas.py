@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runtime import contract
 from runtime.comm.transport import Sums
-from runtime.state.state import Bucket, Entry, State
+from runtime.state.state import BucketEntry, FlatBucket, State
 from runtime.system.outcome import ReportedError
 
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -31,7 +31,7 @@ _MOST_AT_ONCE = 1 << 13  # numbers of a sum over the world
 class ReplicaError(ReportedError):
     """Ranks hold other bits of what they should hold alike: all ranks raise it behind the same step."""
 
-    def __init__(self, step: int, found: Sequence[Difference]) -> None:
+    def __init__(self, step: int, found: Sequence[ReplicaDifference]) -> None:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         texts = "; ".join(map(str, found[:_MOST_NAMED]))
         super().__init__(f"step {step}: {texts}{more}; no checkpoint has these bits: go on with dsc train --resume")
@@ -40,7 +40,7 @@ class ReplicaError(ReportedError):
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplicaDifference:
     """A tensor of which `ranks` have other bits than the `others`, or each other, where no side has more ranks."""
 
     tensor: str
@@ -87,7 +87,7 @@ def _factors(count: int, device: torch.device) -> Tensor:
     return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * _FACTOR) | 1
 
 
-def compare(state: State, plan: contract.Plan, rank: int, sums: Sums) -> list[Difference]:
+def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list[ReplicaDifference]:
     """What ranks should hold alike and do not, the same on all ranks, which all call it. Empty if all is well."""
     table = [*_alike(plan)]
     held = _held(state)
@@ -97,14 +97,14 @@ def compare(state: State, plan: contract.Plan, rank: int, sums: Sums) -> list[Di
     if not differing:
         return []
     table, mine = [table[at] for at in differing], [mine[at] for at in differing]
-    found: list[Difference] = []
+    found: list[ReplicaDifference] = []
     for each, row in zip(table, _exchange(mine, table, rank, sums), strict=True):
         for name, values in zip(each.names, row.T.tolist(), strict=True):
             found += _difference(name, each.ranks, values)
     return found
 
 
-def _alike(plan: contract.Plan) -> Iterator[_Alike]:
+def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
     """What several ranks hold alike, in an order that all ranks have."""
     average = ["moving average"] * (plan.train.ema is not None)
     master = ["master weights"] * (plan.precision.master != plan.precision.parameter)
@@ -142,7 +142,7 @@ def _held(state: State) -> dict[str, Tensor]:
     return found
 
 
-def _owned(bucket: Bucket, entry: Entry) -> Iterator[tuple[str, Tensor]]:
+def _owned(bucket: FlatBucket, entry: BucketEntry) -> Iterator[tuple[str, Tensor]]:
     """Master weights, state of the optimizer and moving average of a parameter, of which a rank owns all."""
     if (found := bucket.owned_of(entry)) is None:
         return
@@ -169,16 +169,16 @@ def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: 
     return [part.view(row.shape) for part, row in zip(parts, rows, strict=True)]
 
 
-def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Iterator[Difference]:
+def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Iterator[ReplicaDifference]:
     """Which ranks differ in a tensor: all but those of the value that most of them have, or all if there is none."""
     (value, most), *others = Counter(values).most_common()
     if not others:
         return
     if others[0][1] == most:
-        yield Difference(name, ranks, ())
+        yield ReplicaDifference(name, ranks, ())
         return
     alike = tuple(rank for rank, each in zip(ranks, values, strict=True) if each == value)
-    yield Difference(name, tuple(rank for rank in ranks if rank not in alike), alike)
+    yield ReplicaDifference(name, tuple(rank for rank in ranks if rank not in alike), alike)
 
 
 def listed(ranks: Sequence[int]) -> str:

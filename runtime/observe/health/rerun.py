@@ -19,7 +19,7 @@ from runtime.observe.health.replicas import fingerprint, listed
 from runtime.state.state import State
 
 
-class Place(NamedTuple):
+class RerunRank(NamedTuple):
     """A rank among those of its world, and by which sums they tell each other."""
 
     rank: int
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     sums: Sums
 
 
-class Computed(NamedTuple):
+class RerunStep(NamedTuple):
     """A step that was computed again: its sums over all ranks, a fingerprint of each rank's losses, loads and
     gradients, and the fault if they differ from those before."""
 
@@ -51,8 +51,8 @@ def computed_again(
     compute: Callable[[], dict[str, Tensor]],
     records: Callable[[], Tensor],
     state: State,
-    place: Place,
-) -> Computed:
+    place: RerunRank,
+) -> RerunStep:
     """A step, computed again by `compute`. `sums`: those over all ranks of the first time.
 
     Every rank calls it. `records`: what a rank adds to the sums, of the step that was computed last; its gradients are
@@ -67,9 +67,9 @@ def computed_again(
     other_records, other_gradients = ([at for at, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
     prints = tuple(_both(*row[2:]) for row in rows)
     if not other_records and not other_gradients and all(_same(sums[name], again[name]) for name in sums):
-        return Computed(again, prints, None)
+        return RerunStep(again, prints, None)
     what, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
-    return Computed(again, prints, Fault(step, tuple(ranks), _reason(what, ranks)))
+    return RerunStep(again, prints, Fault(step, tuple(ranks), _reason(what, ranks)))
 
 
 def print_of(records: Tensor, state: State) -> int:

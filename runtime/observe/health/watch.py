@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runtime.contract.recipe import Train
-from runtime.observe.health.judge import BadStepError, Recent, Trained, Verdict, judge
-from runtime.observe.health.rerun import Computed, Fault
+from runtime.contract.recipe import TrainRecipe
+from runtime.observe.health.judge import BadStepError, JudgedStep, Recent, Verdict, judge
+from runtime.observe.health.rerun import Fault, RerunStep
 
 
-class Watch:
+class HealthWatch:
     """The judge of the steps of a rank. `recent`: what it remembers; `faults`: what was found and is not told yet."""
 
-    def __init__(self, train: Train, recent: Recent) -> None:
+    def __init__(self, train: TrainRecipe, recent: Recent) -> None:
         self._health, self._first_step = train.health, train.first_step
         self.recent, self.faults = recent, list[Fault]()
         self._left_out = 0  # batches, since the last step that was trained
@@ -27,7 +27,7 @@ class Watch:
         """Why a step must not change the weights; None if it may."""
         return judge(self._health, self.recent, step, loss, norm)
 
-    def computed(self, again: Computed) -> dict[str, Tensor]:
+    def computed(self, again: RerunStep) -> dict[str, Tensor]:
         """Remember that a step was computed again; its sums, which hold."""
         self.faults += [again.fault] if again.fault else []
         self._prints = again.prints
@@ -42,7 +42,7 @@ class Watch:
             bad.prints = prints
             raise bad
         if self._health:
-            self.recent = self.recent.after(Trained(drawn[0], loss, norm), self._health)
+            self.recent = self.recent.after(JudgedStep(drawn[0], loss, norm), self._health)
         left_out, self._left_out = self._left_out, 0
         return left_out
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.contract import Metrics, Watch
+from runtime.contract import MetricsSinks, WatchFacts
 from runtime.observe.events import Events
 from runtime.observe.sinks.mlflow import MLflow
 from runtime.observe.sinks.otel import OpenTelemetry
@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
     """Export until stdin ends."""
     run, since = Path(argv[0]), argv[1]
     with open(0, "rb", buffering=0, closefd=False) as stdin:
-        watch = Watch.from_json(stdin.readline())
-    metrics = watch.metrics or Metrics()
+        watch = WatchFacts.from_json(stdin.readline())
+    metrics = watch.metrics or MetricsSinks()
     asked = [name for name in SINKS if (value := getattr(metrics, name)) is not None and value is not False]
     _wait_for_others(run)
     exports, events, follower = Exports(run), Events(run), Follower(run)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runtime.build.build import Build
 from runtime.build.run_copy import WATCH
-from runtime.contract import Watch
+from runtime.contract import WatchFacts
 from runtime.observe.sinks.sink import DRAIN_S, LAST_TRY_S
 from runtime.system.lines import utc_now
 from runtime.system.regular_files import open_regular
@@ -34,7 +34,7 @@ class Exporters:
     def begin(self) -> None:
         """Start them, unless they are there."""
         try:
-            watch = Watch.from_json(self._build.files[WATCH])
+            watch = WatchFacts.from_json(self._build.files[WATCH])
         except (KeyError, FormError):  # of an edited build
             return
         if watch.metrics is None or self._process is not None:

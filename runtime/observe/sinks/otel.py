@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.observe.sinks.sink import Opened, Point
-from runtime.observe.watch.follow import Item
+from runtime.observe.watch.follow import FollowedItem
 from runtime.observe.watch.run_state import seconds_of
 
 NS = 1_000_000_000
@@ -29,7 +29,7 @@ class OpenTelemetry:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-        class Kept(SpanExporter):
+        class KeptSpans(SpanExporter):
             """Keeps spans that have ended, for `send` to know what became of them."""
 
             def __init__(self) -> None:
@@ -41,7 +41,7 @@ class OpenTelemetry:
 
         endpoint = str(opened.metrics.otel).rstrip("/")
         self.where = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"
-        self._kept, self._success = Kept(), SpanExportResult.SUCCESS
+        self._kept, self._success = KeptSpans(), SpanExportResult.SUCCESS
         provider = TracerProvider(resource=Resource.create({"service.name": "dsc", "dsc.run": opened.name}))
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
         self._trace: Any = trace
@@ -58,7 +58,7 @@ class OpenTelemetry:
             raise OSError(f"{self.where} does not take spans")
         self._kept.spans = []
 
-    def _take(self, item: Item, values: Mapping[str, float]) -> None:
+    def _take(self, item: FollowedItem, values: Mapping[str, float]) -> None:
         end_s = seconds_of(item.time)
         if end_s is None:
             return

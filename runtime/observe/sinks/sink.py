@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from runtime.contract import Metrics
-from runtime.observe.watch.follow import Item
-from runtime.observe.watch.run_state import State
+from runtime.contract import MetricsSinks
+from runtime.observe.watch.follow import FollowedItem
+from runtime.observe.watch.run_state import RunState
 
 DRAIN_S = 30.0  # for what is left at the end of a run
 LAST_TRY_S = 5.0  # of an exporter that does not work
@@ -20,7 +20,7 @@ UNNAMED = ("step", "time", "phase", "not_finite")  # of a row: no numbers to dra
 class Point(NamedTuple):
     """An item, and of a row its numbers: `loss`, `spent_s/compute`, `mfu`. NaN is one of them."""
 
-    item: Item
+    item: FollowedItem
     values: Mapping[str, float]
 
 
@@ -30,8 +30,8 @@ class Opened:
     None: it is not yet. `step`: rows up to it were exported by then."""
 
     run: Path
-    metrics: Metrics
-    state: State  # after the items that were sent
+    metrics: MetricsSinks
+    state: RunState  # after the items that were sent
     key: str | None = None
     step: int = 0
 
@@ -60,7 +60,7 @@ class Sink(Protocol):
         """End the export."""
 
 
-def numbers(row: Mapping[str, Any], state: State) -> dict[str, float]:
+def numbers(row: Mapping[str, Any], state: RunState) -> dict[str, float]:
     """The numbers of a row by name, with those of the plan beside. `state`: after the row."""
     found: dict[str, float] = {}
     for name, value in row.items():

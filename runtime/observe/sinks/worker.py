@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.contract import Metrics, Watch
+from runtime.contract import MetricsSinks, WatchFacts
 from runtime.observe.events import Events
 from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
-from runtime.observe.watch.follow import Item
-from runtime.observe.watch.run_state import State
+from runtime.observe.watch.follow import FollowedItem
+from runtime.observe.watch.run_state import RunState
 from runtime.system.lines import to_stderr
 from runtime.system.outcome import printable
 from runtime.system.regular_files import read_bytes, write
@@ -33,15 +33,15 @@ class Worker(threading.Thread):
     """Feeds one sink. `put` never waits. `since`: when this start of the run began."""
 
     def __init__(
-        self, name: str, sink: Sink, run: Path, watch: Watch, exports: Exports, events: Events, since: str = ""
+        self, name: str, sink: Sink, run: Path, watch: WatchFacts, exports: Exports, events: Events, since: str = ""
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._sink, self._exports, self._events = sink, exports, events
         done = exports.of(name)
-        state = State(run, watch, since)
-        self._opened = Opened(run, watch.metrics or Metrics(), state, done.get("key"), done.get("step", 0))
-        self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
-        self._waiting: deque[Item] = deque()
+        state = RunState(run, watch, since)
+        self._opened = Opened(run, watch.metrics or MetricsSinks(), state, done.get("key"), done.get("step", 0))
+        self._queue: queue.SimpleQueue[Sequence[FollowedItem] | None] = queue.SimpleQueue()
+        self._waiting: deque[FollowedItem] = deque()
         self._pending: list[Point] = []  # were not sent
         self._dropped, self._failures = 0, 0
         self._is_open, self._is_told, self._is_given_up = False, False, False
@@ -50,7 +50,7 @@ class Worker(threading.Thread):
         self._done: tuple[int, str] = (done.get("step", 0), done.get("time", ""))  # of an earlier start
         self._sent_to = self._done[1]  # the greatest time of all that was sent
 
-    def put(self, items: Sequence[Item]) -> None:
+    def put(self, items: Sequence[FollowedItem]) -> None:
         """Give items, in their order."""
         self._queue.put(items)
 
@@ -135,11 +135,11 @@ class Worker(threading.Thread):
             self._sent_to = max(self._sent_to, *(each.item.time for each in points))
             self._exports.note(self.name, step=rows[-1] if rows else None, time=self._sent_to)
 
-    def _point(self, item: Item) -> Point:
+    def _point(self, item: FollowedItem) -> Point:
         self._opened.state.take(item)
         return Point(item, numbers(item.fields, self._opened.state) if item.kind == "row" else {})
 
-    def _was_sent(self, item: Item) -> bool:
+    def _was_sent(self, item: FollowedItem) -> bool:
         """Whether an earlier start of the run sent it."""
         step, time = self._done
         return bool(time) and item.time <= time and (item.kind != "row" or item.step <= step)

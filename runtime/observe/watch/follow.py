@@ -24,7 +24,7 @@ _PIECE_BYTES = 16 << 20  # that are read at once
 _TAIL_BYTES = 1 << 10  # by which a file is known again: a row, with its time
 
 
-class Item(NamedTuple):
+class FollowedItem(NamedTuple):
     """A row of the metrics, an event, or that steps behind `fields["step"]` are given up."""
 
     kind: Literal["row", "event", "rewind"]
@@ -47,16 +47,16 @@ class Follower:
     """Reads the folder of a run, which need not be there yet. What cannot be read now is read later."""
 
     def __init__(self, run: Path) -> None:
-        self._rows, self._events = _File(run / metrics.FILE), _File(run / events.FILE)
+        self._rows, self._events = _FollowedFile(run / metrics.FILE), _FollowedFile(run / events.FILE)
         self._steps, self._times = array("q"), array("q")  # of the rows that stay: 16 bytes a row
 
-    def poll(self) -> list[Item]:
+    def poll(self) -> list[FollowedItem]:
         """What is new since the last call: rows in the order of their file, and events in that of theirs, by time."""
-        events = [Item("event", event) for event in self._events.read() if isinstance(event.get("event"), str)]
+        events = [FollowedItem("event", event) for event in self._events.read() if isinstance(event.get("event"), str)]
         rows = [item for row in self._rows.read() for item in self._taken(row)]  # behind an end no row is missed
         return [*heapq.merge(rows, events, key=lambda item: item.time)]
 
-    def _taken(self, row: Mapping[str, Any]) -> Iterator[Item]:
+    def _taken(self, row: Mapping[str, Any]) -> Iterator[FollowedItem]:
         """The row, unless it was taken already and stands in a file that was written anew."""
         step, time = row.get("step"), row.get("time", "")
         if type(step) is not int or not 0 <= step < 2**63 or not isinstance(time, str):  # no run writes such a row
@@ -67,13 +67,13 @@ class Follower:
             if self._steps[place] == step and self._times[place] == number:
                 return
             del self._steps[place:], self._times[place:]
-            yield Item("rewind", {"step": step - 1, "time": time})
+            yield FollowedItem("rewind", {"step": step - 1, "time": time})
         self._steps.append(step)
         self._times.append(number)
-        yield Item("row", row)
+        yield FollowedItem("row", row)
 
 
-class _File:
+class _FollowedFile:
     """A file of JSON lines that others append to, or replace by a shorter one."""
 
     def __init__(self, path: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.build.run_copy import WATCH
-from runtime.contract import Watch
+from runtime.contract import WatchFacts
 from runtime.launch.run_lock import LOCK
-from runtime.observe.watch.follow import Item
+from runtime.observe.watch.follow import FollowedItem
 from runtime.system.regular_files import read_bytes
 from runtime.system.strict_json import FormError
 
@@ -25,12 +25,12 @@ FAILING = "copy_failed"
 OF_A_STEP = "gradients"  # traffic that does not grow with the batch
 
 
-class State:
+class RunState:
     """The run in the folder `run` after the items that were taken. Numbers that nobody has said are None.
 
     `since`: when the start began whose steps are counted; "": those of all starts."""
 
-    def __init__(self, run: Path, forecast: Watch | None = None, since: str = "") -> None:
+    def __init__(self, run: Path, forecast: WatchFacts | None = None, since: str = "") -> None:
         self.run, self.forecast, self.since = run, forecast, since
         self.start: Mapping[str, Any] = {}  # the last event of this kind
         self.row: Mapping[str, Any] = {}
@@ -44,7 +44,7 @@ class State:
         self.trained_tokens = 0
         self.link_bytes: Counter[tuple[str, str]] = Counter()  # by level and purpose, as planned
 
-    def take(self, item: Item) -> None:
+    def take(self, item: FollowedItem) -> None:
         """Know one thing more."""
         if item.kind == "row":
             self._take_row(item)
@@ -55,7 +55,7 @@ class State:
             if self.validation and self.validation[0] > item.step:
                 self.validation = None
 
-    def _take_row(self, item: Item) -> None:
+    def _take_row(self, item: FollowedItem) -> None:
         self.row = row = item.fields
         self.window.append(row)
         if (loss := _float(row.get("validation_loss"))) is not None:
@@ -161,10 +161,10 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
     return {part: seconds for part, each in found.items() if (seconds := _float(each)) is not None}
 
 
-def read_forecast(run: Path) -> Watch | None:
+def read_forecast(run: Path) -> WatchFacts | None:
     """What is predicted of the run in a folder; None where that is not there, or is of another version."""
     with suppress(OSError, FormError, ValueError):
-        return Watch.from_json(read_bytes(run / WATCH, MOST_FORECAST_BYTES))
+        return WatchFacts.from_json(read_bytes(run / WATCH, MOST_FORECAST_BYTES))
     return None
 
 

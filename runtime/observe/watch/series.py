@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from runtime.observe.watch.run_state import State, seconds_of
+from runtime.observe.watch.run_state import RunState, seconds_of
 
 Kind = Literal["gauge", "counter"]
 Sample = tuple[tuple[str, ...], float]  # values of the labels, and the number
@@ -26,47 +26,47 @@ class Series(NamedTuple):
     group: str
     title: str
     unit: str  # of Grafana
-    read: Callable[[State], Iterable[Sample]]
+    read: Callable[[RunState], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
 
-def _one(read: Callable[[State], float | None]) -> Callable[[State], Iterator[Sample]]:
+def _one(read: Callable[[RunState], float | None]) -> Callable[[RunState], Iterator[Sample]]:
     """A series without labels, which is left out where nobody has said its number."""
 
-    def samples(state: State) -> Iterator[Sample]:
+    def samples(state: RunState) -> Iterator[Sample]:
         if (value := read(state)) is not None:
             yield (), float(value)
 
     return samples
 
 
-def _of_row(name: str) -> Callable[[State], Iterator[Sample]]:
+def _of_row(name: str) -> Callable[[RunState], Iterator[Sample]]:
     return _one(lambda state: state.number(name))
 
 
-def _count(event: str) -> Callable[[State], Iterator[Sample]]:
+def _count(event: str) -> Callable[[RunState], Iterator[Sample]]:
     return _one(lambda state: state.counts[event])
 
 
-def _each(read: Callable[[State], Mapping[Any, float]]) -> Callable[[State], list[Sample]]:
+def _each(read: Callable[[RunState], Mapping[Any, float]]) -> Callable[[RunState], list[Sample]]:
     """A series with a label for each key."""
     return lambda state: [(key if isinstance(key, tuple) else (str(key),), float(n)) for key, n in read(state).items()]
 
 
-def _predicted(read: Callable[[Any], float | None]) -> Callable[[State], Iterator[Sample]]:
+def _predicted(read: Callable[[Any], float | None]) -> Callable[[RunState], Iterator[Sample]]:
     return _one(lambda state: read(state.forecast) if state.forecast else None)
 
 
-def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[State], list[Sample]]:
+def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[RunState], list[Sample]]:
     return _each(lambda state: dict(enumerate(read(state.forecast))) if state.forecast else {})
 
 
-def _is_finite(state: State) -> float | None:
+def _is_finite(state: RunState) -> float | None:
     found = [state.number(name) for name in ("loss", "grad_norm") if name in state.row]
     return float(all(each is not None and math.isfinite(each) for each in found)) if found else None
 
 
-def _info(state: State) -> list[Sample]:
+def _info(state: RunState) -> list[Sample]:
     if not (state.start or state.forecast):
         return []
     forecast, start = state.forecast, state.start
@@ -74,7 +74,7 @@ def _info(state: State) -> list[Sample]:
     return [((*words, str(start.get("device", "")), str(start.get("build", ""))[:12]), 1.0)]
 
 
-def _last_sign_s(state: State) -> float | None:
+def _last_sign_s(state: RunState) -> float | None:
     """When the run went on last. The last row of a run that is resumed may be days old."""
     times = (seconds_of(each.get("time")) for each in (state.row, state.start))
     return max((at for at in times if at is not None), default=None)

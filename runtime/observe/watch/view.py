@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from runtime.observe.watch.run_state import State, seconds_of
+from runtime.observe.watch.run_state import RunState, seconds_of
 from runtime.system.lines import NOT_FINITE
 from runtime.system.outcome import printable
 
@@ -36,7 +36,7 @@ PARTS = {
 }
 
 
-def line(state: State, total: int | None, unigram_nats: float | None = None, left_s: float | None = None) -> str:
+def line(state: RunState, total: int | None, unigram_nats: float | None = None, left_s: float | None = None) -> str:
     """`step 12/90  loss 5.1  validation 5.2 at step 10 (unigram 6.8)  9,345 tokens/s  0:01:23 left`"""
     row = state.row
     parts = [f"step {row['step']}" + (f"/{total}" if total is not None else ""), f"loss {number(row, 'loss', '.4f')}"]
@@ -55,7 +55,7 @@ def line(state: State, total: int | None, unigram_nats: float | None = None, lef
 
 
 def panel(
-    state: State, total: int | None, unigram_nats: float | None = None, note: str = "", *, blocks: bool = True
+    state: RunState, total: int | None, unigram_nats: float | None = None, note: str = "", *, blocks: bool = True
 ) -> RenderableType:
     """All that is known of the run, a few lines. `note`: what rank 0 is doing, or how the run ended. `blocks`: whether
     the terminal has block characters."""
@@ -74,7 +74,7 @@ def has_blocks(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
 
 
-def _head(state: State, total: int | None) -> RenderableType:
+def _head(state: RunState, total: int | None) -> RenderableType:
     """The bar, the step, and the time to the end."""
     head = Table.grid(padding=(0, 1))
     head.add_column(no_wrap=True)
@@ -92,7 +92,7 @@ def _head(state: State, total: int | None) -> RenderableType:
     return head
 
 
-def _lines(state: State, unigram_nats: float | None, *, blocks: bool) -> list[tuple[str, str]]:
+def _lines(state: RunState, unigram_nats: float | None, *, blocks: bool) -> list[tuple[str, str]]:
     """Name and words of each line of which something is known."""
     if not state.row:
         return []
@@ -109,7 +109,7 @@ def _lines(state: State, unigram_nats: float | None, *, blocks: bool) -> list[tu
     return [(name, words) for name, words in found if words]
 
 
-def _speed(state: State) -> str:
+def _speed(state: RunState) -> str:
     row, forecast, words = state.row, state.forecast, list[str]()
     if "tokens_per_s" in row:
         words.append(f"{number(row, 'tokens_per_s', ',.0f')} tokens/s")
@@ -122,7 +122,7 @@ def _speed(state: State) -> str:
     return "  ".join(words)
 
 
-def _time(state: State) -> str:
+def _time(state: RunState) -> str:
     """Shares of the time; the planned bubble stands with the messages, in which a rank waits for it."""
     words = []
     for part, name in PARTS.items():
@@ -150,7 +150,7 @@ def _height(ratio: float) -> int:
     return min(len(BLOCKS) - 1, max(0, int((ratio - 1) / (FULL_LOAD - 1) * len(BLOCKS))))
 
 
-def _memory(state: State) -> str:
+def _memory(state: RunState) -> str:
     words, forecast = list[str](), state.forecast
     if (held := state.number("memory_bytes")) is not None:
         words.append(f"{size(held)} at most in a rank")
@@ -163,7 +163,7 @@ def _memory(state: State) -> str:
     return "  ".join(words)
 
 
-def _saved(state: State) -> str:
+def _saved(state: RunState) -> str:
     words = []
     if state.save is not None:
         words.append(f"step {state.save.get('step')}")
@@ -174,7 +174,7 @@ def _saved(state: State) -> str:
     return "  ".join(words)
 
 
-def _validation(state: State, unigram_nats: float | None) -> str:
+def _validation(state: RunState, unigram_nats: float | None) -> str:
     """`5.2000 at step 10 (unigram 6.8120)`; "" before there is one."""
     if state.validation is None:
         return ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-from runtime.contract.weights import Export, Import
+from runtime.contract.weights import Export, ImportRequest
 from runtime.system.outcome import EXIT_USAGE, ReportedError, printable, refusal_code
 
 EXIT_INTERRUPTED = 130
@@ -24,7 +24,9 @@ def main(argv: list[str]) -> int:
     text = sys.stdin.buffer.read()
     try:
         done = (
-            write_checkpoint(Import.from_json(text)) if argv == ["import"] else write_published(Export.from_json(text))
+            write_checkpoint(ImportRequest.from_json(text))
+            if argv == ["import"]
+            else write_published(Export.from_json(text))
         )
     except KeyboardInterrupt:  # the command removes what was written so far
         return EXIT_INTERRUPTED

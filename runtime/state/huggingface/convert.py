@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.contract.weights import Halves, Piece
+from runtime.contract.weights import Halves, RowPiece
 from runtime.ops.quantise import quantise_blocks
 
 
@@ -32,13 +32,13 @@ def _reordered(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
     return heads.flatten(0, 1)
 
 
-def rows_of(piece: Piece, whole: Tensor) -> Tensor:
+def rows_of(piece: RowPiece, whole: Tensor) -> Tensor:
     """The published rows of a piece, from the tensor of a checkpoint that has them."""
     rows = to_halves(whole[piece.start : piece.end], piece.halves)
     return rows.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) if piece.in_turn else rows
 
 
-def piece_of(rows: Tensor, piece: Piece) -> Tensor:
+def piece_of(rows: Tensor, piece: RowPiece) -> Tensor:
     """The rows of a checkpoint that a piece has, from those that are published; the inverse of `rows_of`."""
     rows = rows.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) if piece.in_turn else rows
     return to_pairs(rows, piece.halves)

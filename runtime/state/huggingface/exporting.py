@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.checkpoint.loading import Checkpoint, load, with_base
+from runtime.checkpoint.loading import LoadedCheckpoint, load, with_base
 from runtime.contract.names import StoredName
-from runtime.contract.weights import INDEX, ONE, SCALE, A, B, Export, Format, Published, factor_of, is_adapter
+from runtime.contract.weights import INDEX, ONE, SCALE, A, B, Export, Format, PublishedTensor, factor_of, is_adapter
 from runtime.ops.quantise import TILE
 from runtime.state.huggingface.convert import quantised, rows_of
 from runtime.state.huggingface.progress import reporting
@@ -55,11 +55,11 @@ def write_published(request: Export) -> dict[str, Any]:
 class Tensors:
     """Published tensors of a checkpoint. The last tensor that was read stays in memory, for the pieces of it."""
 
-    def __init__(self, checkpoint: Checkpoint, request: Export) -> None:
+    def __init__(self, checkpoint: LoadedCheckpoint, request: Export) -> None:
         self._checkpoint, self._request = checkpoint, request
         self._last: tuple[str, Tensor | None] = ("", None)
 
-    def publish(self, published: Published) -> dict[str, Tensor]:
+    def publish(self, published: PublishedTensor) -> dict[str, Tensor]:
         """A published tensor in the format that is asked for, and the scales of its blocks."""
         if published.stacked:
             return {published.name: self._stacked(published)}
@@ -77,7 +77,7 @@ class Tensors:
         dtype = KINDS.get(published.kind, DTYPES[format])
         return {published.name: whole.to(dtype, copy=True).contiguous().view(published.shape)}
 
-    def _stacked(self, published: Published) -> Tensor:
+    def _stacked(self, published: PublishedTensor) -> Tensor:
         """A tensor whose first dimension counts its pieces: beside it, one piece is in memory at a time."""
         whole = torch.empty(published.shape, dtype=DTYPES[self._request.format])
         for slot, piece in zip(whole, published.pieces, strict=True):
@@ -109,9 +109,9 @@ class Tensors:
         return stored.averaged if self._request.average else stored
 
 
-def _files(tensors: Sequence[Published], format: Format) -> Iterator[list[Published]]:
+def _files(tensors: Sequence[PublishedTensor], format: Format) -> Iterator[list[PublishedTensor]]:
     """The tensors of each file, in their order."""
-    group: list[Published] = []
+    group: list[PublishedTensor] = []
     size = 0
     for published in tensors:
         count = num_bytes(published, format)
@@ -123,7 +123,7 @@ def _files(tensors: Sequence[Published], format: Format) -> Iterator[list[Publis
     yield group
 
 
-def num_bytes(published: Published, format: Format) -> int:
+def num_bytes(published: PublishedTensor, format: Format) -> int:
     """Bytes of a published tensor, with its scales."""
     elements = prod(published.shape)
     if published.kind in KINDS:

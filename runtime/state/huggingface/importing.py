@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.checkpoint import publish
-from runtime.contract.weights import FP4_DATA, FP4_SCALE, SCALE, Import, Piece, Published
+from runtime.contract.weights import FP4_DATA, FP4_SCALE, SCALE, ImportRequest, PublishedTensor, RowPiece
 from runtime.state.huggingface.convert import FP4_NAN, dequantised, from_mxfp4, gain_of, piece_of
 from runtime.state.huggingface.progress import reporting
 from runtime.system.outcome import ReportedError
@@ -28,11 +28,11 @@ class WeightsError(ReportedError):
     """Weights that are not what their files say, or that cannot be used; the file and the tensor are named."""
 
 
-Part = tuple[Published, Piece, int, int]  # where in the published tensor the piece begins, and its number
+Part = tuple[PublishedTensor, RowPiece, int, int]  # where in the published tensor the piece begins, and its number
 
 
 @dataclass
-class Reader:
+class TensorReader:
     """Published tensors by name, from the files that hold them. The last file that was read stays open."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Reader:
         rows = piece_of(found[: piece.end - piece.start], piece)
         return gain_of(rows) if published.from_one else rows
 
-    def _table(self, published: Published, found: Tensor) -> Tensor:
+    def _table(self, published: PublishedTensor, found: Tensor) -> Tensor:
         """A table as a checkpoint has it."""
         place, sorted_VK = self._place(published.name), found.sort(dim=1).values
         if (sorted_VK[:, :1] < 0).any() or (sorted_VK[:, -1:] >= published.below).any():
@@ -100,12 +100,12 @@ class Reader:
         return f"{self.folder / self.files[name]}: {name}"
 
 
-def write_checkpoint(request: Import) -> dict[str, Any]:
+def write_checkpoint(request: ImportRequest) -> dict[str, Any]:
     """Write the checkpoint of step 0. Returns how many tensors and bytes of them it has.
 
     Raises WeightsError where the numbers cannot be used, CheckpointError where it cannot be written.
     """
-    reader = Reader(Path(request.folder), request.files, request.block)
+    reader = TensorReader(Path(request.folder), request.files, request.block)
     sources = _by_tensor(request)
     counts = {"tensors": len(sources), "bytes": 0}
     report = reporting(len(sources))
@@ -128,7 +128,7 @@ def write_checkpoint(request: Import) -> dict[str, Any]:
     return counts
 
 
-def _by_tensor(request: Import) -> dict[str, list[Part]]:
+def _by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
     """The pieces of each tensor of the checkpoint, in the order of the request."""
     found: dict[str, list[Part]] = {}
     for published in request.tensors:
@@ -139,7 +139,7 @@ def _by_tensor(request: Import) -> dict[str, list[Part]]:
     return found
 
 
-def _whole(name: str, parts: Sequence[Part], reader: Reader) -> Tensor:
+def _whole(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
     """A tensor of the checkpoint, and what repeats it held against it."""
     own = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
     rows = [reader.rows(part) for part in own]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.cli.main import main
-from compiler.tools.report.compared import Run, _curves, names_of, over
+from compiler.tools.report.compared import ComparedRun, _curves, names_of, over
 from dsl.canonical import canonical
 from dsl.load import load
 from tests.compiler.cli.forms import parsed
@@ -106,7 +106,7 @@ def test_the_page_marks_what_differs_from_the_first_run(make_run: MakeRun, tmp_p
 
 def test_axes_of_a_curve_suit_what_is_on_them() -> None:
     """Losses are far from 0, and parts of a thousand tokens are marked."""
-    runs = [Run(name, Path(name), tuple(rows_of(40, 64, 0.01)), 0, None, None) for name in "ab"]
+    runs = [ComparedRun(name, Path(name), tuple(rows_of(40, 64, 0.01)), 0, None, None) for name in "ab"]
     chart = _curves(runs, "loss", "Training loss", "tokens")
     assert chart is not None and chart.title == "Training loss, nats a token, over thousand tokens"
     losses = [float(label) for _, label in chart.y_ticks]

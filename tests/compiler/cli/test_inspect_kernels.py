@@ -22,7 +22,7 @@ from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.labels import num_bytes
 from dsl.canonical import canonical
 from dsl.load import load
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.system.strict_json import FormError
 from tests.compiler.cli.forms import parsed
 
@@ -86,7 +86,7 @@ def test_the_optimizer_is_listed(
         write_build(build, compile_spec(spec).files)
     assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "kernels")["optimizer"]
-    plan = Plan.from_json((build / "plan.json").read_bytes())
+    plan = RunPlan.from_json((build / "plan.json").read_bytes())
     owned: Counter[int] = Counter()
     for bucket in plan.buckets:
         whole = sum(math.prod(parameter.shape) for parameter in bucket.parameters)
@@ -110,7 +110,7 @@ def test_what_makes_weights_of_few_bits_is_listed(tmp_path: Path, capsys: pytest
     write_build(tmp_path, tuple(files.items()))
     assert main(["inspect", str(tmp_path), "--kernels", "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "kernels")
-    made = Counter((each.op, each.kernel) for each in Plan.from_json(files["plan.json"]).quantised)
+    made = Counter((each.op, each.kernel) for each in RunPlan.from_json(files["plan.json"]).quantised)
     assert {(row["op"], row["kernel"]): row["calls"] for row in found["quantised"]} == made and made
     assert all(op == "quantise_blocks" and f"kernels/{kernel}.py" in files for op, kernel in made)
     assert main(["inspect", str(tmp_path), "--kernels"]) == 0

@@ -16,7 +16,7 @@ from compiler.cli.commands.common import load_spec
 from compiler.cli.commands.output_files import refuse_output, write
 from compiler.cli.main import main
 from compiler.machine.rates.table import TABLES
-from compiler.predict.traced_layer import Trace
+from compiler.predict.traced_layer import TracedPair
 from dsl.schema import Spec
 from tests import copies
 
@@ -202,7 +202,7 @@ def test_where_the_cluster_is_imported_its_file_is_named(
 
 def test_a_trace_says_what_it_leaves(folder: Path, capsys: Captured) -> None:
     one = {"classes": ("gemm",), "ms": 1.0}
-    trace = Trace.model_validate(
+    trace = TracedPair.model_validate(
         {"name": "t", "layer": "L0", "layers": 1, "span_ms": 1.0, "busy_ms": 1.0, "classes": (one,), "source": "s",
          "date": "2025"}
     )  # fmt: skip

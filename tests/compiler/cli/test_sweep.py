@@ -92,9 +92,9 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_table_says_what_each_run_takes_and_all_that_fit() -> None:
     free = {"fits": 3 * 2**30, "exact": 0, "large": -(2**20), "illegal": None}
     planned = [
-        sweep.Planned(Variant(name, (), ()), Path(name), "", 5_000_000, 1.5, 7200.0, bytes_, usd=12.0)
+        sweep.PlannedVariant(Variant(name, (), ()), Path(name), "", 5_000_000, 1.5, 7200.0, bytes_, usd=12.0)
         if bytes_ is not None
-        else sweep.Planned(Variant(name, (), ()), Path(name))
+        else sweep.PlannedVariant(Variant(name, (), ()), Path(name))
         for name, bytes_ in free.items()
     ]
     table = sweep._table(planned)
@@ -202,9 +202,9 @@ def test_runs_of_a_sweep_are_compared_on_a_page(
 
 def test_options_of_each_run_are_those_of_train() -> None:
     """Options that name one folder or one checkpoint are refused, and only options that there are."""
-    from compiler.cli.main import Parser
+    from compiler.cli.main import CommandParser
     from runtime.contract.options import add_options
 
-    parser = Parser("dsc train", "")
+    parser = CommandParser("dsc train", "")
     add_options(parser)
     assert {*sweep.OF_THE_SWEEP} <= {*parser._option_string_actions}

@@ -22,12 +22,12 @@ from rich.console import Console
 
 from compiler.cli.commands import watch
 from compiler.cli.main import main
-from runtime.contract import Watch as Forecast
+from runtime.contract import WatchFacts as Forecast
 from runtime.launch.run_lock import lock_folder
 from runtime.observe.events import Events
-from runtime.observe.metrics import Metrics
-from runtime.observe.watch.follow import Item
-from runtime.observe.watch.run_state import State
+from runtime.observe.metrics import MetricsWriter
+from runtime.observe.watch.follow import FollowedItem
+from runtime.observe.watch.run_state import RunState
 from runtime.observe.watch.series import SERIES
 from runtime.observe.watch.view import panel
 from runtime.system.lines import utc_now
@@ -87,7 +87,7 @@ class Run:
         self.folder, self.events = folder, Events(folder)
         (folder / "watch.json").write_text(json.dumps(FORECAST))
         self.events.write("start", step=resume_step, last_step=9, ranks=4, device="cpu", transport="memory", build="b")
-        self.metrics = Metrics(folder, resume_step)
+        self.metrics = MetricsWriter(folder, resume_step)
 
     def steps(self, *steps: int, **more: Any) -> None:
         for step in steps:
@@ -203,7 +203,7 @@ def test_an_end_without_an_exit_code_is_a_failure(run: Run, capsys: pytest.Captu
 
 def test_json_has_every_row_and_event(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.steps(1, 2)
-    Metrics(run.folder, 1).write({"step": 2, **ROW, "loss": float("nan")})
+    MetricsWriter(run.folder, 1).write({"step": 2, **ROW, "loss": float("nan")})
     next_millisecond()
     run.end()
     code, lines = watched(run.folder, capsys, "--format", "json")
@@ -297,8 +297,8 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
 def test_what_is_planned_is_compared_with_its_like(held: str, calibrated: bool, speed: str, memory: str) -> None:
     """A process of a CPU holds more than tensors, and times of another CPU are no forecast."""
     forecast = Forecast.from_json(json.dumps(FORECAST | ({} if calibrated else {"calibrated": False})))
-    state, row = State(Path("mine"), forecast), {key: value for key, value in ROW.items() if key != "memory_bytes"}
-    state.take(Item("row", {"step": 1, "time": "", **row, held: 2**31}))
+    state, row = RunState(Path("mine"), forecast), {key: value for key, value in ROW.items() if key != "memory_bytes"}
+    state.take(FollowedItem("row", {"step": 1, "time": "", **row, held: 2**31}))
     console = Console(file=io.StringIO(), width=120)
     console.print(panel(state, 9))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

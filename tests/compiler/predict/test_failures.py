@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compiler.predict.failures import best_steps, share
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.launch.room import checkpoint_bytes
 from tests.compiler.predict.test_predict import plan_of
 
@@ -86,5 +86,5 @@ def test_cpus_have_failures_where_the_cluster_says_so() -> None:
     assert plan_of("quickstart").goodput is None
     found = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
     assert found is not None and found.mtbf_s == 10 * HOUR / 4
-    plan = Plan.from_json(Path("tests/golden/quickstart/plan.json").read_bytes())
+    plan = RunPlan.from_json(Path("tests/golden/quickstart/plan.json").read_bytes())
     assert found.checkpoint_bytes == checkpoint_bytes(plan)

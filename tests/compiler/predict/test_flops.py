@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compiler.predict.predict import mfu_of, predict
-from compiler.predict.prediction import Flops, RankTime, Step, Tail
+from compiler.predict.prediction import Flops, RankTime, StepPrediction, Tail
 from dsl.load import load, resolve
 from dsl.schema import Model
 from tests.specs.counted import flops_of_model
@@ -26,8 +26,8 @@ def product_parameters(flops: Flops) -> float:
     return (2 * flops.causal - flops.full) / 6
 
 
-def step(seconds: float, tokens: int) -> Step:
-    return Step(seconds, tokens, "dualpipe", 120, NOTHING, (), Tail(0, 0, 0, 0), 0)
+def step(seconds: float, tokens: int) -> StepPrediction:
+    return StepPrediction(seconds, tokens, "dualpipe", 120, NOTHING, (), Tail(0, 0, 0, 0), 0)
 
 
 def test_v3_flops_are_the_published_ones() -> None:

@@ -11,7 +11,7 @@ import pytest
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
 from compiler.predict.predict import predict
-from compiler.predict.prediction import Generation, Prediction
+from compiler.predict.prediction import GenerationTime, Prediction
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.report.prediction_text import text
 from dsl.load import load
@@ -29,7 +29,7 @@ def rewarded(of: str, pp: int = 1, dp: int = 1, **keys: Any) -> Spec:
     return with_rewards(made, **{"group": 4, "prompt": 6, "completion": 10} | keys)
 
 
-def planned(found: Spec) -> tuple[Prediction, Generation]:
+def planned(found: Spec) -> tuple[Prediction, GenerationTime]:
     prediction = predict(found)
     assert prediction.generation is not None
     return prediction, prediction.generation
@@ -52,7 +52,7 @@ def test_rounds_and_tokens() -> None:
 def test_the_text_says_how_completions_are_written() -> None:
     found, generation = planned(rewarded("llama", slots=5))
 
-    def line(of: Generation, word: str) -> str:
+    def line(of: GenerationTime, word: str) -> str:
         lines = text(replace(found, generation=of), Screen(200)).splitlines()
         return next(line for line in lines if word in line)
 

@@ -14,7 +14,7 @@ from compiler.pipeline import compile_spec, lower_spec
 from compiler.predict.memory_state import rank_states, saved_bytes
 from dsl.schema.train import Checkpoint
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Part
+from runtime.checkpoint.publish import TensorPart
 from runtime.launch.room import checkpoint_bytes
 from runtime.state import snapshot
 from runtime.state.state import build_state
@@ -40,7 +40,7 @@ def test_a_copy_is_as_large_as_the_plan_says(
     copied = []
     for rank in range(plan.mesh.world):
         held = snapshot.take(build_state(plan, rank, torch.device("cpu")), plan, rank).values()
-        copied.append(sum((each.values if isinstance(each, Part) else each).nbytes for each in held))
+        copied.append(sum((each.values if isinstance(each, TensorPart) else each).nbytes for each in held))
     assert sum(copied) == checkpoint_bytes(plan)
     most = [max(copied[at : at + plan.mesh.columns]) for at in range(0, plan.mesh.world, plan.mesh.columns)]
     planned = lower_spec(chosen).plan

@@ -16,11 +16,11 @@ from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.interval import interval_of
 from compiler.predict.memory import host_buffers, rank_memories
-from compiler.predict.memory_run import Measured, measured_line
+from compiler.predict.memory_run import MeasuredMemory, measured_line
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
 from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
 from compiler.predict.predict import predict
-from compiler.predict.prediction import Held, RankMemory
+from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
 from dsl.load import load
@@ -95,9 +95,9 @@ def memory(rank: int, **fields: object) -> RankMemory:
         "buffers": 5 * GIB,
         "peak_action": "(F3.7|B12.4)",
         "held": (
-            Held("received_rows", 18 * GIB, "kept"),
-            Held("attention_mla_attention_0", 12 * GIB, "saved"),
-            Held("returned_rows", 5 * GIB, "buffer"),
+            HeldTensor("received_rows", 18 * GIB, "kept"),
+            HeldTensor("attention_mla_attention_0", 12 * GIB, "saved"),
+            HeldTensor("returned_rows", 5 * GIB, "buffer"),
         ),
     }
     return RankMemory(pp_rank=rank, **(given | fields))  # type: ignore[arg-type]
@@ -128,9 +128,9 @@ def test_why_it_does_not_fit() -> None:
 
 
 def test_a_rank_that_differs_from_its_plan_is_told() -> None:
-    even = (Measured(0, 1024, 1024), Measured(1, 4096, 4096))
+    even = (MeasuredMemory(0, 1024, 1024), MeasuredMemory(1, 4096, 4096))
     assert measured_line(even).startswith("4.0 KiB on rank 1; on every rank as planned")
-    line = measured_line((*even, Measured(2, 1000, 1024), Measured(3, 1050, 1024)))
+    line = measured_line((*even, MeasuredMemory(2, 1000, 1024), MeasuredMemory(3, 1050, 1024)))
     assert line == (
         "4.0 KiB on rank 1; 2 of 4 ranks differ from their plan, rank 3 the most: planned 1,050 bytes, measured 1,024"
     )

@@ -18,7 +18,7 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.order import best_order
 from compiler.schedule.simulate import simulate
 from dsl.load import load
-from runtime.contract.programs import Program
+from runtime.contract.programs import RunProgram
 
 QUICKSTART = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
 
@@ -83,6 +83,6 @@ def test_programs_of_other_runs_are_as_they_were() -> None:
     for name, program in plain.programs.items():
         text = program_json(ordered.programs[name], ordered.micro_batch_orders.get(name, ()))
         assert '"order"' not in program_json(program)
-        assert replace(Program.from_json(text), order=()).to_json() == program_json(program)
-        assert Program.from_json(text).to_json() == text
-        assert bool(Program.from_json(text).order) == name.startswith("train")
+        assert replace(RunProgram.from_json(text), order=()).to_json() == program_json(program)
+        assert RunProgram.from_json(text).to_json() == text
+        assert bool(RunProgram.from_json(text).order) == name.startswith("train")

@@ -16,7 +16,7 @@ from compiler.predict.memory_state import rank_states
 from compiler.predict.predict import memories, timed
 from dsl.schema import AdamW, Muon, Spec, StateTensor
 from dsl.schema.optimizers import Unit
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
 
@@ -53,7 +53,7 @@ def test_owners_have_parameters_whole(pp: int, ep: int, dp: int, schedule: str, 
     """Each parameter has one owner among its holders; the fullest rank of a stage has what is planned, to the byte."""
     spec = with_row(small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule), Whole)
     lowered = lower_spec(spec)
-    plan = Plan.from_json(plan_json(spec, lowered, {}))
+    plan = RunPlan.from_json(plan_json(spec, lowered, {}))
     states = [build_state(plan, rank, torch.device("cpu")) for rank in range(pp * dp)]
     owned = [[(piece.part, bucket.name) for bucket in s.buckets for piece in bucket.owned] for s in states]
     bytes_of = [sum(t.nbytes for b in s.buckets for piece in b.owned for t in piece.state.values()) for s in states]
@@ -73,7 +73,7 @@ def test_matrices_have_owners_and_the_rest_is_cut(pp: int, ep: int, dp: int, sch
     """A matrix has one tensor of state, all else two; the fullest rank of a stage has what is planned."""
     spec = with_row(small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule), Muon)
     lowered = lower_spec(spec)
-    plan = Plan.from_json(plan_json(spec, lowered, {}))
+    plan = RunPlan.from_json(plan_json(spec, lowered, {}))
     states = [build_state(plan, rank, torch.device("cpu")) for rank in range(pp * dp)]
     bytes_of = [sum(t.nbytes for b in s.buckets for piece in b.owned for t in piece.state.values()) for s in states]
     for pp_rank, planned in enumerate(rank_states(spec, lowered.plan)):

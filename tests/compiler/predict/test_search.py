@@ -17,7 +17,7 @@ from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import balanced_rows
 from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
-from compiler.predict.memory_state import _Cell, _fullest, missing_anywhere
+from compiler.predict.memory_state import _CellBytes, _fullest, missing_anywhere
 from compiler.predict.predict import memories, predict, timed, timed_on
 from compiler.predict.search import Outline, Ranking, Shared, document, search, table
 from compiler.program.lower import Lowering
@@ -165,12 +165,12 @@ def test_layers_go_to_the_cell_that_then_holds_least() -> None:
     """By hand: of a kind, with the kinds that add no less in any cell."""
     small, wide, large = (1, 0, 0), (2, 0, 0), (3, 0, 0)
     kinds = {small: 2, wide: 3, large: 1}
-    cells = [_Cell(0.0, {small: 1, wide: 2, large: 3}), _Cell(0.0, {small: 2, wide: 1, large: 3})]
+    cells = [_CellBytes(0.0, {small: 1, wide: 2, large: 3}), _CellBytes(0.0, {small: 2, wide: 1, large: 3})]
     assert _fullest(cells, small, kinds) == 2, "three layers, of 1 to the first, and of 2 to the second"
     assert _fullest(cells, wide, kinds) == 3, "four: three to the second, of 1, and one of 2 to the first"
     assert _fullest(cells, large, kinds) == 3
-    assert _fullest([*cells, _Cell(9.0, cells[0].adds)], large, kinds) == 9, "one that is full already"
-    alike = [_Cell(0.0, {small: 1, wide: 1, large: 3})] * 2
+    assert _fullest([*cells, _CellBytes(9.0, cells[0].adds)], large, kinds) == 9, "one that is full already"
+    alike = [_CellBytes(0.0, {small: 1, wide: 1, large: 3})] * 2
     assert _fullest(alike, small, kinds) == _fullest(alike, wide, kinds) == 3
 
 

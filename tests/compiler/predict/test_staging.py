@@ -22,8 +22,8 @@ from dsl.load import load
 from dsl.schema import Spec
 from runtime.comm.collective import CollectiveSwap, GlooParts
 from runtime.comm.exchange import Exchange, HostReads, RankExchange, RankRoute, Route
-from runtime.comm.nodes import Hops, NodeExchange, NodeRoute, Place
-from runtime.comm.transport import Layout
+from runtime.comm.nodes import Hops, NodeExchange, NodePlace, NodeRoute
+from runtime.comm.transport import RowLayout
 from runtime.contract.names import ActionName, ExchangeName
 from tests.specs.shipped import SPECS
 
@@ -31,7 +31,7 @@ COLUMNS, ALIGNMENT = 16, 4
 NODES, ON_NODE, TOKENS = 2, 2, 6
 SIZE = NODES * ON_NODE
 # two experts of each rank; rows of sources, and of the copies and rows that are forwarded
-RECEIVED = Layout(((1, 2), (3, 1), (2, 2), (1, 4)), ALIGNMENT)
+RECEIVED = RowLayout(((1, 2), (3, 1), (2, 2), (1, 4)), ALIGNMENT)
 ROWS = ((3, 2), (1, 4))  # [rank of the node][rank of the column]
 COPIES, SENT = (3, 4), (6, 6)
 
@@ -112,7 +112,7 @@ def exchange_of(route: str) -> tuple[Exchange, Route, list[Tensor]]:
     copy_X = torch.arange(10) % sum(COPIES)
     maps = [torch.arange(sum(SENT)), torch.stack([copy_X, torch.arange(10)])]
     known = NodeRoute(RECEIVED.num_rows, SENT, RECEIVED, COPIES, COPIES, ROWS)
-    return NodeExchange(hops, hops, Place(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), known, maps
+    return NodeExchange(hops, hops, NodePlace(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), known, maps
 
 
 def tensors_of(forward: bool, gates: bool) -> list[Tensor]:

@@ -11,7 +11,7 @@ import pytest
 from compiler.cli.main import main
 from compiler.plan.read_files import with_files
 from compiler.predict.predict import memories, predict, timed
-from compiler.predict.why import MAX_SHOWN, Nearest, Way, Ways, ladders, ways_to_fit
+from compiler.predict.why import MAX_SHOWN, FittingEdits, Nearest, Way, ladders, ways_to_fit
 from compiler.predict.why_shown import lines_of, why_of
 from compiler.schedule import SCHEDULES
 from dsl.load import resolve, variants
@@ -172,7 +172,7 @@ def test_no_edit_is_said_to_be_none() -> None:
     found = timed(resolved.spec)
     ranks = memories(found)
     nothing = ways_to_fit(found, ranks, lambda more: None, resolved.origins)
-    assert nothing == Ways()
+    assert nothing == FittingEdits()
     lines = list(lines_of(why_of(found, ranks, nothing, resolved.origins), 60))
     assert lines[-1] == ("no edit of one key or more that was tried makes it fit", False)
     assert max(len(line) for line, _ in lines) <= 60
@@ -208,7 +208,7 @@ def test_the_nearest_edit_says_what_still_lacks(num_devices: int, more: str) -> 
     settings = (("parallel.pipeline", "8"), ("train.micro_batch", "1"))
     found, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
     assert found.spec.cluster.world == 2
-    last, before = reversed(why_of(found, memories(found), Ways((), nearest), {}).lines[-2:])
+    last, before = reversed(why_of(found, memories(found), FittingEdits((), nearest), {}).lines[-2:])
     assert before == "no edit of one key or more that was tried makes it fit"
     lacking = f"the nearest still lacks 1.5 GiB, 1,610,612,736 bytes, on pipeline rank 5{more}: "
     assert last == lacking + "parallel.pipeline = 8, train.micro_batch = 1"

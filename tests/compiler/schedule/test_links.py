@@ -15,7 +15,7 @@ from compiler.cli.main import main
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import lower_bound
-from compiler.schedule.costs import Costs, Links, costs_of_json
+from compiler.schedule.costs import Costs, LinkTimes, costs_of_json
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
@@ -28,11 +28,11 @@ from tests.compiler.schedule.tiny import best_makespan
 HEAD = '{"F": 1, "I": 1, "W": 1, "latency": '
 
 
-def table(rng: random.Random, ranks: int) -> Links:
+def table(rng: random.Random, ranks: int) -> LinkTimes:
     """Times of any links, the same both ways."""
     times = {(a, b): Fraction(rng.randint(0, 6), 2) for b in range(ranks) for a in range(b)}
     rows = range(ranks)
-    return Links(table=tuple(tuple(times.get((min(a, b), max(a, b)), Fraction(0)) for b in rows) for a in rows))
+    return LinkTimes(table=tuple(tuple(times.get((min(a, b), max(a, b)), Fraction(0)) for b in rows) for a in rows))
 
 
 def test_nodes_and_tables_say_the_same() -> None:
@@ -121,9 +121,9 @@ def test_no_order_is_below_the_bound_and_none_found_is_below_the_best(seed: int)
 
 
 def test_mirrored_ranks_share_a_list_only_where_links_are_mirrored() -> None:
-    lopsided = Links(table=((0, 1, 1, 1), (1, 0, 2, 1), (1, 2, 0, 9), (1, 1, 9, 0)))  # type: ignore[arg-type]
+    lopsided = LinkTimes(table=((0, 1, 1, 1), (1, 0, 2, 1), (1, 2, 0, 9), (1, 1, 9, 0)))  # type: ignore[arg-type]
     costs = replace(Costs(), links=lopsided)
-    assert not costs.is_mirrored(4) and replace(costs, links=Links(2, Fraction(3))).is_mirrored(4)
+    assert not costs.is_mirrored(4) and replace(costs, links=LinkTimes(2, Fraction(3))).is_mirrored(4)
     found = Solver(costs, effort=0.02).solve_on(BIDIRECTIONAL, 4, 4)
     assert found.makespan == simulate(found.schedule, costs).makespan >= found.lower_bound
 

@@ -25,7 +25,7 @@ from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solution, Solver, solved_with_copies
 from compiler.schedule.spec_schedule import read_schedule
 from compiler.schedule.torch_csv import from_torch_csv, to_torch_csv
-from compiler.tools.picture.drawing import Copy
+from compiler.tools.picture.drawing import DrawnCopy
 from compiler.tools.picture.panel import panel_of
 from runtime.contract.actions import KINDS, Action, Step, actions_of
 from tests.compiler.cli.forms import parsed
@@ -243,6 +243,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_pictures_have_copies_below_the_steps() -> None:
     panel = panel_of(Schedule.from_text(MINE), Costs(O=Fraction(2), R=Fraction(2)))
-    assert panel.rows[0].copies == (Copy("O0.1", 2.0, 4.0, 2, 4.0), Copy("R0.1", 7.0, 9.0, 4, 7.0))
+    assert panel.rows[0].copies == (DrawnCopy("O0.1", 2.0, 4.0, 2, 4.0), DrawnCopy("R0.1", 7.0, 9.0, 4, 7.0))
     assert [cell.label for cell in panel.rows[0].cells] == ["F0.0", "F0.1", "F0.2", "B0.0", "B0.1", "B0.2"]
     assert {drawn.kind for cell in panel.cells for drawn in cell.actions} <= {*KINDS}

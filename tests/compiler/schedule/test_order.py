@@ -26,7 +26,7 @@ from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import bound_of_unequal
 from compiler.schedule.costs import Costs, costs_of_json, parse_costs
 from compiler.schedule.measure import measure
-from compiler.schedule.order import _Timed, best_order, ordered
+from compiler.schedule.order import _TimedSteps, best_order, ordered
 from compiler.schedule.simulate import simulate
 from dsl.load import load
 from runtime.contract.actions import Action, Pair
@@ -67,7 +67,7 @@ def test_agrees_with_a_plain_simulator_and_the_bound_is_below(name: str) -> None
         assert [list(rank) for rank in timeline.spans] == plain(schedule, costs)
         assert measure(schedule, costs).lower_bound <= timeline.makespan
         order = rng.sample(range(micro_batches), micro_batches)
-        score = _Timed(schedule, costs).scores([order])[0]
+        score = _TimedSteps(schedule, costs).scores([order])[0]
         exact = simulate(schedule, ordered(costs, order))
         ends = [rank[-1][1] for rank in exact.spans]
         assert score == pytest.approx(float(exact.makespan + Fraction(1, 5) * sum(ends) / len(ends)))
@@ -82,7 +82,7 @@ def test_an_order_is_timed_with_its_copies(name: str) -> None:
     order = rng.sample(range(10), 10)
     exact = simulate(schedule, ordered(costs, order))
     ends = [rank[-1][1] for rank in exact.spans]
-    score = _Timed(schedule, costs).scores([order])[0]
+    score = _TimedSteps(schedule, costs).scores([order])[0]
     assert score == pytest.approx(float(exact.makespan + Fraction(1, 5) * sum(ends) / len(ends)))
     best = best_order(schedule, costs, effort=0.02)
     assert simulate(schedule, ordered(costs, best)).makespan < simulate(schedule, costs).makespan

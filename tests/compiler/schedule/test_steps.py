@@ -20,7 +20,7 @@ from compiler.schedule.costs import Costs, any_pairs, parse_costs
 from compiler.schedule.schedule import Schedule, ScheduleError, is_in_numbers
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
-from compiler.schedule.steps import Steps, is_legal
+from compiler.schedule.steps import LazySteps, is_legal
 from compiler.schedule.zero_bubble import zbv_both_ways
 from tests.compiler.schedule.solver.cases import costs
 
@@ -35,7 +35,7 @@ def in_numbers(wide: bool = True) -> Iterator[None]:
 
 def legal(schedule: Schedule) -> bool:
     """Whether it is legal as far as its numbers say."""
-    rows = [steps for steps in schedule.actions if isinstance(steps, Steps)]
+    rows = [steps for steps in schedule.actions if isinstance(steps, LazySteps)]
     return is_legal(rows, schedule.num_micro_batches, schedule.stage_placement)
 
 
@@ -74,7 +74,7 @@ def test_of_an_odd_number_the_last_one_is_left_out(num_micro_batches: int) -> No
     with in_numbers():
         assert zbv_both_ways(4, num_micro_batches) == plain
         more = zbv_both_ways(4, num_micro_batches + 1).actions
-    assert [steps.before(num_micro_batches) for steps in more if isinstance(steps, Steps)] == list(plain.actions)
+    assert [steps.before(num_micro_batches) for steps in more if isinstance(steps, LazySteps)] == list(plain.actions)
 
 
 def test_steps_are_a_sequence() -> None:
@@ -92,9 +92,9 @@ def test_what_is_not_legal_is_refused_as_of_actions(wide: bool) -> None:
     """One step left out, one put before what it needs, one of another rank, and ranks that wait in a circle."""
     with in_numbers(wide):
         good = SCHEDULES["zb1p"].generate(3, 4)
-        rows = [steps for steps in good.actions if isinstance(steps, Steps)]
+        rows = [steps for steps in good.actions if isinstance(steps, LazySteps)]
         first, *others = rows
-        turned = Steps(first.codes[::-1].copy(), 3)
+        turned = LazySteps(first.codes[::-1].copy(), 3)
         for actions in ((first[1:], *others), (turned, *others), (rows[1], rows[0], rows[2])):
             bad = replace(good, actions=actions)
             assert not legal(bad)
@@ -108,7 +108,7 @@ def test_what_is_not_legal_is_refused_as_of_actions(wide: bool) -> None:
         with pytest.raises(ScheduleError, match=r"rank 0, B0\.0: waits for ever") as of_actions:
             simulate(late, Costs())
         coded = [[["FBIW".index(a.kind) + 4 * (a.micro_batch * 2 + a.stage)] for a in row] for row in late.actions]
-        numbers = replace(late, actions=tuple(Steps(np.array(row, np.int32), 2) for row in coded))
+        numbers = replace(late, actions=tuple(LazySteps(np.array(row, np.int32), 2) for row in coded))
         assert numbers == late
         with pytest.raises(ScheduleError) as of_numbers:
             simulate(numbers, Costs())

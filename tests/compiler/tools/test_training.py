@@ -12,7 +12,7 @@ import pytest
 from compiler.cli.main import command_parser, main
 from compiler.plan.spec_files import standing_alone
 from compiler.tools import training
-from compiler.tools.processes import OWN_STREAMS, Output
+from compiler.tools.processes import OWN_STREAMS, OutputLines
 from compiler.tools.training import Training
 from dsl.canonical import canonical
 from dsl.load import load
@@ -41,19 +41,19 @@ class Processes:
     told: list[tuple[str, ...]] = field(default_factory=list)
     quiet: list[bool] = field(default_factory=list)  # of compilers that run alone
 
-    def call(self, command: Sequence[str], *, output: Output = OWN_STREAMS) -> int:
+    def call(self, command: Sequence[str], *, output: OutputLines = OWN_STREAMS) -> int:
         assert output is OWN_STREAMS
         self.told.append(tuple(command))
         assert len(self.told) < 200, "it starts processes without end"
         return self.codes.pop(0) if self.codes else 0
 
-    def compiled(self, command: Sequence[str], *, output: Output, quiet: bool = False) -> tuple[int, str]:
+    def compiled(self, command: Sequence[str], *, output: OutputLines, quiet: bool = False) -> tuple[int, str]:
         self.told.append(tuple(command))
         self.quiet.append(quiet)
         return self.compiler_code, "" if self.compiler_code else f"digest {len(self.told)}"
 
     def call_both(
-        self, compiler: Sequence[str], launcher: Sequence[str], request: str, *, output: Output
+        self, compiler: Sequence[str], launcher: Sequence[str], request: str, *, output: OutputLines
     ) -> tuple[int, bool]:
         assert "\n" not in request and request.startswith("{")
         both = (*compiler, "and", *launcher)

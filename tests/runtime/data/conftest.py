@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.contract import Data, DataRequest, TrainedTokenizer
+from runtime.contract import DataRecipe, DataRequest, TrainedTokenizer
 from runtime.data.prepare import Prepared, prepare
 
 WORDS = (
@@ -28,7 +28,7 @@ WORDS = (
     "in",
 )
 
-CORPUS = Data("corpus/**/*.txt", TrainedTokenizer(320), 0.2)  # of the folder below
+CORPUS = DataRecipe("corpus/**/*.txt", TrainedTokenizer(320), 0.2)  # of the folder below
 
 
 @pytest.fixture

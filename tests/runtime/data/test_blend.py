@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from dsl.facts.shares import whole
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Checkpoint
-from runtime.contract import Data, Source, TrainedTokenizer
-from runtime.data.blend import Blend, Share
+from runtime.checkpoint.publish import LoadedCheckpoint
+from runtime.contract import BlendSource, DataRecipe, TrainedTokenizer
+from runtime.data.blend import Blend, SourceShare
 from runtime.data.order import Order
 from runtime.data.position import Move, Position
 from runtime.run.starting_position import order_of, position_in
@@ -33,7 +33,9 @@ SAME: Move = partial(Position.under, same_text=True)
 def blend(weights: Sequence[int], windows: Sequence[int] | int = 50, **changes: int) -> Blend:
     sizes = [windows] * len(weights) if isinstance(windows, int) else windows
     orders = [replace(Order(8, size, seed=1), **changes) for size in sizes]  # type: ignore[arg-type]
-    shares = (Share(f"s{k}", weight, order) for k, (weight, order) in enumerate(zip(weights, orders, strict=True)))
+    shares = (
+        SourceShare(f"s{k}", weight, order) for k, (weight, order) in enumerate(zip(weights, orders, strict=True))
+    )
     return Blend(tuple(shares))
 
 
@@ -57,10 +59,10 @@ def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple
 def build(tmp_path: Path) -> Build:
     """A build of three sources with the same text: 100 windows of 8 tokens. `tmp_path` is their prepared folder."""
     names = ("web", "code", "again")
-    sources = tuple(Source(name, "text.txt", 1) for name in names)
+    sources = tuple(BlendSource(name, "text.txt", 1) for name in names)
     counts = {name: {split: {"tokens": 802} for split in ("train", "validation")} for name in names}
     (tmp_path / "meta.json").write_text(json.dumps({"sources": counts}), "utf-8")
-    plan = small_plan(data=Data(None, TrainedTokenizer(300), 0.0, sources=sources))
+    plan = small_plan(data=DataRecipe(None, TrainedTokenizer(300), 0.0, sources=sources))
     return cast(Build, SimpleNamespace(plan=replace(plan, train=replace(plan.train, sequence=8, seed=1))))
 
 
@@ -79,7 +81,7 @@ def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path)
     assert isinstance(order, Blend)
     shares = (replace(share, order=replace(share.order, seed=1)) for share in order.shares)
     before, seen = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
-    checkpoint = cast(Checkpoint, SimpleNamespace(meta={"position": before.to_json()}))
+    checkpoint = cast(LoadedCheckpoint, SimpleNamespace(meta={"position": before.to_json()}))
     position, notes = position_in(checkpoint, build, order, same_text=True)
     assert notes == ["sources have other orders: what they have not given in this epoch comes first"]
     seen += walk(position, [8] * 22 + [4])[1]
@@ -181,7 +183,7 @@ def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...])
     position, told = Position(), 0
     for phase, (sequence, samples) in enumerate([(8, 50), (16, 33), (32, 12), (8, 25)], 1):
         order = Order(sequence, pieces * piece // sequence, 1, piece)
-        shares = tuple(Share(f"s{k}", weight, order) for k, weight in enumerate(weights))
+        shares = tuple(SourceShare(f"s{k}", weight, order) for k, weight in enumerate(weights))
         position = position.blended(Blend(shares, 0, samples if phase < 4 else None, phase), SAME)
         assert isinstance(position.order, Blend)
         for index in position.draw(samples).tolist():

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.contract import Data, DataRequest, Source, TrainedTokenizer
-from runtime.data.blend import Blend, Share
+from runtime.contract import BlendSource, DataRecipe, DataRequest, TrainedTokenizer
+from runtime.data.blend import Blend, SourceShare
 from runtime.data.blended import prepare_data
 from runtime.data.files import DataError
 from runtime.data.order import Order
 from runtime.data.prepare import Prepared
 from runtime.data.samples import BlendSamples, Samples, samples_of
-from runtime.data.shards import Reader
+from runtime.data.shards import ShardReader
 
-SOURCES = (Source("web", "web/*.txt", 7), Source("code", "code/*.txt", 3))
-REQUEST = DataRequest(Data(None, TrainedTokenizer(270), 0.3, sources=SOURCES), 400, 7)
+SOURCES = (BlendSource("web", "web/*.txt", 7), BlendSource("code", "code/*.txt", 3))
+REQUEST = DataRequest(DataRecipe(None, TrainedTokenizer(270), 0.3, sources=SOURCES), 400, 7)
 Prepare = Callable[..., Prepared]
 
 
@@ -45,7 +45,7 @@ def test_each_source_is_prepared_and_divided(prepare: Prepare) -> None:
         assert splits["train"]["documents"] + splits["validation"]["documents"] == 8
         for split, facts in splits.items():
             assert facts["documents"] > 0
-            assert Reader(found.folder / f"{source}.{split}").num_tokens == facts["tokens"]
+            assert ShardReader(found.folder / f"{source}.{split}").num_tokens == facts["tokens"]
     assert {"web", "code"} == {each.partition(":")[0] for each in found.meta["held_out"]}
 
 
@@ -72,7 +72,7 @@ def test_a_source_is_encoded_once_for_several_blends(prepare: Prepare, tmp_path:
 
 
 def test_a_source_that_is_not_there_is_named(prepare: Prepare) -> None:
-    sources = (SOURCES[0], Source("books", "books/*.txt", 1))
+    sources = (SOURCES[0], BlendSource("books", "books/*.txt", 1))
     with pytest.raises(DataError, match=r"books/\*\.txt"):
         prepare(request=replace(REQUEST, data=replace(REQUEST.data, sources=sources)))
 
@@ -80,8 +80,8 @@ def test_a_source_that_is_not_there_is_named(prepare: Prepare) -> None:
 def test_samples_of_a_blend_are_those_of_its_sources(prepare: Prepare) -> None:
     folder, shares = prepare().folder, []
     for source in SOURCES:
-        tokens = Reader(folder / f"{source.name}.train").num_tokens
-        shares.append(Share(source.name, source.weight, Order(8, (tokens - 2) // 8, 5)))
+        tokens = ShardReader(folder / f"{source.name}.train").num_tokens
+        shares.append(SourceShare(source.name, source.weight, Order(8, (tokens - 2) // 8, 5)))
     blend = Blend(tuple(shares))
     samples = samples_of(folder, "train", 8, 2, seed=5, chat=None, order=blend)
     assert isinstance(samples, BlendSamples)

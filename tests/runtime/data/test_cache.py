@@ -14,7 +14,7 @@ import pytest
 from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, store
 from runtime.data.files import DataError
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.tokenizer import Encoder
 from tests.runtime.data.conftest import CORPUS
@@ -59,13 +59,13 @@ class Preparing:
 @pytest.fixture
 def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
     found = Preparing(tmp_path)
-    by_words, by_process, train = Encoder.encode, Given.encode, encode.trained
+    by_words, by_process, train = Encoder.encode, GivenTokenizer.encode, encode.trained
 
     def words(self: Encoder, texts: Sequence[str]) -> list[list[int]]:
         found.encoded += len(texts)
         return by_words(self, texts)
 
-    def process(self: Given, documents: Any) -> Any:
+    def process(self: GivenTokenizer, documents: Any) -> Any:
         found.encoded += len(documents)
         return by_process(self, documents)
 
@@ -74,7 +74,7 @@ def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return train(*arguments)
 
     monkeypatch.setattr(Encoder, "encode", words)
-    monkeypatch.setattr(Given, "encode", process)
+    monkeypatch.setattr(GivenTokenizer, "encode", process)
     monkeypatch.setattr(encode, "trained", training)
     yield found
 

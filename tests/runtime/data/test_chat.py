@@ -18,12 +18,12 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from runtime.contract import Chat
+from runtime.contract import ChatRecipe
 from runtime.data import chat, tokenizer
 from runtime.data.chat import Encoded, RowEncoder, read_settings
 from runtime.data.chat_template import Template
 from runtime.data.files import DataError
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.readers import SourceFile
 from tests.runtime.data.chats import (
     END,
@@ -38,7 +38,7 @@ from tests.runtime.data.chats import (
     write_rows,
 )
 
-SETTINGS = Chat(None, "cut")
+SETTINGS = ChatRecipe(None, "cut")
 
 
 @pytest.fixture(scope="module", params=sorted(TEMPLATES))
@@ -49,7 +49,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return encoder_of(path), theirs
 
 
-def encoder_of(path: Path, settings: Chat = SETTINGS) -> RowEncoder:
+def encoder_of(path: Path, settings: ChatRecipe = SETTINGS) -> RowEncoder:
     bpe = tokenizer.parse(tokenizer.read(path))
     return RowEncoder(bpe, read_settings(settings, path, path.parent).to_json())
 
@@ -163,10 +163,10 @@ def test_the_template_is_the_one_that_is_named_or_lies_beside_the_tokenizer(tmp_
     (tmp_path / "chat_template.jinja").write_text("beside", "utf-8")
     assert read_settings(SETTINGS, path, tmp_path).template == "beside"
     (tmp_path / "mine.jinja").write_text("named", "utf-8")
-    digests = {read_settings(Chat(name, "cut"), path, tmp_path).digest for name in (None, "mine.jinja")}
+    digests = {read_settings(ChatRecipe(name, "cut"), path, tmp_path).digest for name in (None, "mine.jinja")}
     assert len(digests) == 2
     with pytest.raises(DataError, match=r"none\.jinja: cannot be read: No such file"):
-        read_settings(Chat("none.jinja", "cut"), path, tmp_path)
+        read_settings(ChatRecipe("none.jinja", "cut"), path, tmp_path)
     config.write_text("[1]", "utf-8")
     with pytest.raises(DataError, match="expected an object"):
         read_settings(SETTINGS, path, tmp_path)
@@ -209,7 +209,7 @@ def given_refusal(folder: Path, template: str | None, row: dict[str, Any]) -> st
     settings = read_settings(SETTINGS, path, folder)
     with (
         pytest.raises(DataError) as caught,
-        Given(path, tokenizer.read(path), settings) as process,
+        GivenTokenizer(path, tokenizer.read(path), settings) as process,
     ):
         process.encode([(file, text) for text in chat.rows(file)])
     return str(caught.value)
@@ -273,7 +273,7 @@ def test_the_process_gives_what_the_encoder_gives(tmp_path: Path) -> None:
     write_rows(file.path, rows)
     encoder = encoder_of(path)
     wanted: list[Encoded] = [encoder.encode([json.dumps(row)])[0] for row in rows]
-    with Given(path, tokenizer.read(path), read_settings(SETTINGS, path, tmp_path)) as process:
+    with GivenTokenizer(path, tokenizer.read(path), read_settings(SETTINGS, path, tmp_path)) as process:
         found = process.encode([(file, text) for text in chat.rows(file)])
         assert process.notices.unaligned == sum(not each.aligned for each in wanted) == 1
     assert all(np.array_equal(a, b.ids) for a, b in zip(found, wanted, strict=True))

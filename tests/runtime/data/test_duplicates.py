@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from runtime.data import duplicates
-from runtime.data.duplicates import MINIMA, Seen, digest, signature
+from runtime.data.duplicates import MINIMA, SeenDocuments, digest, signature
 from runtime.data.files import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,7 @@ def test_estimates_are_those_of_a_binomial() -> None:
 @pytest.mark.parametrize("similarity", [0.5, 0.6, 0.7, 0.8])
 def test_brute_force_finds_the_same(similarity: float) -> None:
     """Documents one after the other: one is left out if any that was kept is similar, as all pairs say."""
-    draw, seen, near = random.Random(similarity), Seen(similarity), 0
+    draw, seen, near = random.Random(similarity), SeenDocuments(similarity), 0
     kept = list[tuple[list[str], set[tuple[str, ...]]]]()
     for _ in range(160):
         base = (
@@ -86,7 +86,7 @@ def test_the_probabilities_of_the_page() -> None:
         for line in page.splitlines()
         if name in line
     )
-    seen, draw = Seen(0.8), np.random.default_rng(2)
+    seen, draw = SeenDocuments(0.8), np.random.default_rng(2)
     bands, rows = seen._index.b, seen._index.r
     assert f"{bands} bands of {rows} values" in page.replace("\n", " ") and bands * rows == MINIMA
     for similarity, percent in zip(similarities, told, strict=True):
@@ -101,13 +101,13 @@ def test_a_document_is_compared_with_those_that_were_kept() -> None:
     first = [f"w{at}" for at in range(600)]
     second, third = first[20:] + [f"x{at}" for at in range(20)], first[110:] + [f"x{at}" for at in range(110)]
     assert jaccard(first, second) > 0.92 and jaccard(second, third) > 0.7 > jaccard(first, third) + 0.01
-    seen = Seen(0.8)
+    seen = SeenDocuments(0.8)
     texts = [" ".join(words) for words in (first, second, third)]
     assert [seen.add(digest(text), signature(text)) for text in texts] == ["", "near", ""]
 
 
 def test_equal_documents() -> None:
-    seen = Seen(None)
+    seen = SeenDocuments(None)
     assert [seen.add(digest(text), None) for text in ("a b", " a\n\tb ", "a  b", "A b", "ab")] == [
         "",
         "exact",
@@ -127,14 +127,14 @@ def test_scripts_without_blanks(language: str) -> None:
     text = "".join(letters)
     other = "".join([*letters[:200], "X", *letters[200:]])
     unlike = "".join(draw.sample(letters, len(letters)))
-    seen = Seen(0.8)
+    seen = SeenDocuments(0.8)
     assert [seen.add(digest(each), signature(each)) for each in (text, other, unlike)] == ["", "near", ""]
 
 
 @pytest.mark.parametrize("similarity", [0.999, 1.0])
 def test_the_greatest_similarity(similarity: float) -> None:
     """Documents of the same runs are near, and no others."""
-    seen = Seen(similarity)
+    seen = SeenDocuments(similarity)
     text = " ".join(f"w{at}" for at in range(600))
     other = text.replace("w7 ", "x ").replace("w300 ", "x ")
     assert (signature(other) != signature(text)).any()
@@ -143,7 +143,7 @@ def test_the_greatest_similarity(similarity: float) -> None:
 
 def test_few_words_and_none() -> None:
     """A document of fewer than five words is one run; documents without words are never near."""
-    seen = Seen(0.5)
+    seen = SeenDocuments(0.5)
     texts = ["yes we can", "Yes, we can!", "yes we can not", "…", "!!", "?", "…"]
     assert [seen.add(digest(text), signature(text)) for text in texts] == ["", "near", "", "", "", "", "exact"]
 
@@ -153,7 +153,7 @@ def test_real_text() -> None:
     texts = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))[:12]]
     words = [[*duplicates.words(text)] for text in texts]
     assert max(jaccard(one, other) for one in words for other in words if one is not other) < 0.3
-    seen = Seen(0.8)
+    seen = SeenDocuments(0.8)
     assert {seen.add(digest(text), signature(text)) for text in texts} == {""}
     assert {seen.add(digest(text), signature(f"One line more.\n{text}")) for text in texts} == {"exact"}
     assert {seen.add(digest(f"{text}!"), signature(f"One line more.\n{text}")) for text in texts} == {"near"}

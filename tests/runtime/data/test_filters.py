@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 
 from compiler.cli.main import main
-from runtime.contract import Data, DataRequest, Filters, Source, TrainedTokenizer
+from runtime.contract import BlendSource, DataRecipe, DataRequest, FiltersRecipe, TrainedTokenizer
 from runtime.data import filters, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
 from runtime.data.files import DataError
 from runtime.data.filters import KEPT, NAMES
 from runtime.data.prepare import Prepared
-from runtime.data.shards import Reader
+from runtime.data.shards import ShardReader
 from tests.compiler.cli.forms import parsed
 from tests.runtime.data import megatron
 from tests.runtime.processes import wait_for
 
 ROOT = Path(__file__).parents[3]
 
-ALL = Filters(shortest=40, longest=2000, quality="gopher", duplicates="near")
+ALL = FiltersRecipe(shortest=40, longest=2000, quality="gopher", duplicates="near")
 PART = 50  # documents of the first file
 SHARDS = ("train.bin", "train.idx", "validation.bin", "validation.idx", "tokenizer.json")
 
@@ -82,8 +82,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "BATCH_BYTES", 9000)
 
 
-def request(source: str = "all/*.jsonl", chosen: Filters | None = ALL, **data: Any) -> DataRequest:
-    values = Data(source, TrainedTokenizer(300), 0.2, filters=chosen)
+def request(source: str = "all/*.jsonl", chosen: FiltersRecipe | None = ALL, **data: Any) -> DataRequest:
+    values = DataRecipe(source, TrainedTokenizer(300), 0.2, filters=chosen)
     return DataRequest(replace(values, **data), 400, 7)
 
 
@@ -127,15 +127,17 @@ def test_no_duplicate_of_what_is_held_out_is_trained_on(spec_folder: Path, tmp_p
     words: dict[str, list[set[tuple[int, ...]]]] = {}
     found = shared(spec_folder, tmp_path)
     for split in ("train", "validation"):
-        reader = Reader(found.folder / split)
+        reader = ShardReader(found.folder / split)
         documents = [reader.document(at).tolist() for at in range(reader.num_documents)]
         words[split] = [{tuple(each[at : at + 8]) for at in range(len(each) - 8)} for each in documents]
     shares = [len(one & other) / len(one | other) for one in words["train"] for other in words["validation"]]
     assert words["validation"] and max(shares) < 0.1
 
 
-@pytest.mark.parametrize("chosen", [ALL, Filters(shortest=200, duplicates="exact"), Filters(quality="gopher")])
-def test_any_number_of_processes_gives_the_same_bytes(spec_folder: Path, tmp_path: Path, chosen: Filters) -> None:
+@pytest.mark.parametrize(
+    "chosen", [ALL, FiltersRecipe(shortest=200, duplicates="exact"), FiltersRecipe(quality="gopher")]
+)
+def test_any_number_of_processes_gives_the_same_bytes(spec_folder: Path, tmp_path: Path, chosen: FiltersRecipe) -> None:
     asked = request(chosen=chosen)
     wanted = contents(shared(spec_folder, tmp_path / "1", 1, asked).folder)
     for jobs in (2, 3) if chosen == ALL else (2,):
@@ -189,7 +191,7 @@ def test_a_run_finds_what_was_prepared_or_makes_the_same(spec_folder: Path, tmp_
 def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "all", "one", [text for _, text in corpus()][:40])
 
-    def run(chosen: Filters, *resumed: str) -> Prepared:
+    def run(chosen: FiltersRecipe, *resumed: str) -> Prepared:
         asked = request(chosen=chosen)
         return prepare_data(asked, tmp_path, tmp_path / "run", lambda *_: None, resumed=resumed)
 
@@ -199,13 +201,13 @@ def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path
     (tmp_path / "all/one.jsonl").unlink()
     assert run(ALL, first.meta["sha256"]).folder == first.folder
     with pytest.raises(DataError, match=r"no .*file found"):
-        run(Filters(shortest=40), first.meta["sha256"])
+        run(FiltersRecipe(shortest=40), first.meta["sha256"])
 
 
 def test_filters_are_a_part_of_the_key(spec_folder: Path, tmp_path: Path) -> None:
     others = [
         None,
-        Filters(),
+        FiltersRecipe(),
         replace(ALL, shortest=41),
         replace(ALL, longest=1999),
         replace(ALL, quality=None),
@@ -244,9 +246,9 @@ BLEND: dict[str, Any] = {
     "source": None,
     "filters": None,
     "sources": (
-        Source("web", "all/*.jsonl", 2, filters=ALL),
-        Source("again", "all/*.jsonl", 1, filters=Filters(duplicates="exact")),
-        Source("plain", "passed/*.jsonl", 1),
+        BlendSource("web", "all/*.jsonl", 2, filters=ALL),
+        BlendSource("again", "all/*.jsonl", 1, filters=FiltersRecipe(duplicates="exact")),
+        BlendSource("plain", "passed/*.jsonl", 1),
     ),
 }
 
@@ -267,7 +269,7 @@ def test_sources_of_a_blend_have_filters_of_their_own(spec_folder: Path, tmp_pat
     assert said[0].startswith("warning: files in several sources of the blend: 2, such as ")
     assert said[1:] == [f"web: {filters.said(FACTS)}", f"again: {filters.said(facts)}"]
     assert tokens(run) == tokens(found)
-    sources = (Source("web", "passed/*.jsonl", 1), Source("again", "exact/*.jsonl", 1), BLEND["sources"][2])
+    sources = (BlendSource("web", "passed/*.jsonl", 1), BlendSource("again", "exact/*.jsonl", 1), BLEND["sources"][2])
     (spec_folder / "own.json").write_bytes((found.folder / "tokenizer.json").read_bytes())
     named = {"tokenizer": "own.json"}
     wanted = shared(spec_folder, tmp_path / "b", asked=request(**BLEND | {"sources": sources} | named))
@@ -277,8 +279,8 @@ def test_sources_of_a_blend_have_filters_of_their_own(spec_folder: Path, tmp_pat
 
 def test_nothing_passes(spec_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"one\.jsonl: nothing is left to train on: 0 of \d+ documents pass"):
-        shared(spec_folder, tmp_path, asked=request(chosen=Filters(shortest=10**7)))
-    one = Filters(shortest=2000, longest=2400, duplicates="near", similarity=0.5)
+        shared(spec_folder, tmp_path, asked=request(chosen=FiltersRecipe(shortest=10**7)))
+    one = FiltersRecipe(shortest=2000, longest=2400, duplicates="near", similarity=0.5)
     write(spec_folder / "single", "one", ["a" * 100, "b" * 100, "c" * 2200])
     with pytest.raises(DataError, match="a single document cannot be divided"):
         shared(spec_folder, tmp_path, asked=request("single/*.jsonl", one))
@@ -315,7 +317,7 @@ def test_a_process_answers_each_question_before_the_next(monkeypatch: pytest.Mon
 
 def test_results_are_read_as_they_were_written() -> None:
     texts = [*(text for _, text in corpus()), "", "…"][-20:]
-    for chosen in (ALL, replace(ALL, duplicates="exact"), Filters(shortest=50), Filters(duplicates="near")):
+    for chosen in (ALL, replace(ALL, duplicates="exact"), FiltersRecipe(shortest=50), FiltersRecipe(duplicates="near")):
         content = filters.judged(chosen, texts)
         found = filters.Judged.from_bytes(content)
         assert found.to_bytes() == content and len(found.fates) == len(texts)

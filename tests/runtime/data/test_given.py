@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from runtime.data import given, template_process, tokenizer
 from runtime.data.chat import Settings
 from runtime.data.files import DataError
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.prepare import Prepared
 from runtime.data.readers import SourceFile
 from tests.progress import children
@@ -44,14 +44,14 @@ def _expanding(factor: int, times: int) -> bytes:
 
 def _refused(content: bytes, *texts: str) -> str:
     before = children(os.getpid())  # of other tests: workers that stay, and multiprocessing's own
-    with pytest.raises(DataError) as error, Given(Path("own.json"), content) as process:
+    with pytest.raises(DataError) as error, GivenTokenizer(Path("own.json"), content) as process:
         process.encode(_documents(*texts))
     assert set(children(os.getpid())) <= set(before), "its process has ended"
     return str(error.value)
 
 
 def test_ids_are_the_librarys_in_any_batches() -> None:
-    with Given(Path("own.json"), JSON.encode()) as process:
+    with GivenTokenizer(Path("own.json"), JSON.encode()) as process:
         assert process.facts["sha256"] == tokenizer.digest(Tokenizer.from_str(JSON)) and process.facts["vocab"] == 300
         for texts in (TEXTS, TEXTS[:1], ["a\u2028b\nc", "", "\x00😀"]):
             found = [ids.tolist() for ids in process.encode(_documents(*texts))]
@@ -108,7 +108,7 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
     settings = Settings(template, "a.jinja", {"eos_token": tokenizer.END})
-    with pytest.raises(DataError) as raised, Given(Path("own.json"), JSON.encode(), settings) as process:
+    with pytest.raises(DataError) as raised, GivenTokenizer(Path("own.json"), JSON.encode(), settings) as process:
         process.encode([(SourceFile("rows.jsonl", rows), rows.read_text().strip())])
     assert str(raised.value).endswith(said)
 
@@ -125,7 +125,7 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_no_tokenizer_is_refused_by_name(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=rf"own\.json: {message}") as error, Given(Path("own.json"), content):
+    with pytest.raises(DataError, match=rf"own\.json: {message}") as error, GivenTokenizer(Path("own.json"), content):
         pass
     assert str(error.value).isprintable()
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.contract import Data, DataRequest, Source, TrainedTokenizer
+from runtime.contract import BlendSource, DataRecipe, DataRequest, TrainedTokenizer
 from runtime.data import infill
 from runtime.data.blended import prepare_data
 from runtime.data.files import DataError
 from runtime.data.infill import ADDED, SENTINELS, Infilled, is_infilled, sentinels
 from runtime.data.prepare import Prepared
 from runtime.data.samples import Samples
-from runtime.data.shards import Reader, Writer
+from runtime.data.shards import ShardReader, ShardWriter
 from runtime.data.token_files import open_split
 
 BEGIN, HOLE, END = 90, 91, 92
@@ -29,11 +29,11 @@ LAST = 0
 TEXT = st.lists(st.lists(st.integers(1, 89), max_size=12), min_size=1, max_size=12)
 
 
-def shard(folder: Path, documents: list[list[int]]) -> Reader:
-    with Writer(folder / "train", 100) as writer:
+def shard(folder: Path, documents: list[list[int]]) -> ShardReader:
+    with ShardWriter(folder / "train", 100) as writer:
         for ids in documents:
             writer.add([*ids, LAST])
-    return Reader(folder / "train")
+    return ShardReader(folder / "train")
 
 
 def restored(ids: list[int]) -> list[int]:
@@ -81,10 +81,10 @@ def test_every_document_can_be_restored(
 
 
 def test_a_document_without_an_end_is_restored(tmp_path: Path) -> None:
-    with Writer(tmp_path / "train", 100) as writer:
+    with ShardWriter(tmp_path / "train", 100) as writer:
         writer.add([5, 6, 7])
     for seed in range(20):
-        found = Infilled(Reader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
+        found = Infilled(ShardReader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
         assert restored(found.document(0).tolist()) == [5, 6, 7]
 
 
@@ -138,7 +138,7 @@ def texts(folder: Path, name: str, count: int = 40) -> None:
         (folder / name / f"{number:02}.txt").write_text(f"{' '.join(words)} {number}")
 
 
-def prepare(folder: Path, data: Data, out: str = "run") -> Prepared:
+def prepare(folder: Path, data: DataRecipe, out: str = "run") -> Prepared:
     return prepare_data(DataRequest(data, 400, 7), folder, folder / out, lambda *_: None, cache=folder / "cache")
 
 
@@ -150,13 +150,16 @@ def ids_of(found: Prepared) -> tuple[int, ...]:
 
 def test_the_rate_decides_what_is_read_and_nothing_that_is_kept(tmp_path: Path) -> None:
     texts(tmp_path, "code")
-    data = Data("code/*.txt", TrainedTokenizer(300), 0.2, fim=0.5)
+    data = DataRecipe("code/*.txt", TrainedTokenizer(300), 0.2, fim=0.5)
     half = prepare(tmp_path, data)
     less = prepare(tmp_path, replace(data, fim=0.25), "less")
     again = prepare(tmp_path, data, "again")
     assert again.reused and again.meta["sha256"] == half.meta["sha256"] != less.meta["sha256"]
-    assert Reader(half.folder / "train").tokens(0, 99).tolist() == Reader(less.folder / "train").tokens(0, 99).tolist()
-    begin, plain = ids_of(half)[0], Reader(half.folder / "train")
+    assert (
+        ShardReader(half.folder / "train").tokens(0, 99).tolist()
+        == ShardReader(less.folder / "train").tokens(0, 99).tolist()
+    )
+    begin, plain = ids_of(half)[0], ShardReader(half.folder / "train")
     found, fewer = open_split(half.folder, "train"), open_split(less.folder, "train")
     assert half.meta["splits"]["train"]["tokens"] == found.num_tokens > plain.num_tokens
     moved = 0
@@ -168,12 +171,12 @@ def test_the_rate_decides_what_is_read_and_nothing_that_is_kept(tmp_path: Path) 
             assert fewer.document(i).tolist() == ids, "the same document is cut alike"
     assert found.num_tokens - plain.num_tokens == ADDED * moved and 0 < moved < plain.num_documents
     held = open_split(half.folder, "validation")
-    assert held.num_tokens == Reader(half.folder / "validation").num_tokens, "what is held out is read as it is"
+    assert held.num_tokens == ShardReader(half.folder / "validation").num_tokens, "what is held out is read as it is"
 
 
 def test_samples_of_two_epochs_have_the_same_arrangement(tmp_path: Path) -> None:
     texts(tmp_path, "code")
-    found = prepare(tmp_path, Data("code/*.txt", TrainedTokenizer(300), 0.0, fim=0.5))
+    found = prepare(tmp_path, DataRecipe("code/*.txt", TrainedTokenizer(300), 0.0, fim=0.5))
     epochs = []
     for samples in (Samples(found.folder, "train", 16, seed=1), Samples(found.folder, "train", 16, seed=2)):
         num = samples.num_windows
@@ -186,8 +189,8 @@ def test_samples_of_two_epochs_have_the_same_arrangement(tmp_path: Path) -> None
 def test_a_source_has_its_own_rate(tmp_path: Path) -> None:
     texts(tmp_path, "web")
     texts(tmp_path, "code")
-    sources = (Source("web", "web/*.txt", 7), Source("code", "code/*.txt", 3, fim=1.0))
-    found = prepare(tmp_path, Data(None, TrainedTokenizer(300), 0.2, sources=sources))
+    sources = (BlendSource("web", "web/*.txt", 7), BlendSource("code", "code/*.txt", 3, fim=1.0))
+    found = prepare(tmp_path, DataRecipe(None, TrainedTokenizer(300), 0.2, sources=sources))
     begin = ids_of(found)[0]
     web, code = (open_split(found.folder, "train", name) for name in ("web", "code"))
     assert begin not in web.tokens(0, web.num_tokens)
@@ -197,9 +200,9 @@ def test_a_source_has_its_own_rate(tmp_path: Path) -> None:
 
 def test_a_tokenizer_without_tokens_for_it_is_refused(tmp_path: Path) -> None:
     texts(tmp_path, "code")
-    plain = prepare(tmp_path, Data("code/*.txt", TrainedTokenizer(300), 0.0))
+    plain = prepare(tmp_path, DataRecipe("code/*.txt", TrainedTokenizer(300), 0.0))
     (tmp_path / "tokenizer.json").write_bytes((plain.folder / "tokenizer.json").read_bytes())
     with pytest.raises(DataError, match=r"fim = 0\.1: the tokenizer has no tokens for it, such as <｜fim▁begin｜>"):
-        prepare(tmp_path, Data("code/*.txt", "tokenizer.json", 0.0, fim=0.1))
+        prepare(tmp_path, DataRecipe("code/*.txt", "tokenizer.json", 0.0, fim=0.1))
     with pytest.raises(DataError, match=r"train\(259\): at least 260, the 256 bytes and <\|endoftext\|>, <\|fim_begin"):
-        prepare(tmp_path, Data("code/*.txt", TrainedTokenizer(259), 0.0, fim=0.1))
+        prepare(tmp_path, DataRecipe("code/*.txt", TrainedTokenizer(259), 0.0, fim=0.1))

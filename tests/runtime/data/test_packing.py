@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from runtime.data import packing
 from runtime.data.packing import packed
-from runtime.data.samples import PADDING, RowSamples, Samples, Survey
-from runtime.data.shards import RowWriter, Writer
+from runtime.data.samples import PADDING, ChatSurvey, RowSamples, Samples
+from runtime.data.shards import RowWriter, ShardWriter
 
 
 def packs_of(sizes: Sequence[int], room: int, first: int = 0) -> list[list[int]]:
@@ -107,7 +107,7 @@ def test_every_row_is_whole_in_one_sequence(tmp_path: Path, sequence: int, long:
     assert samples.survey.facts | {"samples": 0, "padding": 0} == alone.survey.facts | {"samples": 0, "padding": 0}
     assert samples.survey.facts["padding"] == padding < alone.survey.facts["padding"] or sequence == 4
     assert f"are packed into {samples.num_windows:,} sequences" in samples.survey.notes()[-1]
-    assert Survey(tmp_path, "train", sequence, long, pack=True).packs is not None  # type: ignore[arg-type]
+    assert ChatSurvey(tmp_path, "train", sequence, long, pack=True).packs is not None  # type: ignore[arg-type]
 
 
 def test_every_epoch_has_the_same_sequences_in_another_order(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_window_of_text_says_where_its_documents_begin(sizes: list[int], seque
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as name:
-        with Writer(Path(name) / "train", 1000) as writer:
+        with ShardWriter(Path(name) / "train", 1000) as writer:
             for document, size in enumerate(sizes):
                 writer.add([document] * size)
         if sum(sizes) < sequence + 2:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.contract import Data, DataRequest, TrainedTokenizer
+from runtime.contract import DataRecipe, DataRequest, TrainedTokenizer
 from runtime.data import tokenizer
 from runtime.data.corpus import SourceFile, find
 from runtime.data.encode import split
@@ -22,7 +22,7 @@ from runtime.data.files import DataError
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.readers import documents
 from runtime.data.samples import Samples
-from runtime.data.shards import Reader
+from runtime.data.shards import ShardReader
 
 Prepare = Callable[..., Prepared]
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ def test_shards_hold_the_documents_of_their_split(prepared: Prepare, spec_folder
     train, validation = _sides(spec_folder)
     end = found.meta["tokenizer"]["end_of_document"]
     for name, files in (("train", train), ("validation", validation)):
-        reader = Reader(found.folder / name)
+        reader = ShardReader(found.folder / name)
         texts = [text for file in files for text in documents(file)]
         rows = [reader.document(i).tolist() for i in range(reader.num_documents)]
         assert all(row[-1] == end and end not in row[:-1] for row in rows)
@@ -89,7 +89,7 @@ def test_the_tokenizer_sees_training_files_only(prepared: Prepare, spec_folder: 
 
 def test_unigram_against_brute_force(prepared: Prepare) -> None:
     found = prepared()
-    train, validation = (Reader(found.folder / name) for name in ("train", "validation"))
+    train, validation = (ShardReader(found.folder / name) for name in ("train", "validation"))
     counts = Counter(train.tokens(0, train.num_tokens).tolist())
     logs = [
         math.log((counts[token] + 1) / (train.num_tokens + 320))
@@ -128,7 +128,7 @@ def test_what_lies_beside_a_tokenizer_comes_with_it(prepared: Prepare, spec_fold
     found = prepared(tokenizer="model/tokenizer.json")
     for each, token in ((plain, tokenizer.END), (found, "<eos>")):
         end = bpe.token_to_id(token)
-        reader = Reader(each.folder / "train")
+        reader = ShardReader(each.folder / "train")
         assert each.meta["tokenizer"]["end_of_document"] == end
         assert all(reader.document(i)[-1] == end for i in range(reader.num_documents))
     assert (found.folder / config.name).read_text("utf-8") == config.read_text("utf-8")
@@ -227,7 +227,7 @@ def test_processes_at_the_same_time_make_it_once(spec_folder: Path, tmp_path: Pa
 
 def test_progress_reaches_its_end_in_every_phase(spec_folder: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
-    request = DataRequest(Data("corpus/*.txt", TrainedTokenizer(300), 0.2), 300, 1)
+    request = DataRequest(DataRecipe("corpus/*.txt", TrainedTokenizer(300), 0.2), 300, 1)
     prepare(request, spec_folder, tmp_path / "data", lambda *call: calls.append(call))
     for phase in ("read", "tokenizer", "encode"):
         done = [(done, total) for name, done, total in calls if name == phase]
@@ -236,7 +236,7 @@ def test_progress_reaches_its_end_in_every_phase(spec_folder: Path, tmp_path: Pa
 
 def test_the_standard_library(tmp_path: Path) -> None:
     """The quickstart's corpus, whole: 3.5M tokens on CPython 3.11."""
-    request = DataRequest(Data("python_stdlib", TrainedTokenizer(4096), 0.05), 4096, 1)
+    request = DataRequest(DataRecipe("python_stdlib", TrainedTokenizer(4096), 0.05), 4096, 1)
     found = prepare(request, tmp_path / "unused", tmp_path / "data", lambda *call: None)
     meta = found.meta
     assert meta["tokenizer"]["vocab"] == 4096

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer
 
 from compiler.cli.commands import data_prepare
 from compiler.cli.main import main
-from runtime.contract import DataRequest, Source
+from runtime.contract import BlendSource, DataRequest
 from runtime.data import encode, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
 from runtime.data.files import DataError
-from runtime.data.given import Given
+from runtime.data.given import GivenTokenizer
 from runtime.data.prepare import Prepared
 from tests.compiler.cli.forms import parsed
 from tests.runtime.data import megatron
@@ -35,7 +35,7 @@ from tests.runtime.processes import wait_for
 ROOT = Path(__file__).parents[3]
 BLEND: dict[str, Any] = {
     "source": None,
-    "sources": (Source("flat", "corpus/*.txt", 1), Source("deep", "corpus/deep/*.txt", 2)),
+    "sources": (BlendSource("flat", "corpus/*.txt", 1), BlendSource("deep", "corpus/deep/*.txt", 2)),
 }
 
 
@@ -112,9 +112,9 @@ def test_a_document_that_cannot_be_encoded_is_named_by_any_number_of_processes(
     spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(prepared(spec_folder, tmp_path / "first").folder / "tokenizer.json", spec_folder / "own.json")
-    ask = Given._ask
+    ask = GivenTokenizer._ask
 
-    def refusing(self: Given, texts: Sequence[str]) -> Any:
+    def refusing(self: GivenTokenizer, texts: Sequence[str]) -> Any:
         if any("text05" in text for text in texts):
             self._process.kill()
             self._process.wait()
@@ -123,7 +123,7 @@ def test_a_document_that_cannot_be_encoded_is_named_by_any_number_of_processes(
     for name in ("text05", "text17"):
         path = next((spec_folder / "corpus").rglob(f"{name}.txt"))
         path.write_text(path.read_text("utf-8") + "text05", "utf-8")
-    monkeypatch.setattr(Given, "_ask", refusing)
+    monkeypatch.setattr(GivenTokenizer, "_ask", refusing)
     said = set()
     for jobs in (1, 3):
         with pytest.raises(DataError, match=r"own\.json: cannot encode .*deep/text05\.txt") as raised:
@@ -287,7 +287,7 @@ def test_files_that_are_not_read_are_said_at_each_start(spec_folder: Path, tmp_p
     """This holds for one source and for a blend, whether the data is made or there already."""
     (spec_folder / "corpus" / "a.html").write_text("text")
     line = "warning: 1 of 25 files of 'corpus' are not read: 1 other suffix (.html)"
-    both = (Source("one", "corpus", 1), Source("two", "corpus/**/*.txt", 1))
+    both = (BlendSource("one", "corpus", 1), BlendSource("two", "corpus/**/*.txt", 1))
     for data in ({"source": "corpus"}, {"source": None, "sources": both}):
         request = DataRequest(replace(CORPUS, **data), 400, 7)
         for _ in range(2):

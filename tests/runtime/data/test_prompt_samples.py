@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from runtime.contract import Data, DataRequest, Prompts, Reward
+from runtime.contract import DataRecipe, DataRequest, PromptsRecipe, RewardRecipe
 from runtime.data.files import DataError
 from runtime.data.order import Order
 from runtime.data.position import Position
@@ -48,8 +48,13 @@ class Preparing:
     def __call__(self, out: str = "data", *, seed: int = 7, vocab: int = 400, **more: Any) -> Prepared:
         cache = self.folder / "cache" if more.pop("cache", False) else None
         resumed, phases = more.pop("resumed", ()), more.pop("phases", [])
-        fields = {"source": "rows/*", "tokenizer": "model/tokenizer.json", "validation": 0.0, "prompts": Prompts()}
-        request = DataRequest(Data(**(fields | more)), vocab, seed)
+        fields = {
+            "source": "rows/*",
+            "tokenizer": "model/tokenizer.json",
+            "validation": 0.0,
+            "prompts": PromptsRecipe(),
+        }
+        request = DataRequest(DataRecipe(**(fields | more)), vocab, seed)
         where = self.folder / "runs" / out
         return prepare(request, self.folder, where, lambda name, *_: phases.append(name), cache=cache, resumed=resumed)
 
@@ -63,10 +68,12 @@ def samples(found: Prepared, longest: int = 40, group: int = 4, seed: int = 3) -
     return PromptSamples(found.folder, longest, group, seed, found.meta["tokenizer"]["end_of_document"])
 
 
-def plan(longest: int = 40, check: str = "exact", prompts: Prompts | None = None) -> Any:
+def plan(longest: int = 40, check: str = "exact", prompts: PromptsRecipe | None = None) -> Any:
     """The parts of a plan that are read."""
     grpo = SimpleNamespace(prompt=longest, group=4, rewards=(SimpleNamespace(check=check),))
-    return SimpleNamespace(train=SimpleNamespace(grpo=grpo, seed=3), data=SimpleNamespace(prompts=prompts or Prompts()))
+    return SimpleNamespace(
+        train=SimpleNamespace(grpo=grpo, seed=3), data=SimpleNamespace(prompts=prompts or PromptsRecipe())
+    )
 
 
 def at(drawn: PromptSamples, index: int) -> int:
@@ -152,7 +159,7 @@ def test_rewards_score_what_is_drawn(folder: Path, prepared: Preparing) -> None:
     drawn, bpe = samples(prepared(), longest=1000), Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     said_of = [2 * at(drawn, index) + (index % 3 == 0) for index in range(NUM)]
     completions = [bpe.encode(f"so \\boxed{{{each}}}", add_special_tokens=False).ids for each in said_of]
-    with Rewards((Reward("right", "exact", 1.0),), {}) as rewards:
+    with Rewards((RewardRecipe("right", "exact", 1.0),), {}) as rewards:
         found = rewards.score([drawn.case(i, np.array([*ids, drawn.end])) for i, ids in enumerate(completions)])
     assert found[:, 0].tolist() == [float(index % 3 != 0) for index in range(NUM)]
 
@@ -173,7 +180,7 @@ def test_what_decides_prompts_decides_the_key(folder: Path, prepared: Preparing)
     first = prepared("a")
     keys = {first.folder.name}
     assert prepared("b", seed=8).folder.name in keys, "the order is the run's"
-    keys.add(prepared("c", prompts=Prompts(answer="at")).folder.name)
+    keys.add(prepared("c", prompts=PromptsRecipe(answer="at")).folder.name)
     (folder / "model" / "chat_template.jinja").write_text(PLAIN, "utf-8")
     keys.add(prepared("d").folder.name)
     write_rows(folder / "rows" / "b.jsonl", ROWS[9:-1])
@@ -208,7 +215,7 @@ def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Preparing)
     assert found.reused and found.folder == first.folder
     assert len(samples(found).prompt(0))
     with pytest.raises(DataError):
-        prepared(resumed=[first.meta["sha256"]], prompts=Prompts("question"))
+        prepared(resumed=[first.meta["sha256"]], prompts=PromptsRecipe("question"))
 
 
 def test_prompts_that_cannot_be_prepared_are_named(folder: Path, prepared: Preparing) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 from transformers import PreTrainedTokenizerFast
 
-from runtime.contract import Prompts
+from runtime.contract import PromptsRecipe
 from runtime.data import prompts, tables, tokenizer
 from runtime.data.chat import read_settings
 from runtime.data.files import DataError
@@ -24,7 +24,7 @@ from runtime.data.prompts import PromptEncoder, place_of, rows
 from runtime.data.readers import SourceFile
 from tests.runtime.data.chats import MESSAGES, TEMPLATES, TOKENS, TOOL, said, write_model, write_rows
 
-KEYS = Prompts()
+KEYS = PromptsRecipe()
 QUESTION = [said("system", "Be brief."), said("user", "Natalia sold 48 clips …\n\nHow many?")]
 VERL = {
     "data_source": "openai/gsm8k",
@@ -35,7 +35,7 @@ VERL = {
 }
 
 
-def kept(path: Path, keys: Prompts = KEYS) -> list[dict[str, Any]]:
+def kept(path: Path, keys: PromptsRecipe = KEYS) -> list[dict[str, Any]]:
     return [json.loads(text) for text in rows(SourceFile(path.name, path), keys)]
 
 
@@ -84,9 +84,9 @@ def test_a_row_may_have_no_answer(tmp_path: Path) -> None:
 def test_keys_name_other_columns_and_go_into_objects(tmp_path: Path) -> None:
     row = {"input": {"text": "x"}, "a.b": 3, "a": {"b": 4}, "answer": 5, "question": "y"}
     path = lines(tmp_path, row)
-    (found,) = kept(path, Prompts("input.text", "a.b"))
+    (found,) = kept(path, PromptsRecipe("input.text", "a.b"))
     assert found == {"prompt": "x", "columns": row | {"answer": 3}}, "a column with the name itself comes first"
-    (found,) = kept(path, Prompts("question", "input.text"))
+    (found,) = kept(path, PromptsRecipe("question", "input.text"))
     assert found["prompt"] == "y" and found["columns"]["answer"] == "x" and "question" not in found["columns"]
 
 
@@ -156,7 +156,7 @@ def test_a_row_without_a_prompt_is_an_error_of_its_line(tmp_path: Path, row: Any
 def test_an_answer_that_is_named_is_there(tmp_path: Path) -> None:
     path = lines(tmp_path, {"prompt": "x", "answer": "y"}, {"prompt": "x", "answer": None})
     with pytest.raises(DataError, match=r'a\.jsonl:2: no "answer", which `answer` of `prompts` names'):
-        kept(path, Prompts(answer="answer"))
+        kept(path, PromptsRecipe(answer="answer"))
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:

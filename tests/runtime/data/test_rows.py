@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.contract import Chat, Data, DataRequest
+from runtime.contract import ChatRecipe, DataRecipe, DataRequest
 from runtime.data import tokenizer
 from runtime.data.chat import RowEncoder, read_settings
 from runtime.data.files import DataError
@@ -45,11 +45,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def prepared(folder: Path) -> Callable[..., Prepared]:
     def run(out: str = "data", *, seed: int = 3, cache: bool = False, **more: Any) -> Prepared:
-        data = Data(
+        data = DataRecipe(
             "chat/*.jsonl",
             "model/tokenizer.json",
             more.get("validation", 0.25),
-            more.get("chat", Chat(None, "cut")),
+            more.get("chat", ChatRecipe(None, "cut")),
         )
         phases, notes = more.get("phases", []), more.get("notes", [])
         return prepare(
@@ -68,7 +68,7 @@ def prepared(folder: Path) -> Callable[..., Prepared]:
 def encoded(folder: Path) -> dict[str, list[int]]:
     """Each row of the files, by its line, in tokens."""
     path = folder / "model" / "tokenizer.json"
-    settings = read_settings(Chat(None, "cut"), path, folder).to_json()
+    settings = read_settings(ChatRecipe(None, "cut"), path, folder).to_json()
     encoder = RowEncoder(tokenizer.parse(tokenizer.read(path)), settings)
     lines = [line for file in sorted((folder / "chat").iterdir()) for line in file.read_text("utf-8").splitlines()]
     return {line: row.ids for line, row in zip(lines, encoder.encode(lines), strict=True)}
@@ -109,9 +109,9 @@ def test_the_unigram_loss_is_over_what_the_loss_is_on(prepared: Callable[..., Pr
 
 def test_what_decides_the_tokens_decides_the_key(folder: Path, prepared: Callable[..., Prepared]) -> None:
     first = prepared("a").folder.name
-    assert prepared("b", chat=Chat(None, "drop")).folder.name == first, "the length of a sequence comes later"
+    assert prepared("b", chat=ChatRecipe(None, "drop")).folder.name == first, "the length of a sequence comes later"
     (folder / "mine.jinja").write_text(PLAIN, "utf-8")
-    keys = {first, prepared("c", chat=Chat("mine.jinja", "cut")).folder.name}
+    keys = {first, prepared("c", chat=ChatRecipe("mine.jinja", "cut")).folder.name}
     config = json.loads((folder / "model" / "tokenizer_config.json").read_text("utf-8"))
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "x"}), "utf-8")
     assert len(keys | {prepared("d").folder.name}) == 3
@@ -135,7 +135,7 @@ def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Callable[.
     found = prepared(resumed=[first.meta["sha256"]])
     assert found.reused and found.folder == first.folder
     with pytest.raises(DataError):
-        prepared(resumed=[first.meta["sha256"]], chat=Chat("other.jinja", "cut"))
+        prepared(resumed=[first.meta["sha256"]], chat=ChatRecipe("other.jinja", "cut"))
 
 
 def test_prompts_whose_tokens_are_others_by_themselves_are_counted(
@@ -151,7 +151,7 @@ def test_other_files_are_refused_with_the_reason(folder: Path, prepared: Callabl
     for path in (folder / "chat").iterdir():
         path.unlink()
     (folder / "chat" / name).write_bytes(b"PAR1")
-    data = Data("chat/*", "model/tokenizer.json", 0.0, Chat(None, "cut"))
+    data = DataRecipe("chat/*", "model/tokenizer.json", 0.0, ChatRecipe(None, "cut"))
     with pytest.raises(DataError) as caught:
         prepare(DataRequest(data, VOCAB, 1), folder, folder / "data", lambda *_: None)
     assert f"{Path(name).suffix} is not one of .jsonl" in str(caught.value)

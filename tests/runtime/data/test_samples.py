@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.data.files import DataError
 from runtime.data.permutation import permuted
 from runtime.data.samples import Samples
-from runtime.data.shards import Writer
+from runtime.data.shards import ShardWriter
 
 SEQUENCE = 8
 
@@ -21,7 +21,7 @@ SEQUENCE = 8
 def folder(tmp_path: Path) -> Path:
     """803 training and 103 validation tokens: token j of a split is j, so a window shows where it begins."""
     for split, num in (("train", 803), ("validation", 103)):
-        with Writer(tmp_path / split, 1000) as writer:
+        with ShardWriter(tmp_path / split, 1000) as writer:
             writer.add(range(num - 11))
             writer.add(range(num - 11, num))
     return tmp_path

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.contract import Chat, Data, DataRequest, Source, TrainedTokenizer
+from runtime.contract import BlendSource, ChatRecipe, DataRecipe, DataRequest, TrainedTokenizer
 from runtime.data import corpus, store
 from runtime.data.blended import prepare_data
 from runtime.data.files import DataError
 from runtime.data.prepare import Prepared
 from runtime.data.samples import Samples
-from runtime.data.shards import Reader
+from runtime.data.shards import ShardReader
 from runtime.data.token_files import open_split
 from tests.runtime.data.megatron import CODES, write
 
-DATA = Data("corpus_text_document", None, 0.25, end_id=0)
+DATA = DataRecipe("corpus_text_document", None, 0.25, end_id=0)
 
 
 def documents(count: int, seed: int = 1, top: int = 100) -> list[list[list[int]]]:
@@ -33,7 +33,7 @@ def flat(found: list[list[list[int]]]) -> list[int]:
     return [id for document in found for sequence in document for id in sequence]
 
 
-def prepare(folder: Path, data: Data = DATA, vocab: int = 100, **more: Any) -> Prepared:
+def prepare(folder: Path, data: DataRecipe = DATA, vocab: int = 100, **more: Any) -> Prepared:
     return prepare_data(DataRequest(data, vocab, 7), folder, folder / "run", lambda *_: None, **more)
 
 
@@ -43,9 +43,9 @@ def test_every_dtype_of_megatron(tmp_path: Path, dtype: str) -> None:
     write(tmp_path / "a", text, dtype)
     if dtype.startswith("float"):
         with pytest.raises(DataError, match=r"a\.idx: version 1 with dtype code"):
-            Reader(tmp_path / "a")
+            ShardReader(tmp_path / "a")
         return
-    reader = Reader(tmp_path / "a")
+    reader = ShardReader(tmp_path / "a")
     assert reader.tokens(0, reader.num_tokens).tolist() == flat(text)
     assert [reader.document(i).tolist() for i in range(4)] == [[1, 2, 3], [0], [], [99, 5]]
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none can be trained on them: write `tokenizer = "):
         prepare(tmp_path, replace(DATA, tokenizer=TrainedTokenizer(300)), vocab=400)
     with pytest.raises(DataError, match="token ids are no conversations"):
-        prepare(tmp_path, replace(DATA, chat=Chat(None, "cut")))
+        prepare(tmp_path, replace(DATA, chat=ChatRecipe(None, "cut")))
     with pytest.raises(DataError, match=r"no file of token ids, \.idx and \.bin"):
         prepare(tmp_path, replace(DATA, source="other.bin"))
     (tmp_path / "text.txt").write_text("words")
@@ -187,19 +187,19 @@ def test_a_blend_of_text_and_token_ids(tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
     for number in range(6):
         (tmp_path / "web" / f"{number}.txt").write_text("a cat sat here " * 20 + str(number))
-    first = prepare(tmp_path, Data("web/*.txt", TrainedTokenizer(270), 0.0), vocab=400)
+    first = prepare(tmp_path, DataRecipe("web/*.txt", TrainedTokenizer(270), 0.0), vocab=400)
     (tmp_path / "tokenizer.json").write_bytes((first.folder / "tokenizer.json").read_bytes())
     text = documents(9, top=270)
     write(tmp_path / "code", text)
-    sources = (Source("web", "web/*.txt", 7), Source("code", "code", 3))
-    data = Data(None, "tokenizer.json", 0.2, sources=sources)
+    sources = (BlendSource("web", "web/*.txt", 7), BlendSource("code", "code", 3))
+    data = DataRecipe(None, "tokenizer.json", 0.2, sources=sources)
     found = prepare(tmp_path, data, vocab=400)
     assert {path.name for path in found.folder.iterdir()} >= {"web.train.bin", "tokenizer.json"}
     code = open_split(found.folder, "train", "code")
     assert code.tokens(0, code.num_tokens).tolist() == flat(text[:7])
     assert found.meta["sources"]["code"]["train"]["tokens"] == code.num_tokens
     web = open_split(found.folder, "train", "web")
-    assert np.array_equal(web.tokens(0, 9), Reader(found.folder / "web.train").tokens(0, 9))
+    assert np.array_equal(web.tokens(0, 9), ShardReader(found.folder / "web.train").tokens(0, 9))
     assert prepare(tmp_path, data, vocab=400, resumed=[found.meta["sha256"]]).reused
     text[3][0][0] = 270
     write(tmp_path / "code", text)

@@ -22,8 +22,8 @@ from runtime.comm.connect import Endpoint
 from runtime.data.rewards.scoring import Case
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.rl.generator import Generator, Limits
-from runtime.rl.next_tokens import Sampler
+from runtime.rl.generator import CompletionLimits, Generator
+from runtime.rl.next_tokens import SoftmaxSampler
 from runtime.rl.policy import Policy, Reference
 from runtime.step.trainer import Trainer
 from tests.runtime.step.samples import RandomSamples, weight
@@ -72,9 +72,9 @@ def _policy_of(trainer: Trainer) -> Policy:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     program = next(each for name, each in build.programs.items() if name.startswith("evaluate"))
-    limits = Limits(grpo.completion, END, 4)
+    limits = CompletionLimits(grpo.completion, END, 4)
     sums = trainer.links.sums
-    generator = Generator(build, rank, trainer.executor, program, sums, limits, Sampler(plan.train.seed))
+    generator = Generator(build, rank, trainer.executor, program, sums, limits, SoftmaxSampler(plan.train.seed))
     scorer = SmallTokens(plan.model.vocab) if trainer.pp_rank == 0 else None
     reference = Reference(trainer.state, sums) if grpo.kl else None
     prompts = DrawnPrompts(plan.model.vocab, grpo.prompt)

@@ -23,9 +23,9 @@ from runtime.comm.connect import Endpoint
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.ops import OPS
-from runtime.rl.generator import Generator, Limits, Rollouts, log_probabilities
-from runtime.rl.next_tokens import Sampler, replace_ops
-from runtime.step.executor import Batch
+from runtime.rl.generator import CompletionLimits, Generator, Rollouts, log_probabilities
+from runtime.rl.next_tokens import SoftmaxSampler, replace_ops
+from runtime.step.executor import StepBatch
 from runtime.step.trainer import Trainer
 from tests.runtime.step.ranks import give_weights
 from tests.runtime.step.samples import RandomSamples
@@ -66,7 +66,7 @@ def whole(trainer: Trainer, rollouts: Rollouts, mine: np.ndarray, program: str) 
         for j, i in enumerate(sequences):
             text = np.concatenate([rollouts.prompts[i], rollouts.tokens_NC[i, : rollouts.lengths_N[i]]])
             rows[a, j * S : j * S + len(text)] = torch.from_numpy(text)
-    batch = Batch({"tokens": rows, "targets": torch.zeros_like(rows)})
+    batch = StepBatch({"tokens": rows, "targets": torch.zeros_like(rows)})
     with torch.no_grad():
         trainer.executor.execute(bodies, trainer.programs[program].ranks[trainer.pp_rank], batch)
     found = np.zeros_like(rollouts.logp_NC)
@@ -88,9 +88,9 @@ def generate(build: Build, rank: int, board: Board, slots: int) -> dict[str, Ten
     num = lanes * mesh.dp * size
     of_column = np.arange(num).reshape(lanes, mesh.dp, size)
     columns = np.broadcast_to(np.arange(mesh.dp)[:, None], of_column.shape).reshape(-1)
-    limits = Limits(plan.train.sequence // 2, END, slots or lanes * size)
+    limits = CompletionLimits(plan.train.sequence // 2, END, slots or lanes * size)
     generator = Generator(
-        build, rank, trainer.executor, build.programs[program], trainer.links.sums, limits, Sampler(SEED)
+        build, rank, trainer.executor, build.programs[program], trainer.links.sums, limits, SoftmaxSampler(SEED)
     )
     given = prompts(plan.model.vocab, plan.train.sequence, num)
     rollouts = generator.generate(given, range(FIRST, FIRST + num), columns.tolist())

@@ -20,7 +20,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from compiler.plan.plan import make_plan
 from dsl.schema import Reward, Spec
-from runtime.contract import RatePhase
+from runtime.contract import RecipeRatePhase
 from runtime.contract.rate import learning_rate
 from tests.reference.losses import PolicyRecipe, group_advantages, policy_loss
 from tests.reference.training import Recipe, balance_, clip_
@@ -141,7 +141,7 @@ class Trained:
         optimizer = optimizer_of(
             self.model, train.optimizer, Recipe((), weight_decay=0.1, clip=train.optimizer.clip, eps=1e-8)
         )
-        phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
+        phases = [RecipeRatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
         tokens, rows, expected = 0, [], dict[str, Any]()
         for step in range(STEPS):
             number, again = divmod(step, train.grpo.iterations)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.rl.next_tokens import Sampler
+from runtime.rl.next_tokens import SoftmaxSampler
 
 DRAWS = 20_000
 
@@ -16,7 +16,7 @@ def test_shares_are_the_probabilities() -> None:
     """Pearson's statistic of many draws is below its value of one in a million."""
     logits_V = np.array([0.0, 1.0, -2.0, 3.0, 2.5, -np.inf, 0.5])
     p_V = np.exp(logits_V) / np.exp(logits_V).sum()
-    drawn = [Sampler(11).draw(logits_V, i % 50, i // 50) for i in range(DRAWS)]
+    drawn = [SoftmaxSampler(11).draw(logits_V, i % 50, i // 50) for i in range(DRAWS)]
     counts = np.bincount([each.token for each in drawn], minlength=len(p_V))
     seen = p_V > 0
     assert counts[5] == 0
@@ -26,9 +26,9 @@ def test_shares_are_the_probabilities() -> None:
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**62), st.integers(0, 2**24))
 def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None:
-    number = Sampler(seed).uniform(sequence, position)
-    assert 0 <= number < 1 and number == Sampler(seed).uniform(sequence, position)
-    others = Sampler(seed + 1), Sampler(seed)
+    number = SoftmaxSampler(seed).uniform(sequence, position)
+    assert 0 <= number < 1 and number == SoftmaxSampler(seed).uniform(sequence, position)
+    others = SoftmaxSampler(seed + 1), SoftmaxSampler(seed)
     assert number not in (others[0].uniform(sequence, position), others[1].uniform(sequence + 1, position))
     assert number != others[1].uniform(sequence, position + 1)
 
@@ -39,10 +39,10 @@ def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None
 )
 def test_numbers_stay_what_they_are(seed: int, sequence: int, position: int, number: float) -> None:
     """A run that goes on under a later version draws what it would have drawn."""
-    assert Sampler(seed).uniform(sequence, position) == number
+    assert SoftmaxSampler(seed).uniform(sequence, position) == number
 
 
 def test_what_cannot_be_is_not_drawn() -> None:
     logits_V = np.full(9, -np.inf)
     logits_V[4] = -1e300
-    assert {Sampler(0).draw(logits_V, 0, i).token for i in range(100)} == {4}
+    assert {SoftmaxSampler(0).draw(logits_V, 0, i).token for i in range(100)} == {4}

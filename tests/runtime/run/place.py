@@ -24,7 +24,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from compiler.tools.report.page import build_pages
 from dsl.load import load
-from runtime.checkpoint.publish import Checkpoint
+from runtime.checkpoint.publish import LoadedCheckpoint
 from runtime.checkpoint.publish import load as load_checkpoint
 from tests import forks, progress
 from tests.progress import children
@@ -252,12 +252,12 @@ def untimed(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows(run)]
 
 
-def saved(run: Path, step: int | None = None) -> Checkpoint:
+def saved(run: Path, step: int | None = None) -> LoadedCheckpoint:
     """The newest checkpoint of a run, or that of a step; every byte verified."""
     return load_checkpoint(run / "checkpoints" / (f"step-{step:08d}" if step is not None else ""))
 
 
-def bits(checkpoint: Checkpoint) -> dict[str, tuple[str, bytes]]:
+def bits(checkpoint: LoadedCheckpoint) -> dict[str, tuple[str, bytes]]:
     """Every logical tensor as (dtype, bytes): equality of these is equality of every bit."""
     tensors: dict[str, Tensor] = checkpoint.read(checkpoint.shapes)
     return {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.build.build import Build
 from runtime.run import starts
-from runtime.run.begin import Options
+from runtime.run.begin import RunOptions
 from runtime.step.trainer import Sums, Trainer
 from runtime.system.lines import read_rows
 from tests.runtime.processes import forked
@@ -28,7 +28,7 @@ def train(build: Path, run: Path, corpus: Path, steps: int, *faults: Fault, code
     """Train with faults, restarts among it, as `dsc train --out RUN --steps N` would; the exit code must be `code`."""
     usual: dict[str, Any] = {"hang_timeout_s": 30.0, "device": "cpu", "transport": "auto", "profile": None}
     usual |= {"resume": False, "skip_batch": False, "cache": None, "start_timeout_s": 30.0}
-    chosen = Options(run=run, data=corpus, steps=steps, **usual | options)
+    chosen = RunOptions(run=run, data=corpus, steps=steps, **usual | options)
     made = Trainer.__init__
 
     def make(self: Trainer, *args: Any, **words: Any) -> None:

@@ -28,12 +28,12 @@ from wandb.proto import wandb_internal_pb2
 
 from compiler.pipeline import compile_spec
 from dsl.load import load
-from runtime.contract import Metrics, Watch
+from runtime.contract import MetricsSinks, WatchFacts
 from runtime.observe.sinks.mlflow import MLflow
 from runtime.observe.sinks.sink import Opened, Point
 from runtime.observe.sinks.wandb import WandB
-from runtime.observe.watch.follow import Item
-from runtime.observe.watch.run_state import State
+from runtime.observe.watch.follow import FollowedItem
+from runtime.observe.watch.run_state import RunState
 from runtime.observe.watch.series import SERIES
 from runtime.system.strict_json import tree
 from tests import progress
@@ -334,10 +334,10 @@ def test_how_a_run_ended_is_told(
     points = []
     for outcome in outcomes or [""]:
         ends = [{"event": "end", "outcome": outcome}] if outcome else []
-        points += [Point(Item("event", event), {}) for event in ({"event": "start"}, *ends)]
+        points += [Point(FollowedItem("event", event), {}) for event in ({"event": "start"}, *ends)]
     sinks = WandB(), MLflow()
     for sink in sinks:
-        sink.open(Opened(tmp_path, Metrics(wandb="here", mlflow="mine"), State(tmp_path)))
+        sink.open(Opened(tmp_path, MetricsSinks(wandb="here", mlflow="mine"), RunState(tmp_path)))
         sink.send(points)
         sink.close()
     assert [record.exit_code for record in wandb_records(tmp_path, "exit")] == [exit_code]
@@ -345,11 +345,12 @@ def test_how_a_run_ended_is_told(
 
 
 @contextmanager
-def exporting(run: Path, metrics: Metrics) -> Iterator[subprocess.Popen[bytes]]:
+def exporting(run: Path, metrics: MetricsSinks) -> Iterator[subprocess.Popen[bytes]]:
     """The process of the exporters of a run that has one row."""
-    watch = Watch(run="mine", model="m", cluster="c", devices=1, phase=1, phases=1, flops_per_token=1.0, step_s=1.0,
-                  peak_flops=None, mfu=None, tokens=1, bubble=0.0, memory_bytes=(), capacity_bytes=(), links=(),
-                  metrics=metrics)  # fmt: skip
+    watch = WatchFacts(
+        run="mine", model="m", cluster="c", devices=1, phase=1, phases=1, flops_per_token=1.0, step_s=1.0,
+        peak_flops=None, mfu=None, tokens=1, bubble=0.0, memory_bytes=(), capacity_bytes=(), links=(), metrics=metrics,
+    )  # fmt: skip
     (run / "logs").mkdir(exist_ok=True)
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": "2026-01-31T12:00:01.000Z", "loss": 5.0}) + "\n")
     command = [sys.executable, "-P", "-m", "runtime.observe.sinks", str(run), ""]
@@ -364,7 +365,7 @@ def exporting(run: Path, metrics: Metrics) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_an_exporter_that_fails_has_a_last_try(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
-    with exporting(tmp_path, Metrics(tensorboard=True)):
+    with exporting(tmp_path, MetricsSinks(tensorboard=True)):
         log = tmp_path / "events.jsonl"
         wait_for(lambda: log.exists() and "export_failed" in log.read_text("utf-8"), "the first failure")
         (tmp_path / "tensorboard").unlink()
@@ -375,7 +376,7 @@ def test_exporters_wait_for_those_of_the_start_before(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     others = os.open(tmp_path / "logs", os.O_RDONLY)
     fcntl.flock(others, fcntl.LOCK_EX)
-    with exporting(tmp_path, Metrics(tensorboard=True)) as process:
+    with exporting(tmp_path, MetricsSinks(tensorboard=True)) as process:
         looked = polls(process.pid)
         wait_for(lambda: polls(process.pid) > looked + 10, "looks of a process that waits")
         assert not (tmp_path / "exports.json").exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.data.shards import Reader
+from runtime.data.shards import ShardReader
 from tests import forks
 from tests.runtime.processes import is_gone, wait_for
 from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, Place, Running, bits, rows, saved, untimed
@@ -115,7 +115,7 @@ def shard(run: Path) -> Path:
     """The tokens that the ranks of a run have mapped."""
     (meta,) = (run / "data").glob("*/meta.json")
     path = meta.parent / "train.bin"
-    assert path == Reader(meta.parent / "train").data_path
+    assert path == ShardReader(meta.parent / "train").data_path
     return path
 
 

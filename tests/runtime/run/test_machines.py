@@ -15,7 +15,7 @@ from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
 from dsl.load import load
 from runtime.comm.collective import name_of
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from tests import progress
 from tests.compiler.cli.forms import FORMS, faults
 from tests.runtime.processes import is_gone
@@ -85,7 +85,7 @@ def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest,
 
 def check_channels(place: Place, said: list[dict[str, Any]], counts: Counter[str]) -> None:
     """What each rank says of its channels: those of the plan, over memory where all their ranks are on one machine."""
-    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
+    plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     assert sorted(each["rank"] for each in said) == [0, 1, 2, 3]
     for each in said:
         expected: dict[str, list[str]] = {"memory": [], "gloo": []}

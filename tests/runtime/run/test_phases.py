@@ -24,8 +24,8 @@ from dsl.load import load
 from dsl.resolve.chosen import phases_in
 from dsl.schema import Spec
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Checkpoint
-from runtime.contract import EXTRA_TOKENS, RatePhase
+from runtime.checkpoint.publish import LoadedCheckpoint
+from runtime.contract import EXTRA_TOKENS, RecipeRatePhase
 from runtime.contract.rate import learning_rate
 from runtime.data.position import Position
 from runtime.data.samples import Samples
@@ -147,7 +147,7 @@ def test_phases_equal_a_plain_loop(place: Place, straight: Path) -> None:
         assert ours.tolist() == weights[key].tolist(), key
 
 
-def _held(checkpoint: Checkpoint, kind: str) -> dict[str, torch.Tensor]:
+def _held(checkpoint: LoadedCheckpoint, kind: str) -> dict[str, torch.Tensor]:
     """Tensors of a checkpoint of one kind, by the names of parameters."""
     found = checkpoint.read(name for name in checkpoint.shapes if name.startswith(f"{kind}/"))
     assert found
@@ -159,8 +159,8 @@ def _reference(chosen: Spec) -> Reference:
     return Reference(Config.from_plan(config)).double()
 
 
-def _rate(chosen: Spec) -> list[RatePhase]:
-    return [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in chosen.train.rate]
+def _rate(chosen: Spec) -> list[RecipeRatePhase]:
+    return [RecipeRatePhase(p.shape, p.start, p.end, p.end_tokens) for p in chosen.train.rate]
 
 
 def _close(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:

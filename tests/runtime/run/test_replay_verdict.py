@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from compiler.cli.commands.replay import third_slots
-from compiler.cli.commands.replay_verdict import Computed, Device, Log, Training, are_equal, compared, suspects, verdict
+from compiler.cli.commands.replay_verdict import (
+    ComputedLog,
+    ComputedStep,
+    Device,
+    RecordedTraining,
+    are_equal,
+    compared,
+    suspects,
+    verdict,
+)
 from runtime.observe.slots import Slots
 from tests.runtime.run.sick import Fault
 from tests.runtime.run.test_health import MESHES, Runs, runs
@@ -25,9 +34,9 @@ STEPS, ACTIONS = 3, 5
 
 def simulated(
     world: int, slots: Slots, devices: list[Device], faulty: Device | None, seed: int, *, wild: bool = False
-) -> Training:
+) -> RecordedTraining:
     """Ranks that work on what they get from random others, in rounds; a faulty device makes something else of it."""
-    logs: dict[int, list[Computed]] = {rank: [] for rank in range(world)}
+    logs: dict[int, list[ComputedStep]] = {rank: [] for rank in range(world)}
     values = [seed * 1000 + rank for rank in range(world)]
     draws = random.Random(seed)
     for step in range(1, STEPS + 1):
@@ -48,9 +57,9 @@ def simulated(
             names, prints, flags = zip(*each, strict=True)
             not_finite = frozenset(at for at, flag in enumerate(flags) if flag)
             digits = "".join(f"{n:016x}" for n in prints)
-            logs[rank].append(Computed(step, 8 * step, digits[-16:], names, digits, not_finite))
-    return Training(
-        {}, (), {rank: Log(devices[slots.device_of(rank, world)], tuple(each)) for rank, each in logs.items()}
+            logs[rank].append(ComputedStep(step, 8 * step, digits[-16:], names, digits, not_finite))
+    return RecordedTraining(
+        {}, (), {rank: ComputedLog(devices[slots.device_of(rank, world)], tuple(each)) for rank, each in logs.items()}
     )
 
 
@@ -116,11 +125,16 @@ def test_what_cannot_be_exchanged_is_refused(text: str, kind: str, devices: int,
     assert Slots.parse(text).refusal(4, kind, devices) == reason
 
 
-def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -> Training:
+def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -> RecordedTraining:
     """A training of step 5 on two ranks: its row, or with `bad` its event."""
     event = {"event": "bad_step", "step": 5, "loss": loss, "grad_norm": 1.0, "samples": [32, sample], **bad}
-    logs = {rank: Log(("node", f"{rank}"), (Computed(5, sample, numbers, (), "", frozenset()),)) for rank in (0, 1)}
-    return Training({} if bad else {5: {"step": 5, "loss": loss, "grad_norm": 1.0}}, [event] if bad else [], logs)
+    logs = {
+        rank: ComputedLog(("node", f"{rank}"), (ComputedStep(5, sample, numbers, (), "", frozenset()),))
+        for rank in (0, 1)
+    }
+    return RecordedTraining(
+        {} if bad else {5: {"step": 5, "loss": loss, "grad_norm": 1.0}}, [event] if bad else [], logs
+    )
 
 
 def test_verdicts() -> None:
@@ -131,9 +145,9 @@ def test_verdicts() -> None:
     assert verdict(good, [other, other], 5, comparable=False) == ("unknown", [])
     assert verdict(good, [other, good], 5, comparable=True) == ("transient", [])
     assert verdict(good, [other, third], 5, comparable=True) == ("unknown", [])
-    step = Computed(5, 39, "a", ("> send",), "1" * 16, frozenset())
-    logs = good.logs | {1: Log(("node", "1"), (step,))}
-    odd = logs | {1: Log(("node", "0"), (replace(step, prints="2" * 16),))}
+    step = ComputedStep(5, 39, "a", ("> send",), "1" * 16, frozenset())
+    logs = good.logs | {1: ComputedLog(("node", "1"), (step,))}
+    odd = logs | {1: ComputedLog(("node", "0"), (replace(step, prints="2" * 16),))}
     found, of = verdict(good, [replace(good, logs=logs), replace(good, logs=odd)], 5, comparable=True)
     assert found == "device" and [each.device for each in of] == [("node", "0"), ("node", "1")]
 
@@ -141,12 +155,12 @@ def test_verdicts() -> None:
 def test_where_nothing_was_made_no_device_is_named() -> None:
     """A rank that got something else, or that another made more than, tells nothing of its device."""
 
-    def of(*names: str, prints: str) -> Computed:
-        return Computed(5, 39, prints, names, "".join(16 * each for each in prints), frozenset())
+    def of(*names: str, prints: str) -> ComputedStep:
+        return ComputedStep(5, 39, prints, names, "".join(16 * each for each in prints), frozenset())
 
-    def named(one: Computed, other: Computed) -> list[tuple[str, int, str]]:
-        logs = [{0: Log(("node", device), (each,))} for device, each in (("0", one), ("1", other))]
-        found = suspects([Training({}, (), each) for each in logs])
+    def named(one: ComputedStep, other: ComputedStep) -> list[tuple[str, int, str]]:
+        logs = [{0: ComputedLog(("node", device), (each,))} for device, each in (("0", one), ("1", other))]
+        found = suspects([RecordedTraining({}, (), each) for each in logs])
         return [(each.device[1], each.step, each.what) for each in found]
 
     got = of("< weights", "> send 1", prints="aa")
@@ -206,7 +220,7 @@ def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> 
     first to make something else of what it got."""
     build, last = runs.build(MESHES[mesh], ""), MESHES[mesh]["devices"] - 1
     made = {
-        name: Training.read(runs.train(build, name, *faults, steps=4, slots=Slots.parse(where)))
+        name: RecordedTraining.read(runs.train(build, name, *faults, steps=4, slots=Slots.parse(where)))
         for name, where, *faults in (("one", "any"), ("two", "+0"), ("odd", "any", product_of(last, {17})))
     }
     assert {*made["one"].logs} == {*range(last + 1)}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from runtime.checkpoint.publish import load as load_checkpoint
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.run.resume import expected_shapes
 from tests import progress
 from tests.runtime.run.place import FOUR_RANKS, TORCHRUN, Place, bits, run, saved, untimed
@@ -81,7 +81,7 @@ def test_checkpoints(place: Place, folder: Path) -> None:
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert names == ["LATEST", *(f"step-{step:08d}" for step in range(3, STEPS + 1, 3))]
     assert (folder / "checkpoints" / "LATEST").read_text() == f"step-{STEPS:08d}\n"
-    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
+    plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     assert load_checkpoint(folder / "checkpoints").shapes == expected_shapes(plan)
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Checkpoint, Keep, Part, Publisher, load
+from runtime.checkpoint.publish import Keep, LoadedCheckpoint, Publisher, TensorPart, load
 from runtime.checkpoint.shard_manifest import CheckpointError, render
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.run.resume import expected_shapes, find
 from runtime.state import snapshot
 from runtime.state.state import build_state
@@ -121,7 +121,7 @@ def test_any_plan_loads_any_checkpoint(
     record_property("loads", len(builds))
 
 
-def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, int]]:
+def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor], dict[str, int]]:
     """What all ranks would save after loading, and how many elements of each tensor; replicas are compared."""
     plan = build.plan
     whole: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[
         state = build_state(plan, rank, torch.device("cpu"))
         snapshot.put(state, checkpoint.read)
         for name, tensor in snapshot.take(state, plan, rank).items():
-            part = tensor if isinstance(tensor, Part) else Part(tensor.reshape(-1), 0, tuple(tensor.shape))
+            part = tensor if isinstance(tensor, TensorPart) else TensorPart(tensor.reshape(-1), 0, tuple(tensor.shape))
             target = whole.setdefault(name, torch.full(part.shape, torch.nan))
             target.view(-1)[part.start : part.start + part.values.numel()] = part.values
             elements[name] = elements.get(name, 0) + part.values.numel()
@@ -192,7 +192,7 @@ def changed(build: Build, path: str, value: Any) -> Build:
         node = node[int(key) if isinstance(node, list) else key]
     assert node[last] != value
     node[last] = value
-    return replace(build, plan=Plan.from_json(json.dumps(whole)), digest="0" * 64)
+    return replace(build, plan=RunPlan.from_json(json.dumps(whole)), digest="0" * 64)
 
 
 def test_the_same_build_needs_no_word(begun: tuple[Path, Build, Path]) -> None:

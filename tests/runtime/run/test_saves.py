@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.checkpoint.publish import CheckpointError, load
-from runtime.contract import Plan
+from runtime.contract import RunPlan
 from runtime.launch import room
 from runtime.launch.room import cannot_save, checkpoint_bytes
 from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE
@@ -181,7 +181,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = renamed(place, "wide", ONE_RANK, hidden="hidden = 256")
-    plan = Plan.from_json((place.folder / "build" / "wide" / "plan.json").read_bytes())
+    plan = RunPlan.from_json((place.folder / "build" / "wide" / "plan.json").read_bytes())
     each = checkpoint_bytes(plan)
     assert each > 4 << 20
     if can_mount(tmp_path):
@@ -202,7 +202,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
 
 
 def test_the_size_of_a_checkpoint_is_known(place: Place) -> None:
-    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
+    plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     checkpoint = saved(place.folder / "straight")
     held = sum(entry.num_bytes for shard in checkpoint.manifest.shards for entry in shard.entries)
     assert checkpoint_bytes(plan) == held
@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: P
     (run / "checkpoints").touch()
     done = place.dsc("train", "tiny.dsc", "--out", run, code=2)
     assert f"{run} cannot be a run folder: Not a directory" in done.stderr and "Traceback" not in done.stderr
-    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
+    plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     found, code = cannot_save(plan, Path("/proc/none"), steps=1)
     assert code == EXIT_USAGE
     assert found.startswith("/proc/none: ") and found.endswith("cannot be written; name a folder with --out")

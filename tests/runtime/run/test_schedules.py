@@ -17,9 +17,9 @@ from compiler.emit.segment_cache import Segments
 from compiler.ir.stage_placement import ONE_STAGE, V
 from compiler.plan.spec_files import with_schedule
 from compiler.schedule import AUTO, SCHEDULES
-from compiler.schedule.schedule import Schedule as Order
+from compiler.schedule.schedule import ScheduleBlock as Order
 from dsl.facts.schedules import CHUNKED
-from dsl.schema import LayerRange, Schedule, Spec
+from dsl.schema import LayerRange, ScheduleBlock, Spec
 from tests.compiler.program.proof.pairs import kinds_of_pairs, paired
 from tests.runtime.step.specs import spec
 from tests.runtime.step.test_differential import STEPS, check
@@ -35,7 +35,7 @@ def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int =
     made = spec(ranks, columns, columns, micro_batches, STEPS, zero=int(columns > 1))
     dense, moe = made.model.layers
     model = made.model.model_copy(update={"layers": (dense, LayerRange(first=1, last=layers - 1, ffn=moe.ffn))})
-    schedule = Schedule(name=name, chunks=2 if name in CHUNKED else None)
+    schedule = ScheduleBlock(name=name, chunks=2 if name in CHUNKED else None)
     return made.model_copy(update={"model": model, "schedule": schedule})
 
 
@@ -78,7 +78,7 @@ def test_any_pairs(tmp_path: Path, segments: Segments, name: str, n: int) -> Non
     """Pairs of all kinds, in a schedule of the user's own."""
     order = paired(SCHEDULES[name].generate(2, n))
     assert kinds_of_pairs(order).keys() & {"FF", "BB", "IW", "WW"}
-    chosen = small(name, 2, n, layers=4).model_copy(update={"schedule": Schedule(file="mine.schedule")})
+    chosen = small(name, 2, n, layers=4).model_copy(update={"schedule": ScheduleBlock(file="mine.schedule")})
     check(tmp_path, segments, {"pairs": with_schedule(chosen, order)}, 2)
     assert executed(tmp_path, "pairs", 2) == planned(order)
 

@@ -23,13 +23,13 @@ from runtime.build.build import Build
 from runtime.comm.connect import Endpoint, Transport
 from runtime.comm.exchange import RankExchange, RankRoute
 from runtime.comm.host import HostParts, HostSwap
-from runtime.comm.memory import Writer
+from runtime.comm.memory import PipeWriter
 from runtime.comm.transport import Edge, Pending
 from runtime.contract.names import ExchangeName
 from runtime.contract.rate import batch_at
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
-from runtime.state.state import Bucket
+from runtime.state.state import FlatBucket
 from runtime.step.trace import Trace
 from runtime.step.trainer import Trainer
 from tests.runtime.step.recorded import Recorded, nothing_else
@@ -43,7 +43,7 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
     }
 
 
-def whole(trainer: Trainer, bucket: Bucket, kept: Tensor) -> Tensor:
+def whole(trainer: Trainer, bucket: FlatBucket, kept: Tensor) -> Tensor:
     """All of a bucket; of one that its holders divide, the parts that they keep."""
     if kept.numel() == bucket.padded:
         return kept
@@ -59,7 +59,7 @@ def whole(trainer: Trainer, bucket: Bucket, kept: Tensor) -> Tensor:
 class CountedWriter:
     """The end of a pipe to another holder, and the bytes that went into it."""
 
-    writer: Writer
+    writer: PipeWriter
     sent: int = 0
 
     def write(self, pieces: Sequence[Tensor], stamp: int) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.comm.transport import Shares, Work
-from runtime.contract import Program
+from runtime.contract import RunProgram
 from runtime.step.step_time import NUMBERS
 from runtime.step.trainer import Trainer
 
@@ -52,7 +52,7 @@ class Asked:
         self.work.wait()
 
 
-def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
+def expected(trainer: Trainer, program: RunProgram) -> list[tuple[str, str | int]]:
     """What a rank is to run of a program: the world's sums, and the buckets that it holds."""
     num_records = sum(
         next((y.experts for y in trainer.layers if n == f"load {y.name}"), 1) for n in trainer.plan.records

@@ -37,7 +37,7 @@ from dsl.schema import (
     RatePhase,
     Reward,
     Rope,
-    Schedule,
+    ScheduleBlock,
     Spec,
     Train,
     TrainTokenizer,
@@ -288,7 +288,7 @@ def spec(
         parallel=Parallel(
             pipeline=pp, expert=ep, expert_tensor=expert_tensor, data=dp, tensor=tensor, context=context, zero=zero
         ),
-        schedule=Schedule(name="1f1b" if pp == 1 else schedule),
+        schedule=ScheduleBlock(name="1f1b" if pp == 1 else schedule),
         train=Train(
             sequence=sequence,
             micro_batch=MICRO_BATCH,

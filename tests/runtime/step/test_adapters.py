@@ -25,7 +25,7 @@ from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
 from runtime.build.build import Build
 from runtime.checkpoint.loading import cut
-from runtime.contract import RatePhase
+from runtime.contract import RecipeRatePhase
 from runtime.contract.rate import learning_rate
 from runtime.contract.weights import A, B, weight_of
 from runtime.state.state import build_state
@@ -64,7 +64,7 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
         adapters.values(), lr=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=train.optimizer.weight_decay
     )
     samples = RandomSamples(chosen.model.vocab, SEQUENCE)
-    phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
+    phases = [RecipeRatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     size, rows_, first = train.batch.end, [], {}
     for step in range(STEPS):
         merged = {

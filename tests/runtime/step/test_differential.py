@@ -29,7 +29,7 @@ from dsl.closed_forms import ramp
 from dsl.schema import AnyOptimizer, Model, Spec
 from runtime.build.build import Build
 from runtime.checkpoint.loading import cut
-from runtime.contract import RatePhase
+from runtime.contract import RecipeRatePhase
 from runtime.contract.rate import learning_rate, tokens_after
 from runtime.contract.slices import Slice
 from tests.reference.config import Config
@@ -113,7 +113,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     if alone:
         optimizer.parameters = {n: p for n, p in optimizer.parameters.items() if ".indexer." in n}
     samples = RandomSamples(chosen.model.vocab, sequence)
-    phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
+    phases = [RecipeRatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     rows, index, logits, first, before = [], [], list[tuple[float, int]](), {}, 0
     sizes = [size for size, steps in ramp.of(chosen).phases(train.tokens) for _ in range(steps)]
     for step, size in enumerate(sizes):

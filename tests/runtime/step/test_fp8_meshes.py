@@ -20,7 +20,7 @@ from torch import Tensor
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
-from dsl.schema import BUILT_IN, Batch, Device, Machine, Parallel, Schedule, Spec
+from dsl.schema import BUILT_IN, Batch, Device, Machine, Parallel, ScheduleBlock, Spec
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.test_fp8 import RECOMPUTE
 from tests.runtime.step.test_fp8 import chosen as of_one_rank
@@ -48,7 +48,7 @@ def chosen(pp: int, ep: int, dp: int, zero: int = 0, recompute: str = "nothing",
         update={
             "cluster": base.cluster.model_copy(update={"node": Machine(devices=pp * dp, device=device)}),
             "parallel": Parallel(pipeline=pp, expert=ep, data=dp, zero=zero),
-            "schedule": Schedule(name="1f1b" if pp == 1 else "dualpipe" if zero < 2 else "zbv"),
+            "schedule": ScheduleBlock(name="1f1b" if pp == 1 else "dualpipe" if zero < 2 else "zbv"),
             "train": base.train.model_copy(update=train),
         }
     )

@@ -18,7 +18,7 @@ from compiler.predict.times import step_times
 from compiler.program.lowered import Lowered
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import has_copies, peak_activations, simulate
-from dsl.schema import Schedule as Named
+from dsl.schema import ScheduleBlock as Named
 from dsl.schema import Spec
 from tests.compiler.schedule.offloading import offloading
 from tests.runtime.step.specs import spec

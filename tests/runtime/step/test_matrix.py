@@ -14,7 +14,7 @@ import pytest
 
 from compiler.emit.segment_cache import Segments
 from dsl.facts.schedules import FACTS
-from dsl.schema import Dense, HeadDim, Mla, Model, Rope, Schedule, Spec
+from dsl.schema import Dense, HeadDim, Mla, Model, Rope, ScheduleBlock, Spec
 from tests.runtime.step.specs import MOE, model, spec
 from tests.runtime.step.test_differential import STEPS, check
 
@@ -57,7 +57,7 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
         of = schedules(pp)
         shape = {"tensor": tp, "context": cp, "expert_tensor": etp, "sequence": SEQUENCE, "vocab": VOCAB}
         made = spec(pp, ep, dp, 2 * pp, STEPS, zero, **shape)  # type: ignore[arg-type]
-        changed = {"model": wide(num_layers(pp)), "schedule": Schedule(name=of[turn % len(of)])}
+        changed = {"model": wide(num_layers(pp)), "schedule": ScheduleBlock(name=of[turn % len(of)])}
         changed |= {"recompute": ("layer",)} if turn % 3 == 0 else {}
         yield f"ep{ep}_etp{etp}_zero{zero}", made.model_copy(update=changed)
 

@@ -13,7 +13,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from dsl.schema import Precision, Spec
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Part
+from runtime.checkpoint.publish import TensorPart
 from runtime.launch.heartbeat import Board
 from runtime.state import snapshot
 from runtime.step.trainer import Trainer
@@ -43,7 +43,7 @@ def held(trainer: Trainer) -> dict[str, Tensor]:
     """What a checkpoint would hold."""
     tensors = snapshot.take(trainer.state, trainer.plan, 0)
     return {
-        name: (each.values.view(each.shape) if isinstance(each, Part) else each).clone()
+        name: (each.values.view(each.shape) if isinstance(each, TensorPart) else each).clone()
         for name, each in tensors.items()
     }
 

@@ -8,7 +8,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.plan.spec_files import with_schedule
 from compiler.schedule.costs import PAIR_KINDS
 from compiler.schedule.schedule import Schedule
-from dsl.schema import Schedule as Named
+from dsl.schema import ScheduleBlock as Named
 from tests.compiler.program.lower.stages import pair_kinds
 from tests.runtime.step.specs import spec
 from tests.runtime.step.test_differential import STEPS, check

@@ -15,18 +15,18 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from compiler.emit.kernels.calls import Call, Layout
+from compiler.emit.kernels.calls import KernelCall, TensorLayout
 from compiler.emit.kernels.kernel import KernelFile
 from compiler.ir import Buffer
 
 
-def arguments_of(call: Call, rows: int) -> tuple[Any, ...]:
+def arguments_of(call: KernelCall, rows: int) -> tuple[Any, ...]:
     """The arguments of a call as it makes them, its tensors on the meta device with `rows` for R."""
 
     def extent(each: int | str) -> int:
         return each if isinstance(each, int) else -(-rows // int(each.removeprefix("R").removeprefix("/") or 1))
 
-    def tensor(buffer: Buffer, layout: Layout | None) -> torch.Tensor:
+    def tensor(buffer: Buffer, layout: TensorLayout | None) -> torch.Tensor:
         shape, dtype = tuple(map(extent, buffer.shape)), getattr(torch, buffer.dtype)
         if layout is None:
             return torch.empty(shape, dtype=dtype, device="meta")

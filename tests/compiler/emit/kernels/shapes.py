@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compiler.emit.emission import num_sms
 from compiler.emit.kernels import KERNELS
-from compiler.emit.kernels.calls import Call, calls
+from compiler.emit.kernels.calls import KernelCall, calls
 from compiler.ir import Buffer
 from compiler.ir.expert_placement import ExpertPlacement, LayerPlacement
 from compiler.plan.experts.spec_placement import layers_with_experts
@@ -117,7 +117,7 @@ NOT_IN_A_SPEC: dict[str, str] = {
 }
 
 
-def calls_in(spec: Spec) -> tuple[Call, ...]:
+def calls_in(spec: Spec) -> tuple[KernelCall, ...]:
     """Calls of kernels in the segments of a spec's plan."""
     return calls(spec, (use.segment for use in make_plan(spec).uses))
 
@@ -132,7 +132,7 @@ def by_number(spec: Spec) -> ExpertPlacement:
 
 
 @cache
-def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tuple[Call, int], ...]:
+def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tuple[KernelCall, int], ...]:
     """The calls of a run's ops that have a row of KERNELS, with the SMs its kernels may use; and of ops like them."""
     spec = load(SPECS / file, run, [value for value in values if value != UNFUSED])
     if PLACED in values:
@@ -144,7 +144,7 @@ def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tup
     return tuple((call, num_sms(spec)) for call in found)
 
 
-def rows_of(call: Call) -> tuple[int, ...]:
+def rows_of(call: KernelCall) -> tuple[int, ...]:
     """Numbers of rows to try for a call's R; rows of eight bits come in tiles of 128, one at least."""
     parts = [part for part in call.arguments if isinstance(part, Buffer)]
     if not any("R" in part.shape for part in parts):

@@ -32,7 +32,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.gpu import workers
 from compiler.emit.kernels import KernelFile, emit_kernel
-from compiler.emit.kernels.calls import Call
+from compiler.emit.kernels.calls import KernelCall
 from tests.compiler.emit.kernels import gate, gate_launch, gate_read
 from tests.compiler.emit.kernels.gate import SM_90, TARGETS, Target, Verdict, judge, key_of, streams_of
 from tests.compiler.emit.kernels.gate_launch import Launch, arguments_of, load, record
@@ -50,7 +50,7 @@ class Job:
 
     key: str
     file: KernelFile
-    call: Call
+    call: KernelCall
     rows: int
     index: int
     target: str
@@ -78,7 +78,7 @@ class Sweep:
     jobs: dict[str, Job] = field(default_factory=dict)  # by key
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
-    def refuse(self, spec: str, call: Call | None, target: str, why: str) -> None:
+    def refuse(self, spec: str, call: KernelCall | None, target: str, why: str) -> None:
         """What fails before it is compiled."""
         op, key = call.op if call else "", f"{spec} {call} {target}"
         self.rows.append(Row(spec, op, str(call or ""), "", key))
@@ -88,7 +88,7 @@ class Sweep:
 def plan(variants: Iterable[Variant], targets: Sequence[Target], ops: str = "") -> Sweep:
     """The launches of each distinct call for each target. What cannot be planned, emitted or launched has failed."""
     sweep = Sweep()
-    seen: set[tuple[Call, int]] = set()
+    seen: set[tuple[KernelCall, int]] = set()
     for spec, run, values in variants:
         name = " ".join([spec, *values])
         try:
@@ -117,7 +117,7 @@ def plan(variants: Iterable[Variant], targets: Sequence[Target], ops: str = "") 
     return sweep
 
 
-def jobs_of(file: KernelFile, call: Call, target: Target) -> Iterator[Job]:
+def jobs_of(file: KernelFile, call: KernelCall, target: Target) -> Iterator[Job]:
     """Jobs of one call; for sm_90 there is one for every number of rows to try."""
     streams = streams_of(call.op)
     for rows in rows_of(call) if target is SM_90 else rows_of(call)[:1]:
@@ -127,7 +127,7 @@ def jobs_of(file: KernelFile, call: Call, target: Target) -> Iterator[Job]:
                 yield Job(key, file, call, rows, index, target.name)
 
 
-def launches(file: KernelFile, call: Call, rows: int) -> tuple[Launch, ...]:
+def launches(file: KernelFile, call: KernelCall, rows: int) -> tuple[Launch, ...]:
     """Launches of a call, in order."""
     return record(_module(file), call.op, arguments_of(call, rows))
 

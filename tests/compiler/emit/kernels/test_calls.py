@@ -11,7 +11,7 @@ import pytest
 
 from compiler.emit.emission import num_sms
 from compiler.emit.kernels import emit_kernel
-from compiler.emit.kernels.calls import Call, Layout, calls_of
+from compiler.emit.kernels.calls import KernelCall, TensorLayout, calls_of
 from compiler.emit.segment_cache import emit
 from compiler.plan.plan import make_plan
 from dsl.load import load
@@ -32,11 +32,11 @@ def test_are_those_of_the_emitted_segments(file: str) -> None:
 
 
 @cache
-def unfused() -> tuple[Call, ...]:
+def unfused() -> tuple[KernelCall, ...]:
     return calls_in(load(SPECS / "deepseek-v3.dsc", overrides=(UNFUSED,)))
 
 
-def found(op: str) -> list[Call]:
+def found(op: str) -> list[KernelCall]:
     return [call for call in unfused() if call.op == op]
 
 
@@ -46,35 +46,35 @@ def found(op: str) -> list[Call]:
         ("quantise_blocks(bfloat16[1536, 7168], False)", {}),
         (
             "linear_fp8(float8_e4m3fn[4096, 7168], float32[4096, 56], float8_e4m3fn[576, 7168], float32[5, 56])",
-            {1: Layout((1, 4096))},
+            {1: TensorLayout((1, 4096))},
         ),
         (
             "linear_fp8_dgrad(float8_e4m3fn[4096, 576], float32[4096, 5], float8_e4m3fn[7168, 576], float32[56, 5])",
-            {1: Layout((1, 4096))},
+            {1: TensorLayout((1, 4096))},
         ),
         (
             "linear_fp8_wgrad_(float32[576, 7168], float8_e4m3fn[576, 4096], float32[576, 32],"
             " float8_e4m3fn[7168, 4096], float32[7168, 32])",
-            {2: Layout((1, 576)), 4: Layout((1, 7168))},
+            {2: TensorLayout((1, 576)), 4: TensorLayout((1, 7168))},
         ),
         (
             "grouped_linear_fp8(float8_e4m3fn[R, 7168], float32[R, 56], float8_e4m3fn[4, 4096, 7168],"
             " float32[4, 32, 56], int32[4])",
-            {1: Layout((1, "R"))},
+            {1: TensorLayout((1, "R"))},
         ),
         (
             "grouped_linear_fp8_wgrad_(float32[4, 4096, 7168], float8_e4m3fn[4096, R], float32[4096, R/128],"
             " float8_e4m3fn[7168, R], float32[7168, R/128], int32[4])",
-            {2: Layout((1, 4096)), 4: Layout((1, 7168))},
+            {2: TensorLayout((1, 4096)), 4: TensorLayout((1, 7168))},
         ),
         (
             "gated_swiglu_fp8_dgrad(bfloat16[R, 2048], float8_e4m3fn[R, 4096], float32[R, 32], float32[R])",
-            {2: Layout((1, "R"))},
+            {2: TensorLayout((1, "R"))},
         ),
-        ("requantise(float8_e4m3fn[R, 7168], float32[R, 56], True)", {1: Layout((1, "R"))}),
+        ("requantise(float8_e4m3fn[R, 7168], float32[R, 56], True)", {1: TensorLayout((1, "R"))}),
     ],
 )
-def test_eight_bits(call: str, layouts: dict[int, Layout]) -> None:
+def test_eight_bits(call: str, layouts: dict[int, TensorLayout]) -> None:
     (match,) = [each for each in found(call.partition("(")[0]) if str(each) == call]
     assert {index: layout for index, layout in enumerate(match.layouts) if layout} == layouts
 
@@ -82,9 +82,9 @@ def test_eight_bits(call: str, layouts: dict[int, Layout]) -> None:
 def test_a_view_lies_in_the_tensor_it_is_of() -> None:
     """The latent of V3 and the shared key of its heads are made by one product, [T, 512 + 64]."""
     (call,) = [call for call in found("rmsnorm") if call.arguments[0].shape == (4096, 512)]  # type: ignore[union-attr]
-    assert call.layouts == (Layout((576, 1)), None, None)
+    assert call.layouts == (TensorLayout((576, 1)), None, None)
     attention, *_ = found("mla_attention")
-    assert attention.layouts[2] == Layout((576, 1), 512)
+    assert attention.layouts[2] == TensorLayout((576, 1), 512)
     tensor = arguments_of(attention, rows=1)[2]
     assert tensor.shape == (4096, 64) and tensor.stride() == (576, 1) and tensor.storage_offset() == 512
 

@@ -17,7 +17,7 @@ import pytest
 
 import compiler.emit.kernels
 from compiler.emit.kernels import KERNELS, KernelFile, emit_kernel
-from compiler.emit.kernels.kernel import Choice, render
+from compiler.emit.kernels.kernel import KernelChoice, render
 from compiler.ir import Buffer
 from runtime.ops import OPS
 from runtime.state.optimizers import reference_update
@@ -157,6 +157,6 @@ def test_values_enter_as_literals() -> None:
     ],
     ids=["missing", "name", "object"],
 )
-def test_a_choice_that_is_no_text_is_refused(choice: Choice) -> None:
+def test_a_choice_that_is_no_text_is_refused(choice: KernelChoice) -> None:
     with pytest.raises((AssertionError, ValueError, SyntaxError)):
         render(choice)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compiler.emit.kernels import KERNELS, KernelFile, emit_kernel
-from compiler.emit.kernels.calls import Call
+from compiler.emit.kernels.calls import KernelCall
 from tests.compiler.emit.kernels.gate import SM_90, SM_100, TARGETS, Gate, Verdict, occupancy
 from tests.compiler.emit.kernels.gate_launch import arguments_of
 from tests.compiler.emit.kernels.shapes import SAMPLE, VARIANTS, kernel_calls, rows_of
@@ -19,9 +19,9 @@ from tests.compiler.emit.kernels.shapes import SAMPLE, VARIANTS, kernel_calls, r
 HERE = Path(__file__).parent
 
 
-def distinct() -> dict[str, tuple[Call, int]]:
+def distinct() -> dict[str, tuple[KernelCall, int]]:
     """The calls of the sample by a name of the first variant that makes them."""
-    found: dict[tuple[Call, int], str] = {}
+    found: dict[tuple[KernelCall, int], str] = {}
     for file, run, values in SAMPLE:
         for index, each in enumerate(kernel_calls(file, run, values)):
             found.setdefault(each, "-".join([file.removesuffix(".dsc"), *values, str(index), each[0].op]))

@@ -17,8 +17,8 @@ from compiler.cli.commands.common import load_spec
 from compiler.cli.main import main
 from compiler.emit.segment_cache import Segments
 from compiler.machine.rates import Rates, read_table
-from compiler.machine.rates.calibration import Task, job, table_of, tasks_of
-from compiler.machine.rates.table import TABLES, Device
+from compiler.machine.rates.calibration import CalibrationTask, job, table_of, tasks_of
+from compiler.machine.rates.table import TABLES, MeasuredDevice
 from compiler.plan.plan import make_plan
 from compiler.plan.read_files import load_with_files, with_files
 from compiler.plan.spec_files import rate_table_of, with_rate_table
@@ -34,7 +34,7 @@ from tests.specs.shipped import SPECS, shipped
 TRACE = TABLES.parent / "traces" / "deepseek-pair.json"
 
 
-def tasks(file: str) -> tuple[Task, ...]:
+def tasks(file: str) -> tuple[CalibrationTask, ...]:
     spec = shipped(file)
     found, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
     assert not large
@@ -56,7 +56,7 @@ def test_every_op_of_a_spec_is_measured_once_as_it_is_called() -> None:
     assert weights["args"][2]["holds"] == "below" and weights["args"][2]["bound"] == 4096
 
 
-def measured(found: tuple[Task, ...], rate: float, launch_s: float) -> dict[str, object]:
+def measured(found: tuple[CalibrationTask, ...], rate: float, launch_s: float) -> dict[str, object]:
     transfers = [(4096, 1e-4), (1 << 20, 1e-4 + (1 << 20) / 1e9)]
     return {
         "ops_s": [launch_s + task.work / rate for task in found],
@@ -72,7 +72,7 @@ def measured(found: tuple[Task, ...], rate: float, launch_s: float) -> dict[str,
 def test_a_table_predicts_what_was_measured() -> None:
     """Were every op to run at 10 GFLOP/s or GB/s, a micro-batch is its work over that, and a launch for each op."""
     spec, found = shipped("quickstart.dsc"), tasks("quickstart.dsc")
-    table = table_of(measured(found, 1e10, 2e-6), found, Device(name="c", cores=2), "here", "2025-01-01")
+    table = table_of(measured(found, 1e10, 2e-6), found, MeasuredDevice(name="c", cores=2), "here", "2025-01-01")
     assert table.device.cores == 2 and all(row.when == "paired" for row in table.rows)
     rates = rates_of(spec, table)
     assert rates.cores == 2 and rates.launch_s == 2e-6
@@ -92,10 +92,10 @@ def predicted_s(rates: Rates, plan, rows: int) -> float:  # type: ignore[no-unty
 
 
 def test_ops_of_one_shape_share_a_row_that_gives_their_sum() -> None:
-    one = Task("rmsnorm", "norm", "any", (8, 8), 100.0, (), 1)
+    one = CalibrationTask("rmsnorm", "norm", "any", (8, 8), 100.0, (), 1)
     two = replace(one, op="rmsnorm_dgrad", work=300.0, count=3)
     found = measured((one, two), 1.0, 1e-9) | {"ops_s": [1.0, 5.0]}
-    table = table_of(found, (one, two), Device(name="c"), "here", "2025")
+    table = table_of(found, (one, two), MeasuredDevice(name="c"), "here", "2025")
     assert [row.rate for row in table.rows if row.kind == "norm"] == [1000.0 / 16]
 
 
@@ -279,7 +279,7 @@ def named(tmp_path: Path) -> Path:
 
 def write(named: Path, rate: float) -> None:
     found = tasks("quickstart.dsc")
-    table = table_of(measured(found, rate, 1e-6), found, Device(name="c", cores=2), "here", "2025-01-01")
+    table = table_of(measured(found, rate, 1e-6), found, MeasuredDevice(name="c", cores=2), "here", "2025-01-01")
     (named.parents[1] / "lib" / "rates.json").write_text(table.to_json(), "utf-8")
 
 

@@ -17,7 +17,7 @@ from compiler.machine.rates.table import (
     SECONDS,
     TABLES,
     Point,
-    Table,
+    RateTable,
     parsed,
     rate_at,
     table_of_json,
@@ -35,7 +35,7 @@ def text(**changes: object) -> str:
 @pytest.mark.parametrize("name", shipped_tables())
 def test_shipped_tables_are_written_as_they_are_read(name: str) -> None:
     written = (TABLES / f"{name}.json").read_text("utf-8")
-    assert parsed(Table, written, name).to_json() == written
+    assert parsed(RateTable, written, name).to_json() == written
     assert shipped_table(name).name == name
 
 
@@ -55,7 +55,7 @@ def test_a_table_takes_the_rows_of_its_base_at_its_own_peaks() -> None:
     h800, h200 = shipped_table("h800"), shipped_table("h200")
     assert h200.device.hbm == 4.8e12 and h200.device.sms == 132
 
-    def rates(table: Table, kind: str) -> dict[tuple[int, ...], float]:
+    def rates(table: RateTable, kind: str) -> dict[tuple[int, ...], float]:
         return {row.shape: row.rate for row in table.rows if row.kind == kind and row.rate and row.dtype != "bf16"}
 
     assert rates(h200, "gemm") == rates(h800, "gemm")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.machine.rates import RateError, Table, shipped_table
+from compiler.machine.rates import RateError, RateTable, shipped_table
 from compiler.machine.rates.table import TABLES, table_of_json, with_base
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.traced_layer import (
     TRACES,
     LayerTimes,
-    Trace,
+    TracedPair,
     calibrated,
     layer_times,
     read_trace,
@@ -27,13 +27,13 @@ V3 = ("deepseek-v3.dsc", "pretrain")
 LAYERS = 4
 
 
-def factors_of(trace: Trace) -> Table:
+def factors_of(trace: TracedPair) -> RateTable:
     plan = deepseek_v3().plan
     cuts = plan.cuts
     return calibrated(shipped_table("h800"), trace, shipped(*V3), plan, cuts)
 
 
-def times(table: Table) -> LayerTimes:
+def times(table: RateTable) -> LayerTimes:
     plan = deepseek_v3().plan
     cuts = plan.cuts
     return layer_times(plan, cuts, rates_of(shipped(*V3), table), "L10")
@@ -102,7 +102,7 @@ def test_a_trace_of_twice_the_time_has_twice_the_factors() -> None:
         "busy_ms": 248.6,
         "span_ms": 260.0,
     }
-    twice = factors_of(Trace.model_validate_json(json.dumps(doubled)))
+    twice = factors_of(TracedPair.model_validate_json(json.dumps(doubled)))
     assert twice.factor_of("gemm", "e4m3") == pytest.approx(2 * once.factor_of("gemm", "e4m3"), rel=1e-3)
     assert twice.factor_of("gemm", "bf16") == 1, "what was traced ran in FP8"
     assert twice.factor_of("norm") == twice.factor_of("add") > 1, "without shares, all of an entry alike"
@@ -114,11 +114,11 @@ def test_what_a_trace_leaves_is_told() -> None:
     cuts = plan.cuts
     spec = shipped(*V3)
 
-    def left(trace: Trace) -> tuple[str, ...]:
+    def left(trace: TracedPair) -> tuple[str, ...]:
         return uncalibrated(calibrated(shipped_table("h800"), trace, spec, plan, cuts), spec, plan, cuts)
 
     assert left(shipped_trace("deepseek-pair")) == ("copy",), "the trace does not name it"
-    dense = left(Trace.model_validate_json(json.dumps(document(layer="L0"))))
+    dense = left(TracedPair.model_validate_json(json.dumps(document(layer="L0"))))
     assert dense == ("grouped_gemm", "copy", "dispatch_network", "combine_network")
 
 
@@ -159,16 +159,16 @@ def test_a_wrong_trace_is_told_at_its_key(case: str, tmp_path: Path) -> None:
 
 def test_a_trace_that_does_not_fit_its_spec() -> None:
     with pytest.raises(RateError, match="no layer L99"):
-        factors_of(Trace.model_validate_json(json.dumps(document(layer="L99"))))
+        factors_of(TracedPair.model_validate_json(json.dumps(document(layer="L99"))))
     for factor, said in ((1e4, r"gemm takes 1.13e\+04 times what"), (1e-9, "gemm takes 1.13e-09 times what")):
         classes = [{"classes": ["gemm"], "ms": 4.7 * factor}]
         given = document(classes=classes, shares=[], layers=1, busy_ms=4.7 * factor, span_ms=5e4, gaps_ms=0.0)
         with pytest.raises(RateError, match=said):
-            factors_of(Trace.model_validate_json(json.dumps(given)))
+            factors_of(TracedPair.model_validate_json(json.dumps(given)))
     with pytest.raises(RateError, match=r"pair takes .* times what the table says, not from 0.001 to 1000 times"):
-        factors_of(Trace.model_validate_json(json.dumps(document(span_ms=1e6))))
+        factors_of(TracedPair.model_validate_json(json.dumps(document(span_ms=1e6))))
     with pytest.raises(RateError, match="its exchanges are shorter than their latency"):
-        factors_of(Trace.model_validate_json(json.dumps(document(exchanges=[{"phase": "F", "ms": 1e-9}]))))
+        factors_of(TracedPair.model_validate_json(json.dumps(document(exchanges=[{"phase": "F", "ms": 1e-9}]))))
     tiny = [{"class": "norm", "share": 0.001}]
     with pytest.raises(RateError, match="the shares of norm leave no time"):
-        factors_of(Trace.model_validate_json(json.dumps(document(shares=tiny))))
+        factors_of(TracedPair.model_validate_json(json.dumps(document(shares=tiny))))

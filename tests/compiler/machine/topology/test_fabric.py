@@ -11,7 +11,7 @@ import pytest
 
 from compiler.ir import Buffer
 from compiler.ir.holders import Holders, columns_of
-from compiler.machine.topology import Experts, Fabric, Links, Nodes
+from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, Nodes
 from compiler.machine.topology.device_graph import MOST_DEVICES, graph_of
 from compiler.machine.topology.fabric import LARGE, LAYER_S, LEVELS, level_between, link_rate_at
 from compiler.machine.topology.traffic import traffic
@@ -24,14 +24,14 @@ NVLINK_S, LEAF_S = 3.3e-6, 2.8e-6
 TRANSFERS = ("message", "all_reduce", "dispatch", "combine")
 
 
-def links_of(nvlink: float, nic: float, nvlink_s: float = NVLINK_S, leaf_s: float = LEAF_S) -> Links:
+def links_of(nvlink: float, nic: float, nvlink_s: float = NVLINK_S, leaf_s: float = LEAF_S) -> NodeLinks:
     points = {
         f"{transfer}_{place}": (((), rate),)
         for transfer in TRANSFERS
         for place, rate in (("node", nvlink), ("network", nic))
     }
     seconds = {"latency_node": nvlink_s, "latency_network": leaf_s, "exchange_node": 3e-6, "exchange_network": 7e-6}
-    return Links(points, seconds)
+    return NodeLinks(points, seconds)
 
 
 H800 = links_of(160e9, 40e9)
@@ -60,13 +60,13 @@ def best_path(graph: nx.Graph, a: int, b: int, num_bytes: float) -> tuple[float,
     return min(found, key=lambda each: each[0])
 
 
-def random_links(generator: random.Random) -> Links:
+def random_links(generator: random.Random) -> NodeLinks:
     """Links with rates that grow with bytes; NVLink is wider than any NIC."""
     points = {}
     for place, low, high in (("node", 50e9, 200e9), ("network", 5e9, 40e9)):
         rate = generator.uniform(low, high)
         points[f"message_{place}"] = tuple(((2, size), rate * share) for size, share in ((4096, 0.5), (LARGE, 1.0)))
-    return Links(
+    return NodeLinks(
         points, {"latency_node": generator.uniform(3e-6, 4e-6), "latency_network": generator.uniform(2e-6, 3e-6)}
     )
 
@@ -182,7 +182,7 @@ def test_the_slowest_kind_prices_a_reduction() -> None:
 def test_a_sum_of_two_ranks_holds_for_many() -> None:
     """Rows of two ranks by bytes: of n, a link carries 2 (n - 1) / n of the buffer at the rate of so many bytes."""
     rows = (((2, 1000), 1e8), ((2, 1_000_000), 4e8))
-    links = Links({"all_reduce_node": rows}, {"latency_node": 1e-4})
+    links = NodeLinks({"all_reduce_node": rows}, {"latency_node": 1e-4})
     fabric = Fabric((Nodes(1, 8, links),))
     assert fabric.reduce_s(1e6, range(2)) == pytest.approx(2e-4 + 1e6 / 4e8)
     assert fabric.reduce_s(1e6, range(4)) == pytest.approx(4e-4 + 1.5e6 / 4e8)
@@ -193,7 +193,7 @@ def test_a_sum_of_two_ranks_holds_for_many() -> None:
 
 def exchange_s(fabric: Fabric, members: range, rows: int = 1000, copies: float = 0.5) -> float:
     spread = fabric.spread(members)
-    experts = Experts(members, spread, copies if spread.nodes > 1 else 0.0, 2.0, 2.0)
+    experts = ExpertTraffic(members, spread, copies if spread.nodes > 1 else 0.0, 2.0, 2.0)
     return fabric.exchange_s(experts, True, (Buffer("rows", ("R", 100), "bfloat16"),), rows)
 
 

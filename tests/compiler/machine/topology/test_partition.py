@@ -12,7 +12,7 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.plan import split_search
 from compiler.plan.holding import moments_of
 from compiler.plan.layer_runs import Blocks, Bytes, Holding, Pipeline, Runs
-from compiler.plan.split_search import NEAR, AlikeSearch, Search, search_of
+from compiler.plan.split_search import NEAR, AlikeSearch, CellSearch, search_of
 from compiler.plan.splitting import partition
 from compiler.schedule import SCHEDULES, stand_in
 from compiler.schedule.schedule import Schedule
@@ -176,11 +176,11 @@ def test_layers_that_are_alike_are_split_by_their_counts(
         quick = search_of(replace(pipeline, holding=None))
         assert isinstance(quick, AlikeSearch)
         limits, runs = quick.fastest()
-        assert (limits, runs) == Search(replace(pipeline, holding=None)).fastest()
+        assert (limits, runs) == CellSearch(replace(pipeline, holding=None)).fastest()
         if holds:
             held = pipeline.held(runs)
             runs = search_of(pipeline).fullest_least(limits, held)
-            assert runs == Search(pipeline).fullest_least(limits, held)
+            assert runs == CellSearch(pipeline).fullest_least(limits, held)
         assert by_hand(pipeline, runs) == best_of(pipeline, splits(pipeline.num_layers, pipeline.num_stages))
 
 
@@ -306,8 +306,8 @@ def test_too_many_steps_leave_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = random_pipeline(generator, loop(3), 1, 1, True)
     fastest = partition(replace(pipeline, holding=None))
     steps = []
-    step = split_search.Search._step
-    monkeypatch.setattr(split_search.Search, "_step", lambda self: (steps.append(1), step(self))[1])
+    step = split_search.CellSearch._step
+    monkeypatch.setattr(split_search.CellSearch, "_step", lambda self: (steps.append(1), step(self))[1])
     partition(replace(pipeline, holding=None))
     monkeypatch.setattr(split_search, "MOST_STEPS", len(steps))
     assert partition(pipeline).runs == fastest.runs

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiler.ir import Buffer
 from compiler.machine.rates import Rates, shipped_table
-from compiler.machine.rates.table import Row, Table
+from compiler.machine.rates.table import RateRow, RateTable
 from compiler.machine.topology.fabric import LEVELS
 from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.order import run_of_chains
@@ -109,9 +109,9 @@ def test_a_searched_schedule_has_the_price_of_steps() -> None:
 # ---------------------------------------------------------------- reductions
 
 
-def with_rows(table: Table, *rows: dict[str, object]) -> Table:
+def with_rows(table: RateTable, *rows: dict[str, object]) -> RateTable:
     said = {"source": "here", "date": "2025-01-01"}
-    return table.model_copy(update={"rows": (*table.rows, *(Row.model_validate({**row, **said}) for row in rows))})
+    return table.model_copy(update={"rows": (*table.rows, *(RateRow.model_validate({**row, **said}) for row in rows))})
 
 
 def test_measured_sums_price_the_reduction_of_a_cpu_plan() -> None:

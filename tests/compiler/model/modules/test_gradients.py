@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from compiler import ir
-from compiler.ir.module import Module, Wanted
+from compiler.ir.module import Module, WantedModule
 from compiler.model.layers import LAYERS, Place
 from compiler.model.modules.named import ModuleError
 from compiler.model.modules.source import ModuleFiles, RecordedModules, from_json, to_json
@@ -135,7 +135,7 @@ def test_the_cut_keeps_what_the_backward_reads() -> None:
 def flops_of(name: str) -> int:
     """FLOPs of the products and convolutions of a module's graph."""
     role = "ffn" if name in layers.FFNS else "attention"
-    wanted = Wanted(f"layers.py:{name}", role, MICRO_BATCH, SEQUENCE, HIDDEN, "float32", "float32")
+    wanted = WantedModule(f"layers.py:{name}", role, MICRO_BATCH, SEQUENCE, HIDDEN, "float32", "float32")
     module = FILES.module(wanted)
     shapes = {value: shape for value, shape, _ in module.tensors}
     found = 0
@@ -182,7 +182,7 @@ def test_a_graph_is_read_back_from_a_build() -> None:
 
 
 def test_a_build_has_modules_at_its_own_sizes_alone() -> None:
-    wanted = Wanted("own.py:Geglu", "ffn", 2, 8, 64, "float32", "float32")
+    wanted = WantedModule("own.py:Geglu", "ffn", 2, 8, 64, "float32", "float32")
     module = Module.__new__(Module)
     recorded = RecordedModules({wanted: module})
     assert recorded.module(wanted) is module

@@ -30,7 +30,7 @@ from dsl.schema import (
     Phase,
     RatePhase,
     Rope,
-    Schedule,
+    ScheduleBlock,
     Spec,
     Train,
 )
@@ -141,7 +141,7 @@ def spec(
         cluster=Cluster(name="any", nodes=expert, node=Machine(devices=1, device=Device(name="cpu", memory=10**9))),
         precision=BUILT_IN[precision],
         parallel=Parallel(pipeline=1, expert=expert, data=expert),
-        schedule=Schedule(name="1f1b"),
+        schedule=ScheduleBlock(name="1f1b"),
         train=Train(
             sequence=sequence,
             micro_batch=micro_batch,

@@ -18,7 +18,7 @@ from compiler.emit.segment_cache import emit
 from compiler.model.ops import RULES, Rule, Tensor
 from compiler.model.segments import check
 from compiler.model.segments.interpret import base_graph
-from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.torch_ops import ops
 from compiler.model.segments.trace import trace
 from compiler.pipeline import compile_spec
@@ -181,14 +181,16 @@ def test_a_gradient_of_several_values_is_named_by_the_last_of_them() -> None:
         return (ops.rmsnorm(ops.add(summed, x), p.g, 1e-6),)
 
     joint = both(segment(function, "y"))
-    assert Node("rmsnorm_dgrad", ("d_y", "add_1", "g", "rmsnorm_0_rstd"), ("d_add_1",)) in joint.nodes
-    assert Node("linear_dgrad", ("d_add_1", "w"), ("linear_dgrad_0",)) in joint.nodes
+    assert OpNode("rmsnorm_dgrad", ("d_y", "add_1", "g", "rmsnorm_0_rstd"), ("d_add_1",)) in joint.nodes
+    assert OpNode("linear_dgrad", ("d_add_1", "w"), ("linear_dgrad_0",)) in joint.nodes
     assert not {"d_add_0", "d_linear_0", "d_swiglu_0"} & joint.tensors.keys()
 
 
 def test_a_gradient_that_is_the_tangent_is_named_by_the_output() -> None:
     joint = both(segment(lambda ops, p, x: (ops.add(ops.linear(x, p.w), x),), "y", params="w"))
-    assert joint.gradients == (("x", "d_x"),) and Node("linear_wgrad", ("d_y", "x"), ("linear_wgrad_0",)) in joint.nodes
+    assert (
+        joint.gradients == (("x", "d_x"),) and OpNode("linear_wgrad", ("d_y", "x"), ("linear_wgrad_0",)) in joint.nodes
+    )
     assert "d_linear_0" not in joint.tensors
 
 

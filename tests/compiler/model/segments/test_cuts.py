@@ -19,7 +19,7 @@ from compiler.model.layers import LAYERS, Place
 from compiler.model.ops import RULES
 from compiler.model.segments import check, printer
 from compiler.model.segments.interpret import cut, interpret
-from compiler.model.segments.joint import Node
+from compiler.model.segments.joint import OpNode
 from compiler.model.segments.split import split
 from compiler.plan.blocks import model_blocks, model_steps
 from dsl.schema import Balance, Clamp, Csa, Dense, Hca, HeadDim, HyperConnections, Indexer, Parallel, Spec
@@ -74,7 +74,7 @@ def segments(of: Spec) -> list[ir.Segment]:
     return list({use.segment.key: use.segment for use in uses}.values())
 
 
-def no_kernels(_: Node) -> None:
+def no_kernels(_: OpNode) -> None:
     return None
 
 

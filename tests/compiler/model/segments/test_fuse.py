@@ -18,7 +18,7 @@ from compiler.model.layers import LAYERS
 from compiler.model.ops import Tensor
 from compiler.model.segments.fuse import fused
 from compiler.model.segments.interpret import interpret
-from compiler.model.segments.joint import Joint, Node
+from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.node_costs import bytes_saved
 from compiler.model.segments.passes import PASSES, Pass
 from compiler.model.segments.split import phases, split
@@ -320,13 +320,13 @@ def test_the_build_lists_every_call() -> None:
 # ---------------------------------------------------------------- the rewriting itself
 
 A_B = Pass(
-    find=(Node("a", ("x", "n"), ("y",)), Node("b", ("y", "z", "n"), ("w",))),
-    make=(Node("ab", ("x", "z", "n"), ("w",)),),
+    find=(OpNode("a", ("x", "n"), ("y",)), OpNode("b", ("y", "z", "n"), ("w",))),
+    make=(OpNode("ab", ("x", "z", "n"), ("w",)),),
     matches=lambda _: 1,
 )
 
 
-def graph(*nodes: Node, outputs: tuple[str, ...] = ("out",)) -> Joint:
+def graph(*nodes: OpNode, outputs: tuple[str, ...] = ("out",)) -> Joint:
     """A graph of vectors with the inputs p and q."""
     inputs = tuple(Input(name, (4,), "float32") for name in "pq")
     segment = Segment("any", lambda: (), (), inputs, tuple(Output(name) for name in outputs), fused=("test",))
@@ -342,9 +342,9 @@ def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_pass")
 def test_a_match_is_rewritten_in_place() -> None:
-    before = graph(Node("a", ("p", 2), ("t",)), Node("c", ("q",), ("u",)), Node("b", ("t", "u", 2), ("out",)))
+    before = graph(OpNode("a", ("p", 2), ("t",)), OpNode("c", ("q",), ("u",)), OpNode("b", ("t", "u", 2), ("out",)))
     after = fused(before)
-    assert after.nodes == (Node("c", ("q",), ("u",)), Node("ab", ("p", "u", 2), ("out",)))
+    assert after.nodes == (OpNode("c", ("q",), ("u",)), OpNode("ab", ("p", "u", 2), ("out",)))
     assert after.parts == ((after.nodes[1], (before.nodes[0], before.nodes[2])),)
     assert set(phases(after).values()) == {"F"}
 
@@ -353,30 +353,36 @@ def test_a_match_is_rewritten_in_place() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        (Node("a", ("p", 2), ("t",)), Node("b", ("t", "q", 3), ("out",))),  # another constant
-        (Node("a", ("p", 2), ("t",)), Node("b", ("q", "t", 2), ("out",))),  # another place
-        (Node("a", ("p", 1), ("t",)), Node("b", ("t", "q", True), ("s",)), Node("c", ("t", "s"), ("out",))),  # read
-        (Node("a", ("p", 2), ("t",)), Node("a", ("q", 2), ("u",)), Node("b", ("p", "u", 2), ("out",))),
+        (OpNode("a", ("p", 2), ("t",)), OpNode("b", ("t", "q", 3), ("out",))),  # another constant
+        (OpNode("a", ("p", 2), ("t",)), OpNode("b", ("q", "t", 2), ("out",))),  # another place
+        (
+            OpNode("a", ("p", 1), ("t",)),
+            OpNode("b", ("t", "q", True), ("s",)),
+            OpNode("c", ("t", "s"), ("out",)),
+        ),  # read
+        (OpNode("a", ("p", 2), ("t",)), OpNode("a", ("q", 2), ("u",)), OpNode("b", ("p", "u", 2), ("out",))),
     ],
     ids=["constant", "place", "read by another", "of another"],
 )
-def test_what_is_no_match_stays(nodes: tuple[Node, ...]) -> None:
+def test_what_is_no_match_stays(nodes: tuple[OpNode, ...]) -> None:
     with pytest.raises(AssertionError, match="0 matches in any, not 1"):
         fused(graph(*nodes))
 
 
 @pytest.mark.usefixtures("one_pass")
 def test_a_value_that_the_segment_returns_is_not_lost() -> None:
-    nodes = (Node("a", ("p", 2), ("t",)), Node("b", ("t", "q", 2), ("out",)))
+    nodes = (OpNode("a", ("p", 2), ("t",)), OpNode("b", ("t", "q", 2), ("out",)))
     with pytest.raises(AssertionError, match="0 matches"):
         fused(graph(*nodes, outputs=("out", "t")))
 
 
 def test_a_sum_matches_either_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     each = Pass(
-        (Node("a", ("x",), ("y",)), Node("add", ("y", "z"), ("w",))), (Node("az", ("x", "z"), ("w",)),), lambda _: 1
+        (OpNode("a", ("x",), ("y",)), OpNode("add", ("y", "z"), ("w",))),
+        (OpNode("az", ("x", "z"), ("w",)),),
+        lambda _: 1,
     )
     monkeypatch.setitem(PASSES, "test", (each,))
     for args in (("t", "q"), ("q", "t")):
-        after = fused(graph(Node("a", ("p",), ("t",)), Node("add", args, ("out",))))
-        assert after.nodes == (Node("az", ("p", "q"), ("out",)),)
+        after = fused(graph(OpNode("a", ("p",), ("t",)), OpNode("add", args, ("out",))))
+        assert after.nodes == (OpNode("az", ("p", "q"), ("out",)),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from compiler.plan.experts.layout import Floats, Layout
+from compiler.plan.experts.layout import ExpertLayout, Floats
 
 KINDS = ("uniform", "zipf", "hot", "equal", "zeros", "few", "lognormal", "real")
 
@@ -26,17 +26,17 @@ def load_of(kind: str, experts: int, seed: int = 0) -> Floats:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, most_slots: int = 6) -> Layout:
+def layouts(draw: st.DrawFn, most_slots: int = 6) -> ExpertLayout:
     nodes, groups = draw(st.sampled_from((1, 2, 3, 4))), draw(st.sampled_from((1, 2, 4, 6, 8)))
     devices = nodes * draw(st.integers(1, 4))
     replicas = devices * draw(st.integers(1, most_slots))
     experts = max(1, draw(st.integers((replicas + 1) // 2, replicas)) // groups) * groups
     if experts > replicas:
         groups = experts = replicas
-    return Layout(experts, replicas, groups, nodes, devices)
+    return ExpertLayout(experts, replicas, groups, nodes, devices)
 
 
-def best_device_load(load: Floats, layout: Layout) -> float:
+def best_device_load(load: Floats, layout: ExpertLayout) -> float:
     """Tokens of the busiest device of the best placement, by trying all replica counts and all packings."""
     best = np.inf
     for counts in compositions(layout.replicas, layout.experts):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from compiler.cli.main import main
-from compiler.plan.experts.layout import Layout, balance_of
+from compiler.plan.experts.layout import ExpertLayout, balance_of
 from compiler.plan.experts.pack import greedy
 from compiler.plan.experts.placement_file import physical_of, read_placement
 from dsl.load import load as load_spec
@@ -49,7 +49,7 @@ def sizes(replicas: int, groups: int, nodes: int, devices: int) -> tuple[object,
 def test_answer(tmp_path: Path, capsys: Shown, groups: int, nodes: int) -> None:
     rows = [load_of(kind, 24, 4) for kind in ("zipf", "uniform", "zeros")]
     document = placed(capsys, "--load", load_file(tmp_path, *rows), *sizes(32, groups, nodes, 8))
-    layout = Layout(24, 32, groups, nodes, 8)
+    layout = ExpertLayout(24, 32, groups, nodes, 8)
     assert len(document["layers"]) == 3
     for row, layer in zip(rows, document["layers"], strict=True):
         physical = np.array(layer["physical_to_logical"])

@@ -12,10 +12,18 @@ import numpy as np
 import pytest
 
 from compiler.ir.expert_placement import to_text
-from compiler.plan.experts.layout import Layout, PlaceError, aligned, balance_of, default_placement, keeps_groups, moves
+from compiler.plan.experts.layout import (
+    ExpertLayout,
+    PlacementError,
+    aligned,
+    balance_of,
+    default_placement,
+    keeps_groups,
+    moves,
+)
 from compiler.plan.experts.placement_file import layer_placement, physical_of, read_load, read_placement
 
-LAYOUT = Layout(6, 6, 1, 1, 3)
+LAYOUT = ExpertLayout(6, 6, 1, 1, 3)
 NOW = default_placement(LAYOUT)
 NEW = np.array([0, 4, 2, 3, 1, 5])
 
@@ -60,7 +68,7 @@ def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], messa
     document = json.loads(written())
     edit(document)
     (tmp_path / "p.json").write_text(json.dumps(document))
-    with pytest.raises(PlaceError, match=message):
+    with pytest.raises(PlacementError, match=message):
         read_placement(tmp_path / "p.json")
 
 
@@ -86,21 +94,21 @@ def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], messa
 )
 def test_what_is_no_load(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "l.json").write_text(text)
-    with pytest.raises(PlaceError, match=message):
+    with pytest.raises(PlacementError, match=message):
         read_load(tmp_path / "l.json")
 
 
 def test_a_load_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "l.json").write_bytes(b'{"load": "\xff"}')
-    with pytest.raises(PlaceError, match="is not text in UTF-8"):
+    with pytest.raises(PlacementError, match="is not text in UTF-8"):
         read_load(tmp_path / "l.json")
-    with pytest.raises(PlaceError, match="is no regular file"):
+    with pytest.raises(PlacementError, match="is no regular file"):
         read_load(tmp_path)
 
 
 def test_names_of_devices_are_those_under_which_least_moves() -> None:
     """A placement with its devices shuffled is what it was."""
-    layout = Layout(24, 24, 4, 2, 6)
+    layout = ExpertLayout(24, 24, 4, 2, 6)
     random = np.random.default_rng(2)
     now = random.permutation(24)
     nodes = now.reshape(2, 3, 4)[random.permutation(2)]
@@ -109,7 +117,7 @@ def test_names_of_devices_are_those_under_which_least_moves() -> None:
 
 
 def test_naming_devices_changes_no_load() -> None:
-    layout, random = Layout(24, 36, 4, 2, 6), np.random.default_rng(4)
+    layout, random = ExpertLayout(24, 36, 4, 2, 6), np.random.default_rng(4)
     for _ in range(10):
         load = random.random(24)
         physical = np.concatenate([random.permutation(24), random.integers(0, 24, 12)])
@@ -121,7 +129,7 @@ def test_naming_devices_changes_no_load() -> None:
 
 
 def test_moves_lead_from_one_to_the_other() -> None:
-    random, layout = np.random.default_rng(1), Layout(8, 12, 1, 1, 4)
+    random, layout = np.random.default_rng(1), ExpertLayout(8, 12, 1, 1, 4)
     for _ in range(20):
         now, new = (np.concatenate([random.permutation(8), random.integers(0, 8, 4)]) for _ in range(2))
         held = np.zeros((4, 8), dtype=int)

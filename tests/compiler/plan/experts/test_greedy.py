@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.plan.experts.layout import Layout, keeps_groups
+from compiler.plan.experts.layout import ExpertLayout, keeps_groups
 from compiler.plan.experts.pack import global_, greedy, hierarchical, packed, replicate
 from tests.compiler.plan.experts.loads import compositions, load_of
 
@@ -22,20 +22,20 @@ PUBLISHED = (
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_published_example(layer: int) -> None:
-    load, layout = np.array(LOAD[layer], dtype=np.float64), Layout(12, 16, 4, 2, 8)
+    load, layout = np.array(LOAD[layer], dtype=np.float64), ExpertLayout(12, 16, 4, 2, 8)
     assert tuple(hierarchical(load, layout).tolist()) == PUBLISHED[layer]
     assert tuple(greedy(load, layout).tolist()) == PUBLISHED[layer]
 
 
 def test_global_where_groups_do_not_divide() -> None:
-    load, layout = load_of("uniform", 12), Layout(12, 12, 4, 3, 6)
+    load, layout = load_of("uniform", 12), ExpertLayout(12, 12, 4, 3, 6)
     assert not layout.groups_divide
     assert greedy(load, layout).tolist() == global_(load, layout).tolist()
 
 
 def test_hierarchical_keeps_groups_on_nodes() -> None:
     for seed in range(20):
-        layout = Layout(24, 32, 8, 4, 16)
+        layout = ExpertLayout(24, 32, 8, 4, 16)
         assert keeps_groups(hierarchical(load_of("lognormal", 24, seed), layout), layout)
 
 

@@ -14,7 +14,7 @@ import pytest
 from compiler.cli.main import main
 from compiler.ir.expert_placement import ExpertPlacement, LayerPlacement, to_text
 from compiler.plan.experts.layer_search import place_layer
-from compiler.plan.experts.layout import Layout, PlaceError, default_placement, moves
+from compiler.plan.experts.layout import ExpertLayout, PlacementError, default_placement, moves
 from compiler.plan.experts.placement_file import layer_placement, read_placement
 from compiler.plan.experts.spec_placement import layers_with_experts
 from compiler.plan.plan import make_plan
@@ -109,7 +109,7 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
     (folder / "load.json").write_text(json.dumps({"load": [row.tolist() for row in rows]}), "utf-8")
     assert main(["place", "load.json", "quick.dsc", "--format", "json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
-    layout = Layout(16, 16, 2, 1, 2)
+    layout = ExpertLayout(16, 16, 2, 1, 2)
     now = default_placement(layout)
     counts = []
     for row, layer in zip(rows, layers, strict=True):
@@ -164,7 +164,7 @@ def test_what_is_no_load(folder: Path, load: Any, message: str) -> None:
     document = json.loads(path.read_text("utf-8"))
     document["layers"][0]["load"] = load
     path.write_text(json.dumps(document), "utf-8")
-    with pytest.raises(PlaceError, match=message):
+    with pytest.raises(PlacementError, match=message):
         read_placement(path)
 
 

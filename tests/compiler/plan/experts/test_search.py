@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.plan.experts import pack
-from compiler.plan.experts.layer_search import Placed, apart, place_layer
+from compiler.plan.experts.layer_search import FoundPlacement, apart, place_layer
 from compiler.plan.experts.layout import (
-    Layout,
-    PlaceError,
+    ExpertLayout,
+    PlacementError,
     balance_of,
     checked,
     default_placement,
@@ -26,7 +26,7 @@ from tests.compiler.plan.experts.loads import KINDS, best_device_load, layouts, 
 NEAR = 1e-9
 
 
-def hold(found: Placed, load: np.ndarray, layout: Layout) -> None:
+def hold(found: FoundPlacement, load: np.ndarray, layout: ExpertLayout) -> None:
     """What every placement keeps."""
     physical = checked(found.physical, layout)  # every slot filled, every expert somewhere
     share = [load[e] / np.count_nonzero(physical == e) for e in physical]
@@ -44,7 +44,7 @@ def hold(found: Placed, load: np.ndarray, layout: Layout) -> None:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(layouts(), st.sampled_from(KINDS), st.integers(0, 99))
-def test_at_least_as_balanced_as_the_greedy(layout: Layout, kind: str, seed: int) -> None:
+def test_at_least_as_balanced_as_the_greedy(layout: ExpertLayout, kind: str, seed: int) -> None:
     load = load_of(kind, layout.experts, seed)
     placed = place_layer(load, layout)
     hold(placed, load, layout)
@@ -57,10 +57,10 @@ def test_at_least_as_balanced_as_the_greedy(layout: Layout, kind: str, seed: int
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(layouts(), st.sampled_from(KINDS), st.integers(0, 99), st.sampled_from(("keep", "ignore")))
-def test_rules_of_groups(layout: Layout, kind: str, seed: int, rule: str) -> None:
+def test_rules_of_groups(layout: ExpertLayout, kind: str, seed: int, rule: str) -> None:
     load = load_of(kind, layout.experts, seed)
     if rule == "keep" and not layout.groups_divide:
-        with pytest.raises(PlaceError, match="do not divide over nodes"):
+        with pytest.raises(PlacementError, match="do not divide over nodes"):
             place_layer(load, layout, "keep")
         return
     placed = place_layer(load, layout, rule)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_rules_of_groups(layout: Layout, kind: str, seed: int, rule: str) -> Non
 )
 def test_the_best_of_all_where_all_can_be_tried(kind: str, experts: int, replicas: int, devices: int) -> None:
     for seed in range(3):
-        load, layout = load_of(kind, experts, seed), Layout(experts, replicas, 1, 1, devices)
+        load, layout = load_of(kind, experts, seed), ExpertLayout(experts, replicas, 1, 1, devices)
         best = best_device_load(load, layout)
         reached = device_loads(load, place_layer(load, layout).physical, devices).max()
         assert reached == pytest.approx(best, rel=1e-5)
@@ -87,7 +87,7 @@ def test_the_best_of_all_where_all_can_be_tried(kind: str, experts: int, replica
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "lognormal"])
 def test_bound_with_groups_on_nodes(kind: str) -> None:
     """Held against the best of every node, for every way to give nodes their groups."""
-    layout = Layout(8, 8, 4, 2, 4)
+    layout = ExpertLayout(8, 8, 4, 2, 4)
     for seed in range(4):
         load = load_of(kind, 8, seed)
         pairs = [(0, 1), (0, 2), (0, 3)]
@@ -99,15 +99,15 @@ def test_bound_with_groups_on_nodes(kind: str) -> None:
 
 def _best_of_node(load: np.ndarray, groups: object) -> float:
     part = np.concatenate([load[2 * g : 2 * g + 2] for g in sorted(groups)])  # type: ignore[call-overload]
-    return best_device_load(part, Layout(4, 4, 1, 1, 2))
+    return best_device_load(part, ExpertLayout(4, 4, 1, 1, 2))
 
 
 def test_better_than_the_greedy_where_something_better_exists() -> None:
     """Longest first puts 3 and 3 apart; together they are even. And a small replica can be worth more."""
-    load, layout = np.array([3.0, 3.0, 2.0, 2.0, 2.0, 0.0]), Layout(6, 6, 1, 1, 2)
+    load, layout = np.array([3.0, 3.0, 2.0, 2.0, 2.0, 0.0]), ExpertLayout(6, 6, 1, 1, 2)
     placed = place_layer(load, layout)
     assert placed.greedy.device > 1.1 and placed.balance.device == 1 and placed.gap == 0
-    load, layout = np.array([6.0, 6.0, 4.0]), Layout(3, 4, 1, 1, 2)
+    load, layout = np.array([6.0, 6.0, 4.0]), ExpertLayout(3, 4, 1, 1, 2)
     placed = place_layer(load, layout)
     assert placed.greedy.device > 1.1 and placed.balance.device == 1
 
@@ -115,7 +115,7 @@ def test_better_than_the_greedy_where_something_better_exists() -> None:
 def test_as_large_as_published() -> None:
     """58 layers of 256 experts are placed in seconds; some here, each within 0.1% of the bound."""
     for experts, replicas, nodes, devices in ((256, 288, 4, 32), (256, 256, 8, 32)):
-        layout, load = Layout(experts, replicas, 8, nodes, devices), load_of("uniform", experts, 5)
+        layout, load = ExpertLayout(experts, replicas, 8, nodes, devices), load_of("uniform", experts, 5)
         placed = place_layer(load, layout)
         hold(placed, load, layout)
         assert placed.gap < 1e-3 and placed.balance.node < 1 + 1e-3
@@ -124,7 +124,7 @@ def test_as_large_as_published() -> None:
 
 def test_groups_stay_whole_where_that_costs_little() -> None:
     """Equal groups stay whole, though splitting them would win a little. One heavy group is split, and reported."""
-    layout = Layout(64, 64, 4, 4, 16)
+    layout = ExpertLayout(64, 64, 4, 4, 16)
     even = np.tile(load_of("lognormal", 16, 3), 4)
     assert place_layer(even, layout).keeps_groups
     uneven = even * np.repeat([3.0, 1.0, 1.0, 1.0], 16)
@@ -134,14 +134,14 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
 
 
 def test_replicas_of_an_expert_are_apart_where_that_costs_nothing() -> None:
-    layout = Layout(6, 8, 1, 1, 2)
+    layout = ExpertLayout(6, 8, 1, 1, 2)
     placed = place_layer(np.array([8.0, 8.0, 1.0, 1.0, 1.0, 1.0]), layout)
     assert placed.balance.device == 1 and duplicates(placed.physical, layout) == 0
 
 
 def test_replicas_that_go_apart_make_neither_a_device_nor_a_node_heavier() -> None:
     """Several exchanges after each other, between two nodes of two devices."""
-    layout, went_apart = Layout(8, 16, 1, 2, 4), 0
+    layout, went_apart = ExpertLayout(8, 16, 1, 2, 4), 0
     for seed in range(60):
         random = np.random.default_rng(seed)
         expert = np.concatenate([np.arange(8), random.integers(0, 8, 8)])
@@ -160,9 +160,9 @@ def test_replicas_that_go_apart_make_neither_a_device_nor_a_node_heavier() -> No
 
 def test_an_expert_without_tokens_keeps_a_replica() -> None:
     """Its second one would be of use to either of two others, and one of them gets it."""
-    load, work = np.array([0.0, 6.0, 5.0]), pack.Work(10**6)
+    load, work = np.array([0.0, 6.0, 5.0]), pack.WorkLeft(10**6)
 
-    def packing(counts: np.ndarray, work: pack.Work) -> pack.Packing:
+    def packing(counts: np.ndarray, work: pack.WorkLeft) -> pack.Packing:
         return pack.quick(np.repeat(load / counts, counts), 4, 0.0, work)
 
     counts = np.array([2, 1, 1])
@@ -172,13 +172,13 @@ def test_an_expert_without_tokens_keeps_a_replica() -> None:
 
 def test_exchanges_end_where_none_helps() -> None:
     """Though no device is as light as was wanted: the work that is left is for other ways."""
-    work = pack.Work(10**6)
+    work = pack.WorkLeft(10**6)
     found = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
     assert found.heaviest == 4 and work.left > 10**6 // 2
 
 
 def test_what_is_at_hand_changes_little() -> None:
-    layout, load = Layout(64, 64, 1, 2, 8), load_of("uniform", 64, 1)
+    layout, load = ExpertLayout(64, 64, 1, 2, 8), load_of("uniform", 64, 1)
     first = place_layer(load, layout, now=default_placement(layout))
     again = place_layer(load, layout, now=first.physical, steady=True)
     assert again.physical.tolist() == first.physical.tolist()
@@ -191,21 +191,21 @@ def test_what_is_at_hand_changes_little() -> None:
 
 
 def test_the_same_every_time() -> None:
-    layout, load = Layout(30, 36, 3, 3, 12), load_of("zipf", 30, 8)
+    layout, load = ExpertLayout(30, 36, 3, 3, 12), load_of("zipf", 30, 8)
     assert place_layer(load, layout).physical.tolist() == place_layer(load.copy(), layout).physical.tolist()
 
 
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(8, 7, 1, 1, 1), "hold not all of the 8 experts"),
-        (Layout(8, 9, 1, 1, 2), "spread evenly over devices = 2"),
-        (Layout(8, 9, 1, 2, 3), "spread evenly over nodes = 2"),
-        (Layout(8, 8, 3, 1, 2), "groups = 3 do not divide the 8 experts"),
-        (Layout(8, 8, 0, 1, 2), "groups = 0: at least 1"),
-        (Layout(8, 131072, 1, 1, 2), "too many: at most 65,536"),
+        (ExpertLayout(8, 7, 1, 1, 1), "hold not all of the 8 experts"),
+        (ExpertLayout(8, 9, 1, 1, 2), "spread evenly over devices = 2"),
+        (ExpertLayout(8, 9, 1, 2, 3), "spread evenly over nodes = 2"),
+        (ExpertLayout(8, 8, 3, 1, 2), "groups = 3 do not divide the 8 experts"),
+        (ExpertLayout(8, 8, 0, 1, 2), "groups = 0: at least 1"),
+        (ExpertLayout(8, 131072, 1, 1, 2), "too many: at most 65,536"),
     ],
 )
-def test_sizes_that_do_not_fit(layout: Layout, message: str) -> None:
-    with pytest.raises(PlaceError, match=message):
+def test_sizes_that_do_not_fit(layout: ExpertLayout, message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
         place_layer(np.ones(8), layout)

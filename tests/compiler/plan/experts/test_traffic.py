@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from compiler.plan.experts.layer_search import place_layer
-from compiler.plan.experts.layout import Layout, Routing, copies, default_placement
+from compiler.plan.experts.layout import ExpertLayout, TokenRouting, copies, default_placement
 
 
 def test_independent_experts_exactly() -> None:
     """One group: every set of experts, with its probability."""
-    load, layout = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 1.0]), Layout(6, 6, 1, 3, 3)
+    load, layout = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 1.0]), ExpertLayout(6, 6, 1, 3, 3)
     chosen = load / load.sum() * 2
     expected = 0.0
     for taken in product((0, 1), repeat=6):
         chance = prod(p if t else 1 - p for p, t in zip(chosen, taken, strict=True))
         expected += chance * len({e // 2 for e, t in enumerate(taken) if t})
-    found = copies(load, default_placement(layout), layout, Routing(2, 1, 100), 3)
+    found = copies(load, default_placement(layout), layout, TokenRouting(2, 1, 100), 3)
     assert found.expected == pytest.approx(min(expected, 2))
     assert found.most == 2 and found.least == pytest.approx(chosen[0] + chosen[2] + chosen[4])
 
@@ -37,7 +37,7 @@ def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
     score[~np.repeat(allowed, 6, axis=1)] = -np.inf
     experts = np.argsort(-score, axis=1)[:, :top_k]
     load = np.bincount(experts.reshape(-1), minlength=24).astype(float)
-    layout, routing = Layout(24, 24, 4, 4, 8), Routing(top_k, top_groups, 1)
+    layout, routing = ExpertLayout(24, 24, 4, 4, 8), TokenRouting(top_k, top_groups, 1)
     for physical in (default_placement(layout), place_layer(load, layout, "ignore").physical):
         place = np.argsort(physical)
         for parts in (4, 8):
@@ -49,17 +49,17 @@ def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
 
 
 def test_whole_groups_limit_the_nodes_of_a_token() -> None:
-    load, layout, routing = np.ones(64), Layout(64, 64, 8, 8, 16), Routing(8, 3, 1)
+    load, layout, routing = np.ones(64), ExpertLayout(64, 64, 8, 8, 16), TokenRouting(8, 3, 1)
     whole = copies(load, default_placement(layout), layout, routing, 8)
     split = copies(load, np.arange(64).reshape(8, 8).T.reshape(-1), layout, routing, 8)
     assert whole.most == 3 and whole.expected < 3 < split.expected <= split.most == 8
 
 
 def test_links_are_those_that_leave_the_node() -> None:
-    found = copies(np.ones(4), np.arange(4), Layout(4, 4, 1, 4, 4), Routing(4, 1, 10), 4)
+    found = copies(np.ones(4), np.arange(4), ExpertLayout(4, 4, 1, 4, 4), TokenRouting(4, 1, 10), 4)
     assert found.expected == 4 and found.over_links(4) == 3 and found.busiest == 1
 
 
 def test_no_load() -> None:
-    found = copies(np.zeros(4), np.arange(4), Layout(4, 4, 1, 2, 2), Routing(2, 1, 10), 2)
+    found = copies(np.zeros(4), np.arange(4), ExpertLayout(4, 4, 1, 2, 2), TokenRouting(2, 1, 10), 2)
     assert (found.expected, found.least, found.most, found.busiest) == (0, 0, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from compiler.plan.actions.chains import Node
+from compiler.plan.actions.chains import ChainNode
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.program.lower import Lowering
@@ -35,5 +35,5 @@ def small() -> Lowering:
     return lowering_of(shipped("quickstart.dsc", "quickstart"))
 
 
-def chain(lowering: Lowering, stage: int, kind: str) -> list[Node]:
+def chain(lowering: Lowering, stage: int, kind: str) -> list[ChainNode]:
     return lowering.chains(stage, 0).of(kind)

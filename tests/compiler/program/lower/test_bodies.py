@@ -9,7 +9,7 @@ import pytest
 
 from compiler.ir import Body, Program
 from compiler.ir.stage_placement import ONE_STAGE
-from compiler.plan.actions.chains import Key, Node
+from compiler.plan.actions.chains import ChainNode, Key
 from compiler.plan.actions.lanes import best_order, end_of
 from compiler.plan.actions.order import Orders, finish, interleave, jobs_of
 from compiler.plan.split_blocks import balanced_rows
@@ -53,7 +53,7 @@ def small_program() -> Program:
     return lowering.program(dualpipe(2, 4))
 
 
-def assert_as_predicted(body: Body, nodes: dict[Key, Node]) -> None:
+def assert_as_predicted(body: Body, nodes: dict[Key, ChainNode]) -> None:
     predicted, times = lane_times(body.instructions, nodes), {key: node.time_ns for key, node in nodes.items()}
     end, exposed = Machines(body, times).run(given_to(body))
     assert end == predicted.end

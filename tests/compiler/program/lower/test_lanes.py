@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from compiler.plan.actions import lanes
-from compiler.plan.actions.lanes import Jobs, Run, best_order, end_of, least_end, run_of
+from compiler.plan.actions.lanes import Jobs, OrderEnd, best_order, end_of, least_end, run_of
 from compiler.plan.actions.order import jobs_of
 from dsl.load import resolve
 from tests.compiler.program.lower.stages import chain, deepseek_v3, lowering_of, small
@@ -217,6 +217,6 @@ def test_a_message_goes_behind_the_exchanges_before_it() -> None:
         after=((), (0,), (0,)),
         awaits=((), (), ()),
     )
-    assert run_of(jobs, (0, 1, 2), {0: 10}) == Run(end=4 + 10 + 3, compute=10, exchange=13)
-    assert run_of(jobs, (0, 2, 1), {2: 10}) == Run(end=4 + 6 + 10 + 3, compute=10, exchange=13)
+    assert run_of(jobs, (0, 1, 2), {0: 10}) == OrderEnd(end=4 + 10 + 3, compute=10, exchange=13)
+    assert run_of(jobs, (0, 2, 1), {2: 10}) == OrderEnd(end=4 + 6 + 10 + 3, compute=10, exchange=13)
     assert run_of(jobs, (0, 1, 2), {2: 0}).end == end_of(jobs, (0, 1, 2)) == 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.plan.actions.lanes import Run
+from compiler.plan.actions.lanes import OrderEnd
 from compiler.plan.actions.order import run_of_chains
 from compiler.plan.spec_rates import rates_of
 from compiler.program.lower import Lowering
@@ -21,7 +21,7 @@ def on(spec_name: str, plan_of: Lowering, sms: int) -> Lowering:
     return Lowering(plan_of.plan, rates_of(spec))
 
 
-def taken(lowering: Lowering, *actions: tuple[str, int]) -> tuple[Run, int, int]:
+def taken(lowering: Lowering, *actions: tuple[str, int]) -> tuple[OrderEnd, int, int]:
     """An action or a pair; and what its segments take together with all SMs, and beside an exchange."""
     chains = [lowering.chains(stage, 0).of(kind) for kind, stage in actions]
     computed = [node for chain in chains for node in chain if node.ordered and not node.exchanges]
@@ -52,4 +52,4 @@ def test_an_action_that_exchanges_nothing_has_all_sms() -> None:
     planned = lowering_of(shipped("moe-8gpu.dsc"))
     for sms in (0, 24):
         run, alone, beside = taken(on("moe-8gpu.dsc", planned, sms), ("W", 0))
-        assert run == Run(alone, alone, 0) and beside > alone
+        assert run == OrderEnd(alone, alone, 0) and beside > alone

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from compiler.ir import Collective, Plan, Program
+from compiler.ir import BucketCollective, Plan, Program
 from runtime.contract import Mesh, Opening
 
 Channel = tuple[str, tuple[int, ...]]
@@ -119,7 +119,7 @@ def _calls(rank: int, program: Program, plan: Plan, machine: Machine) -> Iterato
                     yield lambda wanted=wanted: wanted in machine.sent  # type: ignore[misc]
 
 
-def _collectives(rank: int, listed: Sequence[Collective], plan: Plan, machine: Machine) -> Iterator[Ready]:
+def _collectives(rank: int, listed: Sequence[BucketCollective], plan: Plan, machine: Machine) -> Iterator[Ready]:
     mesh = plan.mesh
     for each in listed:
         members = each.bucket.holders if each.bucket else range(mesh.world)

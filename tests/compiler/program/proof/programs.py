@@ -14,7 +14,7 @@ from compiler.schedule import SCHEDULES
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.schedule import Schedule
 from dsl.schema import LayerRange, Spec
-from dsl.schema import Schedule as Named
+from dsl.schema import ScheduleBlock as Named
 from tests.compiler.schedule.offloading import offloading
 from tests.runtime.step.specs import spec, with_rewards, without_mtp
 

@@ -11,7 +11,7 @@ import pytest
 from compiler.ir import Body, Plan, Program, Use
 from compiler.ir.program import Message
 from compiler.ir.stage_placement import BIDIRECTIONAL
-from compiler.program.proof import Certificate, ProofError, prove
+from compiler.program.proof import ProofError, ProofFacts, prove
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.one_f_one_b import forward_only, one_f_one_b
 from tests.compiler.program.proof.ledger import peak_bytes
@@ -186,7 +186,7 @@ def test_recorded_rows_replay() -> None:
 
 
 def test_prints() -> None:
-    certificate = Certificate("dualpipe", BIDIRECTIONAL, 2, 4, 18, 540, 8, 40, 3, (3, 3), (10, 20), (100, 200))
+    certificate = ProofFacts("dualpipe", BIDIRECTIONAL, 2, 4, 18, 540, 8, 40, 3, (3, 3), (10, 20), (100, 200))
     assert str(certificate).splitlines() == [
         "proven: dualpipe ranks=2 micro_batches=4 placement=bidirectional",
         "18 actions, 540 instructions, 8 messages, 40 exchanges, 3 collectives",

@@ -48,9 +48,9 @@ def small_plan_json(program: Program, plan: Plan) -> str:
     """What the runtime reads of a plan, with one layer, and one parameter of each bucket."""
     mesh = contract.Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1)
     buckets = tuple(
-        contract.Bucket(each.name, tuple(each.holders), each.stages, (parameter,))
+        contract.PlannedBucket(each.name, tuple(each.holders), each.stages, (parameter,))
         for each in plan.buckets
-        for parameter in [contract.Parameter(each.name, each.name, (2,), None, False)]
+        for parameter in [contract.HeldParameter(each.name, each.name, (2,), None, False)]
     )
     parts = {"mesh": mesh, "placement": str(program.stage_placement), "buckets": buckets, "zero": plan.zero}
     cluster = contract.NodeKind(1, mesh.world, "cpu", None, 1 << 30)
@@ -124,12 +124,12 @@ def test_an_edited_build_is_refused(
 
 
 def openings_of(files: Files) -> list[contract.Opening]:
-    return list(contract.Plan.from_json(files["plan.json"]).openings)
+    return list(contract.RunPlan.from_json(files["plan.json"]).openings)
 
 
 def with_plan(files: Files, **parts: object) -> Files:
     """The files with another plan, and certificates that are of it."""
-    plan = replace(contract.Plan.from_json(files["plan.json"]), **parts)  # type: ignore[arg-type]
+    plan = replace(contract.RunPlan.from_json(files["plan.json"]), **parts)  # type: ignore[arg-type]
     text, name = pretty(plan), "certificate/train_4.json"
     return files | {"plan.json": text, name: files[name].replace(digest(files["plan.json"]), digest(text))}
 
@@ -154,7 +154,7 @@ def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files)
 @pytest.mark.parametrize("kind", ["prologue", "epilogue", "update"])
 def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files, kind: str) -> None:
     name = "program/train_4.json"
-    program = contract.Program.from_json(files[name])
+    program = contract.RunProgram.from_json(files[name])
     listed = getattr(program, kind)
     for changed in (listed[1:] if listed else (contract.Collective("gather", "head"),), (*listed, *program.prologue)):
         text = replace(program, **{kind: changed}).to_json()
@@ -166,7 +166,7 @@ def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files
 def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files) -> None:
     """Too early, twice, of other stages, behind no call, in two orders."""
     name = "program/train_4.json"
-    program = contract.Program.from_json(files[name])
+    program = contract.RunProgram.from_json(files[name])
     (first, *rest), of_other = program.reductions
     last = len(program.ranks[0]) - 1
     changes = {
@@ -232,7 +232,7 @@ def events_of(program: Program) -> list[list[Event]]:
     text = Certificates(dict.fromkeys(names, "")).json("x", program, schedule, proven)
     bodies = contract.Certificate.from_json(text).bodies
     return [
-        events(row, bodies[rank]) for rank, row in enumerate(contract.Program.from_json(program_json(program)).ranks)
+        events(row, bodies[rank]) for rank, row in enumerate(contract.RunProgram.from_json(program_json(program)).ranks)
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Message, Plan, Program, Replica
+from compiler.ir import Body, BucketCollective, Buffer, Instruction, Invocation, Message, Plan, Program, Replica
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.program.proof import Effects, ProofError, prove
 from compiler.program.proof.lifetimes import check_values
@@ -269,7 +269,7 @@ def test_gradients_that_are_not_reduced() -> None:
     records, first, other, *rest = program.epilogue
     assert first.bucket
 
-    def with_epilogue(*epilogue: Collective) -> str:
+    def with_epilogue(*epilogue: BucketCollective) -> str:
         return rejected(replace(program, epilogue=epilogue), plan)
 
     after = "after the last body"
@@ -284,7 +284,7 @@ def test_sums_that_are_missing_or_elsewhere() -> None:
     records, *reduces, norm = program.epilogue
     (targets,) = program.prologue
 
-    def with_lists(**lists: tuple[Collective, ...]) -> str:
+    def with_lists(**lists: tuple[BucketCollective, ...]) -> str:
         return rejected(replace(program, **lists), plan)  # type: ignore[arg-type]
 
     assert with_lists(prologue=()) == "sum targets: runs 0 times instead of 1 before the first body"

@@ -17,7 +17,7 @@ from compiler.program.lowered import Lowered
 from compiler.program.proof import ProofError
 from compiler.program.proof.start import check_lines, check_start, used
 from dsl.load import load
-from runtime.comm.transport import Wanted
+from runtime.comm.transport import WantedChannels
 from runtime.contract import Opening
 from tests.compiler.program.proof.first_use import Machine, UnopenedError, run, starts, steps
 from tests.compiler.program.proof.programs import family_program
@@ -78,7 +78,7 @@ def test_each_rank_makes_few_groups(name: str) -> None:
     many for thousands of ranks as for eight. Frozen buckets are never summed."""
     found = lowered(name)
     mesh = found.plan.mesh
-    wanted = Wanted(mesh, found.openings, {})
+    wanted = WantedChannels(mesh, found.openings, {})
     channels = [wanted.channels(rank) for rank in range(mesh.world)]
     most = 11 + (mesh.tp > 1) + (mesh.cp > 1)
     assert all(len(of_rank) == len(set(of_rank)) <= most for of_rank in channels)

@@ -14,7 +14,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.solver import Solver
 from compiler.schedule.solver.exact import Exact, exact
-from compiler.schedule.solver.problem import Problem, make_problem, schedule_of_slots
+from compiler.schedule.solver.problem import ScheduleProblem, make_problem, schedule_of_slots
 from tests.compiler.schedule.optima import Case, stored
 from tests.compiler.schedule.optimal import optimum
 from tests.compiler.schedule.solver.test_least import TABLES, least
@@ -23,7 +23,7 @@ PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
 SOLVED = list(stored())
 
 
-def problem_of(case: Case) -> Problem:
+def problem_of(case: Case) -> ScheduleProblem:
     return make_problem(case.placement, case.num_ranks, case.num_micro_batches, case.costs, case.cap)
 
 

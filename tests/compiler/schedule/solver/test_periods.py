@@ -29,12 +29,12 @@ from compiler.schedule.solver.cycle import (
     unrolled,
     waves,
 )
-from compiler.schedule.solver.exact_period import Shortest, shortest
+from compiler.schedule.solver.exact_period import ShortestPeriod, shortest
 from compiler.schedule.solver.problem import (
     B,
     F,
     I,
-    Problem,
+    ScheduleProblem,
     W,
     chunk_of,
     make_problem,
@@ -51,7 +51,7 @@ EIGHT = make_problem(BIDIRECTIONAL, 8, 40, PAIRED, 8, folded=True)
 SIXTEEN = make_problem(BIDIRECTIONAL, 16, 64, PAIRED, 16, folded=True)
 
 
-def checked(problem: Problem, slots: tuple[tuple[int, ...], ...], table: Costs) -> Fraction:
+def checked(problem: ScheduleProblem, slots: tuple[tuple[int, ...], ...], table: Costs) -> Fraction:
     """The makespan that the judge finds for slots that are legal and under the cap."""
     schedule: Schedule = schedule_of_slots(problem, slots)
     schedule.check()
@@ -128,7 +128,7 @@ def test_ranks_of_three_stages_have_a_wave_of_pairs_alone(num_ranks: int, cap: i
 # ---------------------------------------------------------------- the shortest one
 
 
-def least_of_all(problem: Problem) -> Fraction:
+def least_of_all(problem: ScheduleProblem) -> Fraction:
     """The shortest period of one micro-batch a chunk: of all orders of few rows, and of all micro-batches it can be of.
 
     What a row has done of each kind when its period begins is counted out, and so are the W that are due then.
@@ -149,7 +149,7 @@ def least_of_all(problem: Problem) -> Fraction:
     return best
 
 
-def _orders_of(problem: Problem, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def _orders_of(problem: ScheduleProblem, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """Orders that begin with the first chunk's forward, and how many W are due when they do."""
     C = problem.num_chunks
     for split in product((B, I), repeat=C):
@@ -166,13 +166,13 @@ def _orders_of(problem: Problem, row: int) -> Iterator[tuple[tuple[int, ...], in
             yield from product(found, due)
 
 
-def _with_pair(problem: Problem, row: int, slots: tuple[int, ...], at: int) -> Iterator[tuple[int, ...]]:
+def _with_pair(problem: ScheduleProblem, row: int, slots: tuple[int, ...], at: int) -> Iterator[tuple[int, ...]]:
     a, b = slots[at : at + 2]
     if max(a, b) < W and pair(a, b) in problem.offered[row]:
         yield (*slots[:at], pair(a, b), *slots[at + 2 :])
 
 
-def _many(problem: Problem, period: Period) -> Fraction | None:
+def _many(problem: ScheduleProblem, period: Period) -> Fraction | None:
     """The time a period takes after many, by running them: a slot starts when its row and all it waits for are through.
 
     None where rows wait for each other for ever.
@@ -269,17 +269,17 @@ def test_where_a_time_is_too_hard_to_decide_a_longer_one_is_asked_for(monkeypatc
     quick, *_, slow = sorted(waves(problem), key=lambda wave: cycle_time(problem, wave) or 0)
     longest = cycle_time(problem, slow) or 0
 
-    def answered(problem: Problem, size: int, time: int, *_: object) -> tuple[Period | None, bool, float]:
+    def answered(problem: ScheduleProblem, size: int, time: int, *_: object) -> tuple[Period | None, bool, float]:
         return (quick if time == longest - 1 else None), False, 0.1
 
     monkeypatch.setattr(exact_period, "_asked", answered)
     found = shortest(problem, 1, work=5, start=slow)
-    assert found == Shortest(quick, 1) and (cycle_time(problem, quick) or 0) < longest
+    assert found == ShortestPeriod(quick, 1) and (cycle_time(problem, quick) or 0) < longest
 
 
 def test_what_is_below_the_shortest_is_refuted() -> None:
     problem = make_problem(BIDIRECTIONAL, 4, 40, PAIRED, 4, folded=True)
-    assert shortest(problem, 2, work=5, below=2 * Fraction("4.8") / problem.unit) == Shortest(None, 48)
+    assert shortest(problem, 2, work=5, below=2 * Fraction("4.8") / problem.unit) == ShortestPeriod(None, 48)
 
 
 @pytest.mark.parametrize("num_micro_batches", [80, 87])

@@ -16,8 +16,8 @@ from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.solver import Solution, Solver, core, default_cap
-from compiler.schedule.solver.moves import Found
-from compiler.schedule.solver.problem import Problem, Slots, make_problem
+from compiler.schedule.solver.moves import FoundSlots
+from compiler.schedule.solver.problem import ScheduleProblem, Slots, make_problem
 from tests.compiler.program.proof.programs import lowered, small_plan
 from tests.compiler.schedule.solver.cases import costs, named
 
@@ -198,11 +198,11 @@ def test_a_search_takes_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyP
     given: list[float] = []
     length = 0
 
-    def annealed(problem: Problem, start: Slots, work: float, *_: object) -> Found:
+    def annealed(problem: ScheduleProblem, start: Slots, work: float, *_: object) -> FoundSlots:
         nonlocal length
         length = max(length, sum(map(len, start)))
         given.append(work)
-        return Found(0, 0, start)
+        return FoundSlots(0, 0, start)
 
     monkeypatch.setattr(core, "anneal", annealed)
     monkeypatch.setattr(core, "has_or_tools", lambda: False)

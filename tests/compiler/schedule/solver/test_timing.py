@@ -24,7 +24,7 @@ from compiler.schedule.solver.problem import (
     B,
     F,
     I,
-    Problem,
+    ScheduleProblem,
     Slots,
     W,
     make_problem,
@@ -35,15 +35,15 @@ from compiler.schedule.solver.problem import (
     tokens_of,
 )
 from compiler.schedule.solver.seeds import greedy
-from compiler.schedule.solver.timing import Line, Timing, changed, is_longer, line_of, retimed, starts_of, timing_of
+from compiler.schedule.solver.timing import TimedRow, Timing, changed, is_longer, line_of, retimed, starts_of, timing_of
 from tests.compiler.schedule.solver.cases import costs
 
 
-def caps_of_ranks(problem: Problem) -> list[int]:
+def caps_of_ranks(problem: ScheduleProblem) -> list[int]:
     return [problem.caps[problem.row_of(rank)] for rank in range(problem.num_ranks)]
 
 
-def judged(problem: Problem, slots: Slots, table: Costs) -> int:
+def judged(problem: ScheduleProblem, slots: Slots, table: Costs) -> int:
     """The makespan that `simulate` finds, of a schedule that `check` passes and the cap holds."""
     schedule = schedule_of_slots(problem, slots)
     schedule.check()
@@ -55,7 +55,7 @@ def judged(problem: Problem, slots: Slots, table: Costs) -> int:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Problem, Costs]:
+def problems(draw: st.DrawFn) -> tuple[ScheduleProblem, Costs]:
     placement = draw(st.sampled_from([V, BIDIRECTIONAL, ONE_STAGE, loop(2), loop(3)]))
     num_ranks = 2 * draw(st.integers(1, 3)) if placement == BIDIRECTIONAL else draw(st.integers(1, 4))
     table, folded = draw(costs(placement.num_stages(num_ranks))), placement == BIDIRECTIONAL and draw(st.booleans())
@@ -69,7 +69,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Costs]:
 
 @settings(max_examples=80)
 @given(problems(), st.integers(0, 1000))
-def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: int) -> None:
+def test_a_walk_is_timed_as_the_judge_does(case: tuple[ScheduleProblem, Costs], seed: int) -> None:
     problem, table = case
     start = greedy(problem, seed)
     if start is None:
@@ -148,13 +148,15 @@ def test_a_pair_frees_what_its_backward_frees() -> None:
     assert line_of(problem, 0, (F, F, both, both, I, I, W, W, W, W)) is None, "three at once"
 
 
-def _same(line: Line, whole: Line) -> bool:
+def _same(line: TimedRow, whole: TimedRow) -> bool:
     """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
     states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
     return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
 
 
-def _told(problem: Problem, timing: Timing, lines: list[Line], seed: int) -> Iterator[tuple[list[Line], float, bool]]:
+def _told(
+    problem: ScheduleProblem, timing: Timing, lines: list[TimedRow], seed: int
+) -> Iterator[tuple[list[TimedRow], float, bool]]:
     """Random legal changes of a row: lines, their makespan (infinite for a deadlock), and the answer of `is_longer`.
 
     Changes in which an action waits for a later one of its row are left out: their answer is always yes.
@@ -183,7 +185,7 @@ def _told(problem: Problem, timing: Timing, lines: list[Line], seed: int) -> Ite
 
 @settings(max_examples=60)
 @given(problems(), st.integers(0, 1000))
-def test_what_is_told_to_be_longer_is(case: tuple[Problem, Costs], seed: int) -> None:
+def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed: int) -> None:
     problem, _ = case
     start = greedy(problem, seed)
     lines = [line for row, slots in enumerate(start or ()) if (line := line_of(problem, row, slots))]
@@ -220,7 +222,7 @@ def test_a_limit_stops_only_what_is_over_it() -> None:
 
 @settings(max_examples=30)
 @given(problems())
-def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[Problem, Costs]) -> None:
+def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[ScheduleProblem, Costs]) -> None:
     problem, table = case
     start = greedy(problem, 0)
     marked = start and with_periods(problem, start)

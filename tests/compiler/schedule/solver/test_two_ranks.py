@@ -13,7 +13,7 @@ from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import parse_costs
 from compiler.schedule.simulate import held_at_most, simulate
 from compiler.schedule.solver import two_ranks
-from compiler.schedule.solver.two_ranks import Shortest, shortest_of_two
+from compiler.schedule.solver.two_ranks import ShortestSchedule, shortest_of_two
 from tests.compiler.schedule.independent import judge
 from tests.compiler.schedule.optima import Case, stored
 from tests.compiler.schedule.test_simulate import random_costs
@@ -24,7 +24,7 @@ SOLVED = [(each, least) for each, least in stored() if each.num_ranks == 2 and n
 ENOUGH = 200_000
 
 
-def shortest(asked: Case, below: Fraction, work: int = ENOUGH) -> Shortest:
+def shortest(asked: Case, below: Fraction, work: int = ENOUGH) -> ShortestSchedule:
     caps = (Fraction(asked.cap),) * 2
     return shortest_of_two(asked.placement, asked.num_micro_batches, asked.costs, caps, (Fraction(0), below), work)
 
@@ -74,11 +74,11 @@ def test_where_it_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     time."""
     asked = Case(V, 2, 3, PAIRED.recut(2, 4), 4)
     slow = replace(asked, costs=replace(asked.costs, latency=Fraction(1)))
-    assert shortest(slow, Fraction(9)) == Shortest(None, Fraction(0), ENOUGH)
+    assert shortest(slow, Fraction(9)) == ShortestSchedule(None, Fraction(0), ENOUGH)
     large = replace(asked, num_micro_batches=40)
-    assert shortest(large, Fraction(90)) == Shortest(None, Fraction(0), ENOUGH)
+    assert shortest(large, Fraction(90)) == ShortestSchedule(None, Fraction(0), ENOUGH)
     little = shortest(asked, Fraction(9), 10)
     assert little.schedule is None and little.work <= 0 and little.least <= shortest(asked, Fraction(9)).least
     monkeypatch.delattr(two_ranks, "SmallPipeline")
-    assert shortest(slow, Fraction(9)) == Shortest(None, Fraction(0), ENOUGH)
-    assert shortest(asked, Fraction(9), 0) == Shortest(None, Fraction(0), 0)
+    assert shortest(slow, Fraction(9)) == ShortestSchedule(None, Fraction(0), ENOUGH)
+    assert shortest(asked, Fraction(9), 0) == ShortestSchedule(None, Fraction(0), 0)

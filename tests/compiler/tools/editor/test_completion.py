@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from compiler.tools.editor.block_keys import Item
+from compiler.tools.editor.block_keys import CompletionItem
 from compiler.tools.editor.completion import complete
 from dsl.messages.diagnostics import Source
 from dsl.reference.keys import blocks
@@ -18,7 +18,7 @@ LIBRARY = "model deep { }\ncluster big { }\nprecision fp8 { }\nlet base = 64\n"
 FOLDERS = {"/nowhere": ["clusters/", "lib.dsc", "notes.txt", "spec.dsc"], "/nowhere/clusters": ["h800.dsc"]}
 
 
-def items(marked: str, **others: str) -> tuple[Item, ...]:
+def items(marked: str, **others: str) -> tuple[CompletionItem, ...]:
     found, offset = cursor(marked, **others)
     return complete(found, offset, lambda folder: FOLDERS.get(folder, []))
 

@@ -14,7 +14,7 @@ from compiler.tools.editor import outline
 from compiler.tools.editor.completion import complete
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.navigation import definition, symbols
-from compiler.tools.editor.protocol import Client, Lines, replaced
+from compiler.tools.editor.protocol import Client, ClientLines, replaced
 from dsl.messages.diagnostics import Source
 from dsl.text.parser import parse
 from dsl.text.syntax import Attribute, Block, Import, Let, Line, Statement
@@ -41,7 +41,7 @@ def parsed(statement: Statement) -> Shape:
     return statement.span.text.replace(" ", ""), "", ()
 
 
-def read(node: outline.Node) -> Shape:
+def read(node: outline.OutlineNode) -> Shape:
     head, value = ("".join(token.text for token in tokens) for tokens in (node.head, node.value))
     return head, value, tuple(read(each) for each in node.body)
 
@@ -113,7 +113,7 @@ TEXTS = st.text(alphabet=st.sampled_from("aé😀\n\r\t𝔘漢 "), max_size=40)
 
 @given(TEXTS, st.sampled_from(["utf-8", "utf-16", "utf-32"]))
 def test_positions_come_back(text: str, encoding: str) -> None:
-    lines = Lines(text, encoding)
+    lines = ClientLines(text, encoding)
     for offset in range(len(text) + 1):
         line, column = lines.position(offset)
         inside_crlf = text[offset - 1 : offset + 1] == "\r\n"
@@ -125,9 +125,9 @@ def test_positions_come_back(text: str, encoding: str) -> None:
 
 
 def test_a_place_beyond_the_text_is_its_end() -> None:
-    assert Lines("ab\ncd").offset(0, 99) == 2
-    assert Lines("ab\ncd").offset(9, 0) == 5
-    assert Lines("ab\r\ncd").offset(0, 99) == 2
+    assert ClientLines("ab\ncd").offset(0, 99) == 2
+    assert ClientLines("ab\ncd").offset(9, 0) == 5
+    assert ClientLines("ab\r\ncd").offset(0, 99) == 2
 
 
 def test_files_that_a_spec_names_are_read_as_dsc_check_reads_them(tmp_path: Path) -> None:

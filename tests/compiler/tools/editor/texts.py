@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from compiler.tools.editor.outline import Document, document
+from compiler.tools.editor.outline import OpenDocument, document
 from dsl.resolve.files import over
 
 ROOT = Path(__file__).parents[4]
@@ -13,14 +13,14 @@ QUICKSTART = (ROOT / "specs/quickstart.dsc").read_text("utf-8")
 HERE = "/nowhere/spec.dsc"
 
 
-def documented(text: str, path: str = HERE, **others: str) -> Document:
+def documented(text: str, path: str = HERE, **others: str) -> OpenDocument:
     """The document of a text; `others` are texts beside it, `lib="…"` is lib.dsc."""
     texts = {os.path.realpath(path): text}
     texts |= {os.path.realpath(Path(path).parent / f"{name}.dsc"): each for name, each in others.items()}
     return document(path, over(texts))
 
 
-def cursor(marked: str, **others: str) -> tuple[Document, int]:
+def cursor(marked: str, **others: str) -> tuple[OpenDocument, int]:
     """The document of a text without its `|`, and where that was."""
     assert marked.count("|") == 1, marked
     return documented(marked.replace("|", ""), **others), marked.index("|")

@@ -13,7 +13,7 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.ir.expert_placement import Received
-from compiler.predict.predict import Timed, timed
+from compiler.predict.predict import TimedPlan, timed
 from compiler.schedule.schedule import Schedule
 from compiler.tools.exporters.chakra import COLLECTIVES, FIELDS, NODES, export
 from dsl.load import load
@@ -117,7 +117,7 @@ def decoded(content: bytes) -> tuple[dict[str, Any], list[Node]]:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def traced(request: pytest.FixtureRequest) -> tuple[Timed, list[tuple[dict[str, Any], list[Node]]]]:
+def traced(request: pytest.FixtureRequest) -> tuple[TimedPlan, list[tuple[dict[str, Any], list[Node]]]]:
     """A plan, and what its files hold."""
     spec, *overrides = CASES[request.param]
     loaded = load(spec, overrides=overrides)
@@ -127,10 +127,10 @@ def traced(request: pytest.FixtureRequest) -> tuple[Timed, list[tuple[dict[str, 
     return found, [decoded(content) for content in export(found).files.values()]
 
 
-Traces = tuple[Timed, list[tuple[dict[str, Any], list[Node]]]]
+Traces = tuple[TimedPlan, list[tuple[dict[str, Any], list[Node]]]]
 
 
-def links(found: Timed, files: list[tuple[dict[str, Any], list[Node]]]) -> Iterator[tuple[tuple[int, int], ...]]:
+def links(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]]) -> Iterator[tuple[tuple[int, int], ...]]:
     """(a send, its receive), each as (rank, node)."""
     sends: dict[tuple[int, int, int], tuple[int, Node]] = {}
     for rank, (_, nodes) in enumerate(files):
@@ -150,7 +150,7 @@ def links(found: Timed, files: list[tuple[dict[str, Any], list[Node]]]) -> Itera
     assert not sends
 
 
-def longest(found: Timed, files: list[tuple[dict[str, Any], list[Node]]], *, planned: bool) -> int:
+def longest(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]], *, planned: bool) -> int:
     """The longest path through all ranks, in microseconds.
 
     `planned`: with what the plan has beyond the program. A step of a schedule starts when the one before it on its rank
@@ -251,7 +251,7 @@ def test_sums_of_a_rank_are_those_of_the_plan(traced: Traces) -> None:
         assert computed == flops_of(found, here)
 
 
-def flops_of(found: Timed, rank: int) -> int:
+def flops_of(found: TimedPlan, rank: int) -> int:
     """The FLOPs of a pipeline rank: of each action of its schedule, those of the cuts of its stage's segments."""
     total, lowering = 0, found.lowering
     for step in found.schedule.actions[rank]:

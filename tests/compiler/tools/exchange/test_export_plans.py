@@ -13,7 +13,7 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.tools.exporters import megatron_bridge, torchtitan
-from compiler.tools.exporters.planned import Call, ExportError, Ledger, free_name, layers_of, plain, rendered
+from compiler.tools.exporters.planned import ExportError, PythonCall, SpecLedger, free_name, layers_of, plain, rendered
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
 from dsl.schema.attention import LinearScaling, YarnScaling
@@ -153,7 +153,7 @@ def test_interleaved_stages_are_virtual_stages_of_megatron(tmp_path: Path) -> No
 )
 def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str, Any], lost: list[str]) -> None:
     spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
-    ledger = Ledger(spec)
+    ledger = SpecLedger(spec)
     assert megatron_bridge._recompute(spec, ledger) == {f"recompute_{key}": value for key, value in said.items()}
     assert [loss.path for loss in ledger.losses("Megatron") if loss.path.startswith("recompute")] == lost
 
@@ -169,7 +169,7 @@ def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str
 )
 def test_what_torchtitan_computes_again(overrides: tuple[str, ...], said: str | None, lost: list[str]) -> None:
     spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
-    ledger = Ledger(spec)
+    ledger = SpecLedger(spec)
     found = torchtitan._recompute(spec, ledger)
     assert (found and found.function) == said
     losses = [loss for loss in ledger.losses("it") if loss.path.startswith("recompute")]
@@ -189,7 +189,7 @@ def test_megatron_is_told_of_blocks_in_fp8_if_they_are_its_own(changed: dict[str
     spec = load_spec(V3)
     precision = spec.precision.model_copy(update={"scale": "fp32", **changed})
     spec = spec.model_copy(update={"precision": precision})
-    ledger = Ledger(spec)
+    ledger = SpecLedger(spec)
     said, _ = megatron_bridge._precision(spec, ledger)
     assert (said.get("fp8"), said.get("fp8_recipe")) == (("e4m3", "blockwise") if is_said else (None, None))
     assert ("precision.linear" in {loss.path for loss in ledger.losses("Megatron")}) != is_said
@@ -267,7 +267,7 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
         (titan, lambda ledger: torchtitan._rope(spec, rope, ledger)),
         (megatron, lambda ledger: megatron_bridge._rope(rope, ledger)),
     ):
-        ledger = Ledger(spec)
+        ledger = SpecLedger(spec)
         told(ledger)
         lost = [loss for loss in ledger.losses("it") if loss.path.startswith("model.attention.rope.")]
         assert bool(lost) == (wanted is not None)
@@ -278,7 +278,7 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
 def test_every_value_of_a_spec_is_said_or_lost(system: str, capsys: Capture) -> None:
     """What no exporter knows, such as a key that is new, counts as lost and as a change."""
     spec = load_spec(BENCH)
-    ledger = Ledger(spec)
+    ledger = SpecLedger(spec)
     assert {loss.path for loss in ledger.losses(system)} == {leaf.path for leaf in leaves(spec)}
     ledger.say("model.*", "train.*")
     left = ledger.losses(system)
@@ -315,7 +315,7 @@ def test_spec_text_never_becomes_code(tmp_path: Path) -> None:
 
 def test_values_are_written_as_literals() -> None:
     assert rendered({"a": [1, 2.5, None, True, "it's\n"]}) == "{'a': [1, 2.5, None, True, \"it's\\n\"]}"
-    assert rendered(("x",)) == "('x',)" and rendered(Call("f", {"a": 1})) == "f(a=1)"
+    assert rendered(("x",)) == "('x',)" and rendered(PythonCall("f", {"a": 1})) == "f(a=1)"
     long = rendered(("x" * 90,))
     assert ast.literal_eval(long) == ("x" * 90,)
     for value in (float("inf"), float("nan"), object(), {1}, b"x"):

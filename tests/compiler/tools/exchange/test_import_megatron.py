@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
-from compiler.tools.importers.plan_ledger import Entry, Imported
+from compiler.tools.importers.plan_ledger import ImportedPlan, LedgerEntry
 from dsl.schema import Gqa
 from tests.compiler.tools.exchange.test_import_plans import SCRIPT, of_recipe, of_script, read_back
 
@@ -36,7 +36,7 @@ def mine() -> ConfigContainer:
 """
 
 
-def changes(found: Imported) -> dict[str, Entry]:
+def changes(found: ImportedPlan) -> dict[str, LedgerEntry]:
     return {entry.key: entry for entry in found.ledger if entry.kind in ("not expressible", "approximated", "computed")}
 
 

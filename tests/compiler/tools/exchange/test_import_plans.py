@@ -17,10 +17,10 @@ from compiler.cli.commands.export_plan import _planned
 from compiler.cli.commands.schedule_spec import run_of
 from compiler.cli.main import main
 from compiler.tools.exporters import megatron_bridge
-from compiler.tools.exporters.planned import Loss
+from compiler.tools.exporters.planned import LostValue
 from compiler.tools.importers.key_files import yaml_keys
 from compiler.tools.importers.megatron import CONFIG, from_recipe, imported
-from compiler.tools.importers.plan_ledger import Imported
+from compiler.tools.importers.plan_ledger import ImportedPlan
 from compiler.tools.importers.python_calls import NotLiteralError, list_of, returned
 from compiler.tools.importers.shell_words import script
 from dsl.leaves import leaves
@@ -69,14 +69,14 @@ def read_back(text: str) -> Spec:
         return load(path)
 
 
-def of_recipe(text: str, devices: int | None = 2) -> Imported:
+def of_recipe(text: str, devices: int | None = 2) -> ImportedPlan:
     """The import of a recipe in which nothing is computed."""
     name, members, computed = returned(Source("recipe.py", text), CONFIG, None)
     assert not computed
     return imported(from_recipe(members), name, devices, None)
 
 
-def of_script(text: str, devices: int | None = 2) -> Imported:
+def of_script(text: str, devices: int | None = 2) -> ImportedPlan:
     return imported(script(Source("pretrain.sh", text), {"DATA": "a"})[0], "mine", devices, None)
 
 
@@ -125,7 +125,7 @@ def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
     assert_comes_back(spec, found, exported.losses, ELSEWHERE)
 
 
-def assert_comes_back(spec: Spec, found: Imported, losses: Sequence[Loss], elsewhere: Sequence[str]) -> Spec:
+def assert_comes_back(spec: Spec, found: ImportedPlan, losses: Sequence[LostValue], elsewhere: Sequence[str]) -> Spec:
     """The spec that was imported of an export of `spec`, with its keys, but for those that were lost, and those that
     are written `elsewhere` (patterns)."""
     assert not found.mistakes

@@ -15,7 +15,7 @@ from compiler.cli.main import main
 from compiler.tools.exporters import torchtitan as exporter
 from compiler.tools.importers import python_calls
 from compiler.tools.importers.key_files import toml_keys
-from compiler.tools.importers.plan_ledger import CHANGES, Imported, Keys
+from compiler.tools.importers.plan_ledger import CHANGES, ImportedPlan, Keys
 from compiler.tools.importers.python_calls import returned
 from compiler.tools.importers.torchtitan import CONFIG, RENAMED, Beside, from_toml, imported, rate
 from dsl.closed_forms.counts import parameters
@@ -99,7 +99,7 @@ def exportable(draw: st.DrawFn) -> tuple[str, list[str]]:
     return path, [*changes, *(f"{key}={draw(given_of[key])}" for key in sorted(chosen))]
 
 
-def read(files: dict[str, str], config: str | None = None, devices: int | None = None) -> Imported:
+def read(files: dict[str, str], config: str | None = None, devices: int | None = None) -> ImportedPlan:
     """The import of a module whose files are in memory."""
     name, members, computed = returned(Source("config_registry.py", files["config_registry.py"]), CONFIG, config)
     assert not computed
@@ -150,7 +150,7 @@ def test_a_rotation_has_the_defaults_of_torchtitan(given: str, scaling: YarnScal
 # ---------------------------------------------------------------- job files
 
 
-def job(text: str = JOB, devices: int | None = None) -> Imported:
+def job(text: str = JOB, devices: int | None = None) -> ImportedPlan:
     return imported(from_toml(toml_keys(Source("job.toml", text))), "mine", devices)
 
 
@@ -201,7 +201,7 @@ def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
 
 
 def test_stages_are_those_of_a_job() -> None:
-    def with_key(line: str) -> Imported:
+    def with_key(line: str) -> ImportedPlan:
         return job(JOB.replace("pipeline_parallel_degree = 4\n", f"pipeline_parallel_degree = 4\n{line}\n"), devices=64)
 
     (mistake,) = with_key("pipeline_parallel_layers_per_stage = 9").mistakes

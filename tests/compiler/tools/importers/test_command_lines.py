@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.tools.importers.key_files import Computed, typed
+from compiler.tools.importers.key_files import ComputedValue, typed
 from compiler.tools.importers.shell_words import ARGUMENT, script
 from dsl.messages.diagnostics import Source
 
@@ -83,7 +83,7 @@ CASES = {
 def test_arguments_are_those_that_bash_hands_over(case: str) -> None:
     if case == "a function":  # whose argument is not known
         found, mistakes = script(Source("s.sh", CASES[case]), {})
-        assert isinstance(found["x"][0].value, Computed) and found["y"][0].value == 2 and len(mistakes) == 1
+        assert isinstance(found["x"][0].value, ComputedValue) and found["y"][0].value == 2 and len(mistakes) == 1
     elif case in ("a log", "commands behind", "a script in a script"):  # which say an argument twice
         found, _ = script(Source("s.sh", CASES[case]), {})
         assert {name: values[0].value for name, values in found.items()} == run(CASES[case])
@@ -132,7 +132,12 @@ def test_texts_of_a_script_end_with_it() -> None:
 def test_what_is_not_known_is_said() -> None:
     text = 'N=$(nproc)\nA="--x $N --y `date`"\ntorchrun pretrain_gpt.py $A --z $((N * 2)) $EXTRA "$@" --w ${U}\n'
     found, mistakes = script(Source("s.sh", text), {})
-    assert {name for name, values in found.items() if isinstance(values[0].value, Computed)} == {"x", "y", "z", "w"}
+    assert {name for name, values in found.items() if isinstance(values[0].value, ComputedValue)} == {
+        "x",
+        "y",
+        "z",
+        "w",
+    }
     assert [(item.severity, item.code) for item in mistakes] == [("warning", "I0104")] * 4
     hints = [item.hint for item in mistakes]
     assert hints[0] == "give it: -D N=VALUE" and hints[1] == "write its value" and hints[3] == "give it: -D U=VALUE"

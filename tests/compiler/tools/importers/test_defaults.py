@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from compiler.tools.importers import huggingface
 from compiler.tools.importers.families import FAMILIES
-from compiler.tools.importers.huggingface import LONGEST, Imported
+from compiler.tools.importers.huggingface import LONGEST, ImportedConfig
 from compiler.tools.importers.json_text import parse
 from dsl.messages.diagnostics import Source
 from dsl.schema import Gqa
@@ -82,14 +82,14 @@ def whole(model_type: str) -> dict[str, Any]:
     return values | BESIDE.get(model_type, {}) | sizes | {"model_type": model_type}
 
 
-def imported(values: dict[str, Any]) -> Imported:
+def imported(values: dict[str, Any]) -> ImportedConfig:
     """The model; `lossy`, as Mistral's default is a window, which a spec does not have."""
     found = huggingface.read(parse(Source("config.json", json.dumps(values))), "mine", lossy=True)
     assert found.model is not None, found.diagnostics
     return found
 
 
-def filled(found: Imported) -> set[str]:
+def filled(found: ImportedConfig) -> set[str]:
     """The keys that are said to be filled in; the same on the terminal and in the spec."""
     said = [item.message for item in found.diagnostics if item.code == "I0304"]
     assert said == [each.text for each in found.remarks if each.text in said] and len(said) < 2

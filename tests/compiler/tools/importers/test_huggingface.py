@@ -27,7 +27,7 @@ from transformers import (
 from compiler.cli.commands.import_ import CONFIG, read_config
 from compiler.tools.importers import huggingface
 from compiler.tools.importers.first_run import run_text
-from compiler.tools.importers.huggingface import Imported
+from compiler.tools.importers.huggingface import ImportedConfig
 from compiler.tools.importers.json_text import parse
 from compiler.tools.importers.reader import IRRELEVANT, REFUSED
 from compiler.tools.importers.write import model_text
@@ -72,7 +72,7 @@ def config(name: str) -> dict[str, Any]:
     return found
 
 
-def imported(values: dict[str, Any], *, lossy: bool = False) -> Imported:
+def imported(values: dict[str, Any], *, lossy: bool = False) -> ImportedConfig:
     return huggingface.read(parse(Source(CONFIG, json.dumps(values))), "m", lossy=lossy)
 
 
@@ -82,7 +82,7 @@ def model_of(values: dict[str, Any]) -> Model:
     return found.model
 
 
-def loaded(found: Imported, folder: Path) -> Spec:
+def loaded(found: ImportedConfig, folder: Path) -> Spec:
     """The spec that the import writes, read back."""
     assert found.model is not None
     text = f"{run_text(found.model, found.context)}\n{model_text(found.model, found.model_type, found.remarks)}"

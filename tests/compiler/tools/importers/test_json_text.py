@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compiler.tools.importers.json_text import MAX_DEPTH, Json, parse
+from compiler.tools.importers.json_text import MAX_DEPTH, JsonValue, parse
 from dsl.messages.diagnostics import Source, SpecError
 
 NUMBERS = st.integers(-(10**38), 10**38) | st.floats(allow_nan=False, allow_infinity=False)
@@ -26,7 +26,7 @@ PIECES = st.sampled_from(
 )
 
 
-def plain(value: Json) -> Any:
+def plain(value: JsonValue) -> Any:
     if isinstance(value.value, Mapping):
         return {key: plain(each) for key, each in value.value.items()}
     return [plain(each) for each in value.value] if isinstance(value.value, tuple) else value.value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compiler.tools.importers.json_text import parse
-from compiler.tools.importers.key_files import Computed, toml_keys, yaml_keys
-from compiler.tools.importers.reader import Reader
+from compiler.tools.importers.key_files import ComputedValue, toml_keys, yaml_keys
+from compiler.tools.importers.reader import ConfigReader
 from dsl.messages.diagnostics import Source, SpecError
 
 
@@ -46,7 +46,7 @@ def test_variables_are_replaced_and_others_are_not_known() -> None:
     text = "a: $N\nb: [1, $M]\nc: ${P:-3}\n"
     assert read(text, N="4", M="5") == {"a": [4], "b": [[1, 5]], "c": [3]}
     found, mistakes = yaml_keys(Source("a.yaml", text), {})
-    assert isinstance(found["a"][0].value, Computed) and isinstance(found["b"][0].value, Computed)
+    assert isinstance(found["a"][0].value, ComputedValue) and isinstance(found["b"][0].value, ComputedValue)
     assert [item.hint for item in mistakes] == ["give it: -D N=VALUE", "give it: -D M=VALUE"]
 
 
@@ -110,7 +110,7 @@ def test_deep_toml_is_refused(text: str, place: int) -> None:
     ],
 )
 def test_a_key_may_go_by_several_names(text: str, value: object, mistake: str) -> None:
-    reader = Reader(parse(Source("config.json", text)), lossy=False)
+    reader = ConfigReader(parse(Source("config.json", text)), lossy=False)
     found = reader.get("a", "b", "c")
     assert (found and found.value) == value
     assert [item.code for item in reader.mistakes] == ["I0203"] * bool(mistake)

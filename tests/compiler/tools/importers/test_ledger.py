@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.tools.importers.json_text import Json
-from compiler.tools.importers.key_files import Computed
+from compiler.tools.importers.json_text import JsonValue
+from compiler.tools.importers.key_files import ComputedValue
 from compiler.tools.importers.plan_ledger import Keys
 from dsl.messages.diagnostics import Source, Span
 
@@ -11,7 +11,7 @@ SPAN = Span(Source("a.yaml", "x: 1"), 0, 1)
 
 
 def keys_of(**values: object) -> Keys:
-    return Keys({name: [Json(value, SPAN, SPAN)] for name, value in values.items()})
+    return Keys({name: [JsonValue(value, SPAN, SPAN)] for name, value in values.items()})
 
 
 def told(keys: Keys) -> dict[str, tuple[str, str]]:
@@ -33,7 +33,7 @@ def test_null_is_the_default() -> None:
 
 
 def test_what_is_computed_is_in_the_ledger() -> None:
-    keys = keys_of(a=Computed("f(x)"), b=Computed("g()"), c=Computed("h"), d=Computed("$X"))
+    keys = keys_of(a=ComputedValue("f(x)"), b=ComputedValue("g()"), c=ComputedValue("h"), d=ComputedValue("$X"))
     assert keys.peek("a", 3) == 3 and keys.take("a", "train.seed", 1234) == 1234 and keys.take("b", "", 1) == 1
     keys.lose("c", "name the text in `data`", kind="assumed")
     assert told(keys) == {
@@ -42,7 +42,7 @@ def test_what_is_computed_is_in_the_ledger() -> None:
 
 
 def test_a_size_is_never_assumed() -> None:
-    keys = keys_of(null=None, computed=Computed("2 ** 4"), good=7)
+    keys = keys_of(null=None, computed=ComputedValue("2 ** 4"), good=7)
     assert [keys.size(name, "model.hidden") for name in ("absent", "null", "computed", "good")] == [1, 1, 1, 7]
     assert [(item.code, item.message) for item in keys.mistakes] == [
         ("I0202", "`absent` is missing"), ("I0202", "`null` is not known"), ("I0202", "`computed` is not known"),

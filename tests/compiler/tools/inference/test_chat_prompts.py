@@ -17,7 +17,7 @@ from compiler.cli.main import main
 from compiler.tools.inference.conversations import Conversations, conversation_of
 from compiler.tools.inference.harness import DscModel
 from compiler.tools.inference.sources import InferenceError
-from compiler.tools.inference.writing import Writer
+from compiler.tools.inference.writing import TextWriter
 from runtime.data import template_process, tokenizer
 from tests.compiler.tools.inference.test_harness import Instance
 from tests.compiler.tools.weights.published import export, import_, random_model
@@ -50,7 +50,7 @@ class Both:
     tokens: PreTrainedTokenizerFast
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> TextWriter:
         return self.ours._writer
 
     @torch.no_grad()

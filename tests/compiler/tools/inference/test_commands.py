@@ -16,13 +16,13 @@ import torch
 from compiler.cli.commands import eval_ranks
 from compiler.cli.main import main
 from compiler.emit.segment_cache import Segments
-from compiler.tools.inference.evaluation import Loss, loss_of
+from compiler.tools.inference.evaluation import EvaluatedLoss, loss_of
 from compiler.tools.inference.language_model import LanguageModel, on_one_rank
 from compiler.tools.inference.loaded import read_weights
 from compiler.tools.inference.sources import InferenceError
 from dsl.load import load
 from runtime.data import tokenizer
-from runtime.data.shards import Reader
+from runtime.data.shards import ShardReader
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.inference.models import stacked
 from tests.reference.config import Config
@@ -42,7 +42,7 @@ def document(capsys: Captured, form: str, *words: object) -> Any:
 
 def held_out(run: Path) -> np.ndarray[Any, Any]:
     (index,) = (run / "data").glob("*/validation.idx")
-    reader = Reader(index.with_suffix(""))
+    reader = ShardReader(index.with_suffix(""))
     return reader.tokens(0, reader.num_tokens)
 
 
@@ -320,7 +320,7 @@ def test_weights_that_are_not_finite(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_perplexity_is_a_number_or_nothing() -> None:
-    assert Loss(1000.0 * 700, 1000).perplexity is None and Loss(0.0, 5).perplexity == 1
+    assert EvaluatedLoss(1000.0 * 700, 1000).perplexity is None and EvaluatedLoss(0.0, 5).perplexity == 1
 
 
 def test_stacked_tensors_are_those_of_a_checkpoint(trained: Path) -> None:

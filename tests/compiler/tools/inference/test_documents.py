@@ -9,7 +9,7 @@ import pytest
 from compiler.plan.blocks import model_steps
 from compiler.tools.inference.language_model import on_one_rank
 from compiler.tools.inference.token_streams import held_out
-from runtime.data.shards import Writer
+from runtime.data.shards import ShardWriter
 from tests.runtime.step.specs import spec
 
 DOCUMENTS = [[4, 5, 6], [7, 8], [9, 10, 11, 12], [13]]
@@ -17,7 +17,7 @@ DOCUMENTS = [[4, 5, 6], [7, 8], [9, 10, 11, 12], [13]]
 
 @pytest.mark.parametrize("documents", ["joined", "masked"])
 def test_documents_are_streams_where_they_are_apart(tmp_path: Path, documents: str) -> None:
-    with Writer(tmp_path / "validation", 61) as writer:
+    with ShardWriter(tmp_path / "validation", 61) as writer:
         for ids in DOCUMENTS:
             writer.add(ids)
     chosen = spec(1, 1, 1, 2, documents=documents)  # type: ignore[arg-type]

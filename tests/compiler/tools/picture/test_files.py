@@ -19,7 +19,7 @@ from rich.cells import cell_len
 
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Picture
-from compiler.tools.picture.drawing import Lanes, Screen, Share
+from compiler.tools.picture.drawing import ExchangeShare, Lanes, Screen
 from compiler.tools.picture.formats import FORMATS, render
 from compiler.tools.picture.html import html
 from compiler.tools.picture.output import TooMuchError
@@ -34,8 +34,8 @@ from tests.compiler.tools.picture.conftest import SIZES, make_measured, make_pan
 HOSTILE = ("<script>alert(1)</script>", "]]>&lt;'\"", "\x00\x1b[2J\u202e\ud800", "</style>{{ 7*7 }}", "{0}%s")
 SVG = "{http://www.w3.org/2000/svg}"
 LANES: Lanes = (
-    ("F0", (Share("dispatch F0.{0}@L1", 0, 0.25, 0.5),)),
-    ("F3_B0", (Share("combine B0.{1}@L1", 1, 0.5, 0.75),)),
+    ("F0", (ExchangeShare("dispatch F0.{0}@L1", 0, 0.25, 0.5),)),
+    ("F3_B0", (ExchangeShare("combine B0.{1}@L1", 1, 0.5, 0.75),)),
 )
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from compiler.schedule.simulate import simulate
-from compiler.tools.picture import Cell, Drawn, Panel, Picture, Row
+from compiler.tools.picture import BoxRow, DrawnAction, Panel, Picture, StepCell
 from compiler.tools.picture.geometry import DIGIT, DIGIT_OF_PAIR, HATCH, MANY, MARGIN, Figure, Style, figure_of, pixels
 from compiler.tools.picture.sheet import sheet_of
 from runtime.contract.actions import actions_of
@@ -116,8 +116,10 @@ def test_directions_tell_where_a_micro_batch_enters() -> None:
 
 def test_measured_times_too_short_for_a_number_leave_it_to_the_title() -> None:
     starts = (0.0, 1.25e-3, 3.0e-3, 3.001e-3, 5.0e-3)
-    cells = [Cell((Drawn(f"F0.{n}", "F", 0, n),), a, b) for n, (a, b) in enumerate(itertools.pairwise(starts))]
-    figure, _ = drawn(Panel("short", (Row(0, "", tuple(cells)),), ("stage",)))
+    cells = [
+        StepCell((DrawnAction(f"F0.{n}", "F", 0, n),), a, b) for n, (a, b) in enumerate(itertools.pairwise(starts))
+    ]
+    figure, _ = drawn(Panel("short", (BoxRow(0, "", tuple(cells)),), ("stage",)))
     assert [box.label for box in figure.boxes] == ["0", "1", "", "3"]
     assert "0.003 to 0.003001" in figure.boxes[2].title
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from compiler.tools.picture import Picture, Row
+from compiler.tools.picture import BoxRow, Picture
 from compiler.tools.picture.html import data_of, html
 from compiler.tools.picture.palette import DARK, LIGHT
 from tests.compiler.tools.picture.browser import Browser
@@ -55,7 +55,7 @@ class Page:
         self.browser.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
-def rows_of(picture: Picture) -> list[Row]:
+def rows_of(picture: Picture) -> list[BoxRow]:
     return [row for panel in picture.panels for row in panel.rows]
 
 

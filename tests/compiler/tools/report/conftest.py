@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.planned_step import Planned, planned_of
+from compiler.predict.planned_step import PlannedStep, planned_of
 from compiler.predict.predict import memories, predicted, timed
 from compiler.schedule import SCHEDULES
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import panel_of
-from compiler.tools.report import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.tools.report import ExpertRow, RankRow, Report, RunFigures, StageLine
 from dsl.load import load
 
 SPECS = Path(__file__).parents[4] / "specs"
@@ -26,7 +26,7 @@ def make_report(name: str = "dualpipe", num_ranks: int = 4, num_micro_batches: i
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
     P, mirrored = num_ranks, name == "dualpipe"
     stages = tuple(
-        StageRow(s, _holds(s, P), (s, P - 1 - s) if mirrored else (s,), 1_000_000 + 250_000 * s) for s in range(P)
+        StageLine(s, _holds(s, P), (s, P - 1 - s) if mirrored else (s,), 1_000_000 + 250_000 * s) for s in range(P)
     )
     ranks = tuple(
         RankRow(
@@ -110,7 +110,7 @@ def report_of_run() -> Report:
 
 
 @pytest.fixture(scope="package")
-def quickstart_plan() -> Planned:
+def quickstart_plan() -> PlannedStep:
     """The plan of the quickstart."""
     found = timed(load(SPECS / "quickstart.dsc"))
     return planned_of(found, predicted(found, memories(found)))

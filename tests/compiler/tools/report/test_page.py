@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 
 from compiler.files.text import TextFileError, read_form
-from compiler.predict.planned_step import Planned
+from compiler.predict.planned_step import PlannedStep
 from compiler.schedule import SCHEDULES
-from compiler.tools.report import ExpertRow, RankRow, Report, StageRow, report_html
+from compiler.tools.report import ExpertRow, RankRow, Report, StageLine, report_html
 from compiler.tools.report.page import measured_step
 from compiler.tools.report.run_page import LoadForm
 from runtime.contract.actions import actions_of
@@ -76,7 +76,7 @@ def _hostile(text: str) -> Report:
         facts=((text, text),),
         schedule=replace(report.schedule, name=text, directions=(text, text)),
         time_unit=text,
-        stages=(StageRow(0, (text,), (0, 1), 1), StageRow(1, (text,), (1, 0), 1)),
+        stages=(StageLine(0, (text,), (0, 1), 1), StageLine(1, (text,), (1, 0), 1)),
         ranks=(RankRow(0, (0, 1), (0, 1), 1, ((text, 5),)),),
         experts=(ExpertRow(0, 0, 7, (0,)),),
         moe_layers=(text,) * 4,
@@ -180,7 +180,7 @@ def _words(report: Report) -> str:
     return " ".join(" ".join(Structure(report_html(report)).text).split())
 
 
-def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickstart_plan: Planned) -> None:
+def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickstart_plan: PlannedStep) -> None:
     rows = [{"step": s, "tokens_per_s": 2048 / t, "step_s": t} for s, t in ((1, 9.0), (2, 0.5), (3, 0.5), (4, 0.7))]
     short = [{"step": 5, "tokens_per_s": 1024 / 0.2, "step_s": 0.2}]  # of a smaller batch
     run = replace(make_run(), metrics=(*rows, *short))
@@ -194,7 +194,7 @@ def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickst
     assert measured_step(()) is None and measured_step(({"step": 1, "loss": 2.0},)) is None
 
 
-def test_captions_tell_of_no_line_that_is_not_drawn(report_of_run: Report, quickstart_plan: Planned) -> None:
+def test_captions_tell_of_no_line_that_is_not_drawn(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     assert report_of_run.run is not None
     loss, memory = "The dashed line is the cross-entropy", "The dashed line is what it has"
     assert loss in _words(report_of_run)

@@ -19,8 +19,8 @@ from compiler.machine.rates import shipped_table
 from compiler.machine.topology.traffic import traffic
 from compiler.pipeline import lower_spec
 from compiler.plan.spec_files import with_rate_table
-from compiler.predict.planned_step import MOST_DRAWN, Level, Planned, planned_of
-from compiler.predict.predict import Timed, memories, predict, predicted, timed
+from compiler.predict.planned_step import MOST_DRAWN, Level, PlannedStep, planned_of
+from compiler.predict.predict import TimedPlan, memories, predict, predicted, timed
 from compiler.predict.prediction import Prediction, size
 from compiler.program.lower.estimate import overlaps_of, rank_times
 from compiler.tools.picture.drawing import Screen
@@ -31,7 +31,7 @@ from compiler.tools.report.plan_page import plan_html
 from compiler.tools.report.prediction_text import NARROWEST, text
 from compiler.tools.report.sections import Report, fuller_of, report_of
 from compiler.tools.report.summary import PARTS
-from dsl.closed_forms.memory import Memory
+from dsl.closed_forms.memory import DeviceBytes
 from dsl.load import load
 from tests.compiler.tools.picture.browser import Browser, browser
 from tests.compiler.tools.picture.test_palette import oklab
@@ -42,7 +42,7 @@ SPECS = ROOT / "specs"
 FOUR_NODES = ("cluster.nodes=4", "train.batch=64")
 
 
-def plan_of(name: str, *overrides: str) -> tuple[Timed, Prediction, Planned]:
+def plan_of(name: str, *overrides: str) -> tuple[TimedPlan, Prediction, PlannedStep]:
     found = timed(load(SPECS / f"{name}.dsc", overrides=overrides))
     prediction = predicted(found, memories(found))
     return found, prediction, planned_of(found, prediction)
@@ -169,9 +169,9 @@ def test_there_is_one_figure_for_one_thing() -> None:
     assert last.splitlines()[-1].startswith(f"memory, planned: {size(most.peak_bytes)} on rank {most.pp_rank}, ")
 
 
-def test_a_smaller_batch_that_holds_more_is_said(quickstart_plan: Planned, report: Report) -> None:
+def test_a_smaller_batch_that_holds_more_is_said(quickstart_plan: PlannedStep, report: Report) -> None:
     ranks = quickstart_plan.ranks
-    proven = [Memory(0, 0, 0, rank.peak_bytes + extra) for rank, extra in zip(ranks, (0, 2**20), strict=True)]
+    proven = [DeviceBytes(0, 0, 0, rank.peak_bytes + extra) for rank, extra in zip(ranks, (0, 2**20), strict=True)]
     assert fuller_of(ranks, proven[:1] * 2) is None
     assert fuller_of(ranks, proven) == (1, ranks[1].peak_bytes + 2**20)
     page = " ".join(Structure(report_html(replace(report, fuller=(1, 2**30)))).text)
@@ -255,7 +255,7 @@ OF_TABLES = """[...document.querySelectorAll('table')].map(table => {
 
 
 def test_a_narrow_screen_scrolls_tables_and_charts_alone(
-    chromium: Browser, report_of_run: Report, quickstart_plan: Planned, tmp_path: Path
+    chromium: Browser, report_of_run: Report, quickstart_plan: PlannedStep, tmp_path: Path
 ) -> None:
     """Letters stay readable, a legend breaks between its entries, and the page is as wide as the screen."""
     spent = {"compute": 0.5, "message": 0.1, "exchange": 0.1, "sum": 0.1, "data": 0.1, "other": 0.1}

@@ -11,8 +11,8 @@ import pytest
 
 from compiler.emit.build_files import watch_json
 from compiler.predict.failures import Goodput
-from compiler.predict.planned_step import Planned
-from compiler.predict.prediction import Flops, Generation
+from compiler.predict.planned_step import PlannedStep
+from compiler.predict.prediction import Flops, GenerationTime
 from compiler.tools.report import Report, report_html
 from compiler.tools.report.diagrams import view_of
 from compiler.tools.report.lost_time import LostTime
@@ -39,7 +39,7 @@ def test_every_part_of_a_row_is_drawn_and_named() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [1, 7, MOST_BARS, MOST_BARS + 1, 1234])
-def test_bars_have_the_shares_of_their_steps(num_steps: int, quickstart_plan: Planned) -> None:
+def test_bars_have_the_shares_of_their_steps(num_steps: int, quickstart_plan: PlannedStep) -> None:
     """All bars are as high, no two parts overlap, and each part has its share of the height."""
     measured = rows(num_steps)
     chart = parts_chart(measured, {}, quickstart_plan)
@@ -73,7 +73,7 @@ def test_rows_without_parts_or_with_damaged_ones_are_left_out() -> None:
     assert parts_chart(damaged, {}, None) is not None
 
 
-def test_planned_parts_sum_to_the_planned_step(quickstart_plan: Planned) -> None:
+def test_planned_parts_sum_to_the_planned_step(quickstart_plan: PlannedStep) -> None:
     step = quickstart_plan.step
     found = planned_parts(quickstart_plan)
     assert sum(found.values()) == pytest.approx(step.seconds)
@@ -82,9 +82,9 @@ def test_planned_parts_sum_to_the_planned_step(quickstart_plan: Planned) -> None
     assert found["compute"] > found["exchange"] >= 0
 
 
-def test_completions_are_a_part_of_the_planned_step(quickstart_plan: Planned) -> None:
+def test_completions_are_a_part_of_the_planned_step(quickstart_plan: PlannedStep) -> None:
     """A run that learns from rewards spends time on completions, in each step and in the planned one."""
-    writing = Generation(seconds=3.0, rounds=24, round_s=0.1, slots=8, tokens=192, cache_bytes=1, fits=True)
+    writing = GenerationTime(seconds=3.0, rounds=24, round_s=0.1, slots=8, tokens=192, cache_bytes=1, fits=True)
     planned = replace(quickstart_plan, generation=writing)
     assert planned_parts(planned) == planned_parts(quickstart_plan) | {"generation": 3.0}
     assert planned.seconds == pytest.approx(sum(planned_parts(planned).values()))
@@ -96,10 +96,12 @@ def test_completions_are_a_part_of_the_planned_step(quickstart_plan: Planned) ->
     assert view.generation_s == "3.000 s" and json.loads(told)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
 
 
-def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: Planned) -> None:
+def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: PlannedStep) -> None:
     """The bubble and the MFU that a watched run is compared with are shares of a step with its completions."""
     step = quickstart_plan.step
-    writing = Generation(seconds=3 * step.seconds, rounds=1, round_s=1.0, slots=1, tokens=1, cache_bytes=1, fits=True)
+    writing = GenerationTime(
+        seconds=3 * step.seconds, rounds=1, round_s=1.0, slots=1, tokens=1, cache_bytes=1, fits=True
+    )
     idle = replace(step, mean=replace(step.mean, bubble_s=step.seconds / 2))
     alone = replace(quickstart_plan, step=idle, mfu=Flops(causal=0.4, full=0.5))
     for planned, share in ((alone, 1.0), (replace(alone, generation=writing), 0.25)):
@@ -108,7 +110,7 @@ def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: Planne
         assert {name: told[name] for name in shares} == pytest.approx(shares, rel=1e-5)
 
 
-def summarised(report: Report, planned: Planned) -> Report:
+def summarised(report: Report, planned: PlannedStep) -> Report:
     assert report.run is not None
     lost = LostTime(10.0, 8.0, 0.0, 1.5, 0.5)
     goodput = Goodput(1e5, 1.0, 2.0, 600.0, 100, 0.98, 50, 0.97, 10**9)
@@ -116,7 +118,7 @@ def summarised(report: Report, planned: Planned) -> Report:
     return replace(report, planned=plan, run=replace(report.run, metrics=rows(8, HALF), lost=lost))
 
 
-def test_numbers_of_a_run_have_their_form_and_their_words(report_of_run: Report, quickstart_plan: Planned) -> None:
+def test_numbers_of_a_run_have_their_form_and_their_words(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     report = summarised(report_of_run, quickstart_plan)
     summary = summary_of(report)
     assert summary is not None
@@ -133,7 +135,7 @@ def test_numbers_of_a_run_have_their_form_and_their_words(report_of_run: Report,
     ]
 
 
-def test_the_page_has_the_picture(report_of_run: Report, quickstart_plan: Planned) -> None:
+def test_the_page_has_the_picture(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     page = report_html(summarised(report_of_run, quickstart_plan))
     assert "Where the time went" in page and "97.0% planned beside failures" in page
     assert "steps 1, compute" not in page and "step 1, compute: 500" in page

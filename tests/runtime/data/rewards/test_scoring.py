@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.contract import Reward
+from runtime.contract import RewardRecipe
 from runtime.data.rewards import scoring, worker
 from runtime.data.rewards.scoring import Case, RewardError, Rewards
 from runtime.system.limited import DeadError, FaultError, Limited
@@ -25,8 +25,8 @@ CASES = [Case("1 + 1 =", "\\boxed{2}", {"answer": "2", "level": 1}), Case("2 + 2
 LENGTHS = "def reward(prompts, completions, **columns):\n    return [len(each) for each in completions]\n"
 
 
-def function(name: str = "own", seconds: float = PATIENCE_S, **more: Any) -> Reward:
-    return Reward(name, "python", 1.0, file=f"rewards/{name}.py", seconds=seconds, **more)
+def function(name: str = "own", seconds: float = PATIENCE_S, **more: Any) -> RewardRecipe:
+    return RewardRecipe(name, "python", 1.0, file=f"rewards/{name}.py", seconds=seconds, **more)
 
 
 @contextmanager
@@ -48,9 +48,9 @@ def test_all_checks_score_all_cases(tmp_path: Path) -> None:
     file = tmp_path / "lengths.py"
     file.write_text(LENGTHS, "utf-8")
     named = (
-        Reward("right", "exact", 1.0),
-        Reward("shape", "format", 0.5),
-        Reward("digit", "regex", 0.1, pattern=r"^\d$"),
+        RewardRecipe("right", "exact", 1.0),
+        RewardRecipe("shape", "format", 0.5),
+        RewardRecipe("digit", "regex", 0.1, pattern=r"^\d$"),
         function("length"),
     )
     with Rewards(named, {"length": file}) as rewards:
@@ -268,7 +268,7 @@ def test_an_import_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_pattern_that_backtracks_without_end_is_ended() -> None:
-    reward = Reward("shape", "regex", 1.0, pattern="(a+)+$", seconds=PATIENCE_S)
+    reward = RewardRecipe("shape", "regex", 1.0, pattern="(a+)+$", seconds=PATIENCE_S)
     with Rewards((reward,), {}) as rewards:
         assert rewards.score([Case("", "caaa", {}), Case("", "ab", {})]).tolist() == [[1], [0]]
     said = r"reward `shape`: pattern '\(a\+\)\+\$': takes more than 0\.5 s for 1 compl"
@@ -278,7 +278,7 @@ def test_a_pattern_that_backtracks_without_end_is_ended() -> None:
 
 def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(RewardError, match=r"reward `shape`: the pattern is no regular expression: .*position 0"):
-        Rewards((Reward("shape", "regex", 1.0, pattern="(a"),), {})
+        Rewards((RewardRecipe("shape", "regex", 1.0, pattern="(a"),), {})
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "cannot be read: No such file"), (b"\xff", "not UTF-8")])
@@ -292,7 +292,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | 
 
 
 def test_a_row_without_an_answer_is_refused_by_exact() -> None:
-    with Rewards((Reward("right", "exact", 1.0),), {}) as rewards, pytest.raises(RewardError) as caught:
+    with Rewards((RewardRecipe("right", "exact", 1.0),), {}) as rewards, pytest.raises(RewardError) as caught:
         rewards.score([CASES[0], Case("", "x", {"label": 3})])
     assert "reward `right`: " in str(caught.value) and 'answer = "solution"' in str(caught.value)
 

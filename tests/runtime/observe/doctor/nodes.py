@@ -5,30 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runtime.observe.doctor.checks import Clock, Device, Disk, Drivers, Limits, Links, Memory, Network, Node
+from runtime.observe.doctor.checks import (
+    Clock,
+    CudaDevice,
+    Disk,
+    Drivers,
+    HostMemory,
+    HostNetwork,
+    LinkSpeeds,
+    NodeFacts,
+    ProcessLimits,
+)
 
 GIB = 2**30
-H100 = Device("NVIDIA H100 80GB HBM3", 132, 80 * GIB)
-CPUS = Node(
+H100 = CudaDevice("NVIDIA H100 80GB HBM3", 132, 80 * GIB)
+CPUS = NodeFacts(
     cpus=8,
     devices=(),
     drivers=Drivers("2.13.0", "3.9.0", "", "", ""),
-    memory=Memory(64 * GIB, 8 * GIB),
+    memory=HostMemory(64 * GIB, 8 * GIB),
     disk=Disk("/runs", 10**12, True),
-    limits=Limits(65536, -1),
+    limits=ProcessLimits(65536, -1),
     clock=Clock(1.8e9, True),
-    network=Network("first", "10.0.0.1", 29400, ""),
-    links=Links(5e9),
+    network=HostNetwork("first", "10.0.0.1", 29400, ""),
+    links=LinkSpeeds(5e9),
     native="",
 )
 GPUS = replace(
     CPUS,
     devices=(H100,) * 8,
     drivers=Drivers("2.13.0", "3.9.0", "13.0", "580.65", "2.28.3"),
-    links=Links(5e9, 5e10, 4e11, 3e11),
+    links=LinkSpeeds(5e9, 5e10, 4e11, 3e11),
 )
 
 
-def changed(node: Node, fact: str, **values: Any) -> Node:
+def changed(node: NodeFacts, fact: str, **values: Any) -> NodeFacts:
     """A node of which some values of a fact are others."""
     return replace(node, **{fact: replace(getattr(node, fact), **values)})

@@ -8,38 +8,46 @@ from pathlib import Path
 import pytest
 
 from runtime.build.files import read
-from runtime.contract import NodeKind, Plan, node_kind
+from runtime.contract import NodeKind, RunPlan, node_kind
 from runtime.launch.room import checkpoint_bytes
 from runtime.observe.device import check as check_device
 from runtime.observe.device import check_ranks
-from runtime.observe.doctor.checks import Device, Finding, Links, Node, Problem, check, device_faults
+from runtime.observe.doctor.checks import (
+    CheckFinding,
+    CheckProblem,
+    CudaDevice,
+    LinkSpeeds,
+    NodeFacts,
+    check,
+    device_faults,
+)
 from runtime.system.outcome import ReportedError
 from tests.compiler.tools.launch.conftest import one_node as one_node
 from tests.runtime.observe.doctor.nodes import CPUS, GIB, GPUS, H100, changed
 
 
 @pytest.fixture(scope="session")
-def plan(one_node: Path) -> Plan:
+def plan(one_node: Path) -> RunPlan:
     """A plan of one rank on a CPU."""
-    return Plan.from_json(read(one_node).files["plan.json"])
+    return RunPlan.from_json(read(one_node).files["plan.json"])
 
 
-def on_gpus(plan: Plan, nodes: int = 2) -> Plan:
+def on_gpus(plan: RunPlan, nodes: int = 2) -> RunPlan:
     """The plan on nodes of eight H100."""
     return replace(plan, cluster=(NodeKind(nodes, 8, "h100", 132, 79 * GIB),))
 
 
-def wrong(node: Node, plan: Plan | None) -> list[Finding]:
+def wrong(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
     return [each for each in check(node, plan) if each.status != "ok"]
 
 
-def test_nothing_is_wrong(plan: Plan) -> None:
+def test_nothing_is_wrong(plan: RunPlan) -> None:
     assert wrong(CPUS, None) == wrong(CPUS, plan) == wrong(GPUS, None) == wrong(GPUS, on_gpus(plan)) == []
     names = [each.name for each in check(GPUS, on_gpus(plan))]
     assert len(names) == len({*names}) == 11
 
 
-def test_the_build_says_what_its_cluster_is(plan: Plan) -> None:
+def test_the_build_says_what_its_cluster_is(plan: RunPlan) -> None:
     assert plan.cluster == (NodeKind(1, 1, "cpu", None, 4 * 10**9),)
     assert node_kind(plan.cluster, 0) is plan.cluster[0] and sum(kind.nodes for kind in plan.cluster) == 1
     with pytest.raises(IndexError):
@@ -70,18 +78,18 @@ CHANGES = [
     ("network", changed(GPUS, "network", address=""), "warning", "--interface"),
     ("clock", changed(GPUS, "clock", now_s=0.0), "error", "set it"),
     ("clock", changed(GPUS, "clock", is_synchronised=False), "warning", "chrony"),
-    ("links", replace(GPUS, links=Links(5e9, 5e10, 1e10, 1e10)), "warning", "nvidia-smi topo -m"),
+    ("links", replace(GPUS, links=LinkSpeeds(5e9, 5e10, 1e10, 1e10)), "warning", "nvidia-smi topo -m"),
 ]
 
 
 @pytest.mark.parametrize(("name", "node", "status", "mend"), CHANGES)
-def test_each_thing_that_is_wrong_is_named(name: str, node: Node, status: str, mend: str, plan: Plan) -> None:
+def test_each_thing_that_is_wrong_is_named(name: str, node: NodeFacts, status: str, mend: str, plan: RunPlan) -> None:
     found = wrong(node, on_gpus(plan))
     assert {(each.name, each.status) for each in found} == {(name, status)}
     assert all(mend in each.mend for each in found)
 
 
-def test_a_node_of_cpus(plan: Plan) -> None:
+def test_a_node_of_cpus(plan: RunPlan) -> None:
     (found,) = wrong(changed(CPUS, "memory", free_bytes=10), plan)
     assert (found.name, found.status) == ("memory", "error") and "ranks hold" in found.found
     needed = max(plan.memory)
@@ -95,18 +103,18 @@ def test_a_node_of_cpus(plan: Plan) -> None:
     assert [each.name for each in wrong(CPUS, small)] == ["memory"]
 
 
-def test_the_disk_holds_the_checkpoints_of_the_plan(plan: Plan) -> None:
+def test_the_disk_holds_the_checkpoints_of_the_plan(plan: RunPlan) -> None:
     needed = 2 * checkpoint_bytes(plan)
     assert plan.train.checkpoint is None
     assert wrong(changed(CPUS, "disk", free_bytes=needed), plan) == []
     assert [each.name for each in wrong(changed(CPUS, "disk", free_bytes=needed - 1), plan)] == ["disk"]
 
 
-@pytest.mark.parametrize("fact", [each.name for each in fields(Node) if each.name != "cpus"])
+@pytest.mark.parametrize("fact", [each.name for each in fields(NodeFacts) if each.name != "cpus"])
 @pytest.mark.parametrize("node", [CPUS, GPUS])
-def test_what_is_not_known_is_said(fact: str, node: Node, plan: Plan) -> None:
+def test_what_is_not_known_is_said(fact: str, node: NodeFacts, plan: RunPlan) -> None:
     """No fact that could not be found out ends in a traceback, or as if it were right."""
-    gone = replace(node, **{fact: Problem("no answer within 8 s\x1b[31m")})
+    gone = replace(node, **{fact: CheckProblem("no answer within 8 s\x1b[31m")})
     found = wrong(gone, on_gpus(plan) if node is GPUS else plan)
     assert found and any("no answer within 8 s" in each.found and each.mend for each in found)
     assert all(each.found.isprintable() for each in found)
@@ -148,5 +156,5 @@ def test_a_node_with_other_ranks_than_the_plans_is_refused() -> None:
 def test_faults_of_devices() -> None:
     kind = NodeKind(1, 2, "h100", 132, 79 * GIB)
     assert list(device_faults(kind, (H100, H100))) == []
-    assert len(list(device_faults(kind, (H100, Device("x", 1, 1))))) == 2
-    assert list(device_faults(replace(kind, sms=None), (Device("x", 1, 1),))) == []
+    assert len(list(device_faults(kind, (H100, CudaDevice("x", 1, 1))))) == 2
+    assert list(device_faults(replace(kind, sms=None), (CudaDevice("x", 1, 1),))) == []

@@ -14,7 +14,7 @@ import pytest
 from compiler.cli.main import main as dsc
 from runtime.observe.doctor import probe
 from runtime.observe.doctor.__main__ import main
-from runtime.observe.doctor.checks import Disk, Limits, Links, Memory, Network, Problem
+from runtime.observe.doctor.checks import CheckProblem, Disk, HostMemory, HostNetwork, LinkSpeeds, ProcessLimits
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.launch.conftest import one_node as one_node
 from tests.progress import PATIENCE_S
@@ -34,11 +34,11 @@ def test_this_node(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         node = probe.look(tmp_path / "runs" / "new", taken.getsockname()[1])
     assert node.cpus == len(os.sched_getaffinity(0))
-    assert isinstance(node.memory, Memory) and node.memory.free_bytes > 0
+    assert isinstance(node.memory, HostMemory) and node.memory.free_bytes > 0
     assert isinstance(node.disk, Disk) and node.disk.folder == str(tmp_path) and node.disk.is_writable
-    assert isinstance(node.limits, Limits) and node.limits.files > 0
-    assert isinstance(node.network, Network) and node.network.port_problem == "Address already in use"
-    assert isinstance(node.links, Links) and node.links.processes > 0
+    assert isinstance(node.limits, ProcessLimits) and node.limits.files > 0
+    assert isinstance(node.network, HostNetwork) and node.network.port_problem == "Address already in use"
+    assert isinstance(node.links, LinkSpeeds) and node.links.processes > 0
 
 
 def test_a_link_is_measured_with_all_of_a_block_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def children() -> list[str]:
 def test_a_probe_that_hangs_dies_or_fails_is_a_problem(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     monkeypatch.setattr(probe, "SAY_S", 0.05)
-    assert probe.within(block, "a disk", limit_s=0.2) == Problem("no answer within 0.2 s")
+    assert probe.within(block, "a disk", limit_s=0.2) == CheckProblem("no answer within 0.2 s")
     assert capsys.readouterr().err == "doctor: looking at a disk\n"
-    assert probe.within(fails, "a disk") == Problem("Input/output error")
-    assert probe.within(lambda: os._exit(1), "a disk") == Problem("the process that looked has died")
+    assert probe.within(fails, "a disk") == CheckProblem("Input/output error")
+    assert probe.within(lambda: os._exit(1), "a disk") == CheckProblem("the process that looked has died")
     assert probe.within(lambda: {"a": [1]}, "a disk") == {"a": [1]}
     assert children() == before, "each process that looked is gone"
 
