@@ -19,10 +19,10 @@ from typing import Any
 def _listed() -> dict[str, Callable[..., Any]]:
     """The ops of all modules here, by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    ops = [op for module in modules for op in getattr(module, "OPS", ())]
-    names = sorted(op.__name__ for op in ops)
-    assert len({*names}) == len(names), f"an op twice in {names}"
-    return {op.__name__: op for op in sorted(ops, key=lambda op: op.__name__)}
+    ops = sorted((op for module in modules for op in getattr(module, "OPS", ())), key=lambda op: op.__name__)
+    found = {op.__name__: op for op in ops}
+    assert len(found) == len(ops), f"an op twice in {[op.__name__ for op in ops]}"
+    return found
 
 
 OPS = _listed()

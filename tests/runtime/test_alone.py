@@ -28,11 +28,13 @@ from runtime.data import __main__ as prepare
 from runtime.data.__main__ import data_of_checkpoints
 from runtime.data.order import Order
 from runtime.data.preparation import Preparation, UsageError
+from runtime.launch.heartbeat import Board
 from runtime.launch.torchrun_meet import TorchrunRank
 from runtime.observe import device
 from runtime.observe.slots import Slots
+from runtime.rl.generator import Rollouts
 from runtime.rl.policy import Policy
-from runtime.run import begin, resume, starting_position, starts, train, witness
+from runtime.run import begin, evaluate, resume, starting_position, starts, train, witness
 from runtime.run import loop as loop_of_ranks
 from runtime.run.begin import RunOptions
 from runtime.run.loop import Loop, Ranks
@@ -179,6 +181,12 @@ def test_a_measured_step_has_its_completions_before(tmp_path: Path, full: bool) 
 # ---------------------------------------------------------------- rollouts
 
 
+def test_a_completion_is_as_long_as_its_tokens() -> None:
+    """Token 0 is one, as all are that a vocabulary has."""
+    tokens_NC = np.array([[5, 0, 1], [0, -1, -1], [3, 0, -1]])
+    assert Rollouts([], tokens_NC, np.zeros((3, 3)), np.zeros((3, 3))).lengths_N.tolist() == [3, 1, 2]
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 8])
 def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -> None:
     """Also where no token was trained on."""
@@ -222,17 +230,46 @@ def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) 
     )  # fmt: skip
     found = witness.Witness(trainer, tmp_path, {"device": "cpu"})
     trainer.links.sums.all_reduce(torch.zeros(1))
-    for _ in range(2):
+    written = tmp_path / "witness" / "rank_0.jsonl"
+    for lines in (2, 3):
         assert trainer.accumulate() == {"norm": weight}
         trainer.executor.send(1, "F1", weight)
+        assert written.read_text("utf-8").count("\n") == lines, "a rank that is killed leaves what it saw"
     found.close()
-    place, first, second = map(json.loads, (tmp_path / "witness" / "rank_0.jsonl").read_text("utf-8").splitlines())
+    place, first, second = map(json.loads, written.read_text("utf-8").splitlines())
     assert place == {"rank": 0, "device": "cpu"} and notes == ["summed"] * 3
     assert first["names"].count("> sum") == first["names"].count("< sum") == 1
     assert not any("F1" in name for name in first["names"]) and second["names"] is None
     assert len(first["prints"]) == 16 * len(first["names"]) == len(second["prints"])
     assert (first["step"], second["step"], first["last_sample"]) == (6, 7, 9)
     assert [first["names"][at].split()[0] for at in first["not_finite"]] == ["<"]
+
+
+# ---------------------------------------------------------------- an evaluation
+
+
+def test_an_evaluation_divides_a_device_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples are computed, also where the last batch is not full; the first rank writes what was found."""
+    ids, left, computed = np.array([[4, 1, 2, 3], [4, 1, -1, 3], [4, 0, 2, -1]]), list[int](), list[int]()
+
+    def trainer(*_: object) -> Any:
+        left.append(torch._C._get_sm_carveout_experimental() or 0)
+        return SimpleNamespace(losses_on=lambda source, batches: computed.append(batches) or {"loss": 1.5})
+
+    monkeypatch.setattr(evaluate, "take", lambda kind, rank: torch.device(kind, rank))
+    monkeypatch.setattr(evaluate, "Endpoint", lambda *_, sms: left.append(sms))
+    monkeypatch.setattr(evaluate, "Trainer", trainer)
+    build: Any = SimpleNamespace(plan=small_plan(dp=2, communication_sms=20))
+    weights: Any = None
+    job = evaluate.Evaluation(build, weights, "weight", evaluate.SampleRows(ids), "cuda", tmp_path / "losses.json")
+    try:
+        job.rank(1, 2, Board(2))
+        assert not job.out.exists()
+        job.rank(0, 2, Board(2))
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+    assert left == [20] * 4 and computed == [2, 2]
+    assert json.loads(job.out.read_text("utf-8")) == {"loss": 1.5, "tokens": 5}
 
 
 # ---------------------------------------------------------------- data of checkpoints

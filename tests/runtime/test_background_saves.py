@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import durable_files, publish
+from runtime.checkpoint.copies import Copied, Copier
 from runtime.checkpoint.publish import CheckpointError, TensorPart, load
 from runtime.contract.recipe import Checkpoints
 from runtime.launch.heartbeat import Board
@@ -339,6 +340,26 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
     assert launch(lambda *a: target(*a, fault=False), 2, folder=tmp_path).ok
     assert load(folder / "checkpoints").step == 3
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["LATEST", "step-00000003"]
+
+
+def test_what_became_of_copies_is_said_behind_a_step(tmp_path: Path) -> None:
+    """A place fails until a copy comes to it, even one beside which older ones stay."""
+    run, ended = run_of(tmp_path), list[Copied]()
+    run.saves._copiers = [cast(Copier, SimpleNamespace(ended=lambda: ended))]
+    for failing, said, copied in (
+        ({"far": 1}, "step 1 was not copied to far, the next checkpoint will be: no route", {"reason": "no route"}),
+        ({"far": 1}, "step 2 was not copied to far, the next checkpoint will be: full", {"reason": "full"}),
+        ({"far": 1}, None, {"skipped": True}),
+        ({}, "step-4 is copied to far, but older ones were not removed: denied", {"note": "denied"}),
+        ({}, None, {}),
+    ):
+        run.train(1)
+        run.said.clear()
+        ended[:] = [Copied(run.trainer.step, f"step-{run.trainer.step}", "far", **cast(Any, copied))]
+        assert not run.saves.poll()
+        assert run.said == [said] * bool(said) and run.saves.failing == failing
+    events = [(event["event"], event.get("step")) for event in run.events()]
+    assert events == [("copy_failed", 1), ("copy_failed", 2), ("notice", None), ("copy", 4), ("copy", 5)]
 
 
 @pytest.mark.parametrize("failure", ["continue", "stop"])

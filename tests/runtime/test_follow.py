@@ -12,6 +12,7 @@ import pytest
 
 from runtime.observe.events import Events
 from runtime.observe.metrics import MetricsWriter
+from runtime.observe.watch import follow
 from runtime.observe.watch.follow import FollowedItem, Follower
 from runtime.observe.watch.run_state import RunState
 
@@ -71,6 +72,17 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('": 3.0}\n')
     assert [item.fields for item in reader.poll()] == [{"step": 2, "loss": 3.0}]
+
+
+def test_a_file_that_is_read_in_pieces_gives_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the rows that a piece ends within."""
+    monkeypatch.setattr(follow, "_PIECE_BYTES", 64)
+    reader, path, numbers = Follower(tmp_path), tmp_path / "metrics.jsonl", range(1, 51)
+    path.write_text("".join(f'{{"step": {step}, "loss": {step}.5}}\n' for step in numbers) + '{"step": 51')
+    assert [(item.step, item.fields["loss"]) for item in reader.poll()] == [(step, step + 0.5) for step in numbers]
+    with path.open("a") as file:
+        file.write("}\n")
+    assert [item.step for item in reader.poll()] == [51]
 
 
 def test_rows_and_events_come_by_time(tmp_path: Path) -> None:

@@ -274,6 +274,28 @@ def test_a_hang_is_named_without_a_log(tmp_path: Path, monkeypatch: pytest.Monke
     assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 0, "start") and not log.exists()
 
 
+def test_a_hang_is_judged_by_the_stacks_of_that_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by one that stood in the log before."""
+
+    def write_stack(log: Path, file: str, function: str) -> None:
+        with log.open("a") as stream:
+            stream.write(f'Current thread 0x1 (most recent call first):\n  File "{file}", line 7 in {function}\n')
+
+    board, ranks = (
+        Board(2),
+        [rank_watch.RankProcess(rank, os.getpid(), rank, tmp_path / f"{rank}.log") for rank in (0, 1)],
+    )
+    files = {0: ("/runtime/comm/exchange.py", "wait"), 1: ("/work/step.py", "forward")}
+    for each in ranks:
+        board.bind(each.rank).set_action("F0")
+        write_stack(each.log, *files[1 - each.rank])
+    monkeypatch.setattr(rank_watch, "STACK_S", 0.0)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda rank, _: write_stack(ranks[rank].log, *files[rank]))
+    outcome = rank_watch._hang(ranks, board, 5.0)
+    assert (outcome.rank, outcome.how.rpartition("; ")[2]) == (1, "it waits for no other rank")
+    assert [each.where for each in outcome.waiting] == ["exchange.py:7 in wait", "step.py:7 in forward"]
+
+
 def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ranks receive first."""
 

@@ -144,6 +144,18 @@ def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:
         map_memory(replace(address, size=address.size + 1))
 
 
+def test_mapping_memory_leaves_no_file_open_but_that_of_the_map() -> None:
+    """Nor does an attempt that is refused."""
+    kept, address = make_memory({"part": 8})
+    before = len([*Path("/proc/self/fd").iterdir()])
+    mapped = [map_memory(address) for _ in range(3)]
+    with pytest.raises(OSError, match="another file"):
+        map_memory(replace(address, token="00"))
+    kept.tensor("part", 1, torch.int64).fill_(7)
+    assert [each.tensor("part", 1, torch.int64).item() for each in mapped] == [7, 7, 7]
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before + len(mapped), "each map has its own"
+
+
 # ---------------------------------------------------------------- sums
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from runtime.observe.sinks.otel import OpenTelemetry
 from runtime.observe.sinks.prometheus import Prometheus
 from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
 from runtime.observe.sinks.tensorboard import TensorBoard
+from runtime.observe.sinks.wandb import WandB
 from runtime.observe.sinks.worker import Exports, Worker
 from runtime.observe.watch.follow import FollowedItem
 from runtime.observe.watch.run_state import RunState
@@ -241,7 +243,7 @@ def test_a_missing_library_is_said_once(tmp_path: Path, name: str, install: str)
     ]
 
 
-# ---------------------------------------------------------------- TensorBoard and Prometheus
+# ---------------------------------------------------------------- what each exporter gives
 
 
 def sent(sink: Sink, state: RunState, items: Sequence[FollowedItem]) -> None:
@@ -310,6 +312,32 @@ def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: py
         ("step 1", end_us - 500_000, end_us),
         ("save", end_us + 750_000, end_us + 1_000_000),
     ]
+
+
+def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own count of rows is another one after a resume, which goes on with the run of the first start."""
+    runs: list[tuple[str, str, str]] = []
+    axes, logged, exits = dict[str, str](), list[dict[str, float]](), list[int]()
+    library = SimpleNamespace(
+        Settings=lambda **_: None,
+        init=lambda project, id, name, **_: runs.append((project, id, name)) or run,
+    )
+    run = SimpleNamespace(
+        url="", dir="there", log=logged.append, finish=lambda exit_code: exits.append(exit_code),
+        define_metric=lambda name, step_metric: axes.update({name: step_metric}),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    state, key = RunState(tmp_path, WATCH), None
+    for step, end in ((1, "failed"), (2, "finished")):
+        sink = WandB()
+        sink.open(Opened(tmp_path, MetricsSinks(wandb="here"), state, key))
+        assert axes == {"*": "step"} and sink.where == "here, offline in there"
+        axes.clear()
+        sent(sink, state, [row(step), FollowedItem("event", {"event": "end", "outcome": end})])
+        sink.close()
+        key = sink.key
+    assert key and runs == [("here", key, "mine")] * 2 and exits == [1, 0]
+    assert [(each["step"], each["loss"]) for each in logged] == [(1, 5.0), (2, 2.5)]
 
 
 def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:

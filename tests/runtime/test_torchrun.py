@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
 from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
-from runtime.launch.torchrun_meet import AgentBeat, Peer, TorchrunRank
+from runtime.launch.torchrun_meet import AgentBeat, Hello, Peer, TorchrunRank, make_board
 from runtime.system.outcome import EXIT_RETRY
 from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import Fork, block, forked, listeners, wait_for
@@ -167,6 +167,21 @@ def test_a_killed_rank_is_named_with_its_action(
     assert ranks.codes(train(fault, ranks.folder)) == [1, -signal.SIGKILL]
     how = "its process was killed or left before its end" if agents == (0, 0) else "no sign of life for 1 s"
     assert f"error: rank 1 failed during W1.5, step 4: {how}" in ranks.errors(0)
+
+
+def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
+    """Nobody waits for its silence."""
+    board, descriptor = make_board(WORLD, 0)
+    os.close(descriptor)
+    peer = Peer(1, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+    store: Any = None
+    watch = torchrun_watch.TorchrunWatch(0, board, store, 0, None, _peers={1: peer}, _store_is_gone=True)
+    watch._see(peer, Hello("", 1, "here", agent=0, pid=2**22 + 1, board=3, restarts=0, digest="d"))
+    assert watch._ending(0.0) is None, "it is told to the others first"
+    ending = watch._ending(0.0)
+    assert ending and str(ending).startswith(
+        "error: rank 1 failed during start, step 0: its process was killed or left"
+    )
 
 
 def test_a_machine_that_is_gone_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:

@@ -116,9 +116,7 @@ def _make(compiler: list[str], variant: str) -> str | None:
     sources = [p.name for p in sorted(HERE.glob("*.cpp"))]
     command = [*compiler, *FLAGS, *VARIANTS[variant], f'-DDIGEST="{digest()}"', "-o", str(scratch.absolute()), *sources]
     try:
-        done = subprocess.run(
-            command, cwd=HERE, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
-        )
+        done = subprocess.run(command, cwd=HERE, capture_output=True, errors="replace", timeout=LIMIT_S, check=False)
         if done.returncode == 0 and scratch.is_file():
             with scratch.open("ab") as file:  # the last bytes: a file that was cut off is not current
                 file.write(digest().encode())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runtime.data import store
 from runtime.data.pieces import Journal, in_order, journaled
 
 RESULTS = [b"", b"one", b"two" * 100, b"\0" * 17]
@@ -110,6 +113,17 @@ def test_another_text_begins_anew(tmp_path: Path) -> None:
     _write(tmp_path / "journal", RESULTS)
     assert _found(tmp_path / "journal", "another") == []
     assert _found(tmp_path / "journal") == []
+
+
+def test_journals_that_nobody_goes_on_with_are_kept_for_14_days(tmp_path: Path) -> None:
+    """The journal of a text goes once the text is done."""
+    for name, days in (("old", 15), ("other", 13), ("new", 0)):
+        path = tmp_path / f"{store.PARTS}{name}"
+        path.touch()
+        os.utime(path, (time.time() - 86400 * days,) * 2)
+    with store.journal(tmp_path, "text") as journal:
+        journal.add(b"one")
+    assert {path.name.removeprefix(store.PARTS) for path in tmp_path.iterdir()} == {"other", "new"}
 
 
 def test_results_are_in_order_whatever_takes_long() -> None:

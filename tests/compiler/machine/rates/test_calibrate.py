@@ -28,6 +28,7 @@ from dsl.load import load
 from dsl.messages.diagnostics import SpecError
 from runtime.launch.heartbeat import Board
 from runtime.observe import calibrate
+from runtime.system.outcome import Kind, Outcome
 from tests.specs.shipped import SPECS, shipped
 
 TRACE = TABLES.parent / "traces" / "deepseek-pair.json"
@@ -171,6 +172,42 @@ def test_operands_are_what_ops_take() -> None:
     assert given([4], "int32", holds="ends", bound=10).tolist() == [2, 5, 7, 10]
     values = given([4000], "bfloat16").float()
     assert abs(float(values.mean())) < 0.05 and abs(float(values.std()) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("ends", "transfers"), [(["finished"] * 2, 2), (["finished"], 1), (["failed"], 2), (["finished", "failed"], 2)]
+)
+def test_parts_are_told_as_they_begin_and_end_with_the_first_that_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ends: list[Kind],
+    transfers: int,
+) -> None:
+    """An op takes the median of its processes; what one process alone has no one to send to is left out."""
+    left = iter(ends)
+
+    def launched(target: Callable[..., None], world: int, **_: Any) -> Any:
+        for rank in range(world):
+            target(rank, world, Board(world).bind(rank))
+        return Outcome(next(left), "no memory", 0)
+
+    ops = iter([1.0, 5.0, 2.0])
+    monkeypatch.setattr(calibrate, "launch", launched)
+    monkeypatch.setattr(calibrate, "measure_ops", lambda *_: {"ops_s": [next(ops)], "launch_s": 1.0})
+    monkeypatch.setattr(calibrate, "measure_transfers", lambda *_: {"message": [[4096, 0.5]]})
+    question, answer = tmp_path / "question.json", tmp_path / "answer.json"
+    question.write_text(json.dumps(job(tasks("tiny.dsc")[:1], "cpu", 3, transfers, 1.0)), "utf-8")
+    code = calibrate.main([str(question), str(answer)])
+    begun = ["calibrate: 1 ops on 3 processes at a time", "calibrate: transfers between 2 processes"][: len(ends)]
+    said = capsys.readouterr().err.splitlines()
+    assert said[: len(begun)] == begun
+    if "failed" in ends:
+        assert code == 1 and not answer.exists() and "no memory" in said[-1]
+        return
+    expected = {"ops_s": [2.0], "launch_s": 1.0, "device": "cpu"}
+    assert (code, said) == (0, begun)
+    assert json.loads(answer.read_text("utf-8")) == expected | ({"message": [[4096, 0.5]]} if transfers > 1 else {})
 
 
 # ---------------------------------------------------------------- the command

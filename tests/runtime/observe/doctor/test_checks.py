@@ -92,6 +92,9 @@ def test_each_thing_that_is_wrong_is_named(name: str, node: NodeFacts, status: s
 def test_a_node_of_cpus(plan: RunPlan) -> None:
     (found,) = wrong(changed(CPUS, "memory", free_bytes=10), plan)
     assert (found.name, found.status) == ("memory", "error") and "ranks hold" in found.found
+    needed = max(plan.memory)
+    assert wrong(changed(CPUS, "memory", free_bytes=needed), plan) == []
+    assert [each.name for each in wrong(changed(CPUS, "memory", free_bytes=needed - 1), plan)] == ["memory"]
     (found,) = wrong(replace(CPUS, native="no C++ was compiled; `compile` compiles it"), plan)
     assert (found.name, found.status, found.mend) == ("ops in C++", "warning", "`compile` compiles it")
     (found,) = wrong(replace(CPUS, cpus=1), replace(plan, cluster=(NodeKind(1, 2, "cpu", None, 4 * 10**9),)))
