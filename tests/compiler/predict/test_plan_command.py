@@ -93,7 +93,7 @@ def test_what_was_chosen_stands_out_of_what_was_tried(num_plans: int, head: str)
     assert "the fastest that fits" in table[1]
 
 
-@pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)])
+@pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)], ids=["one rank", "ranks of nodes"])
 def test_what_does_not_fit_is_said_with_rank_and_action(spec: str, memory: int, capsys: Captured) -> None:
     assert main(["plan", spec, "-s", f"cluster.node.device.memory={memory}GiB"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("memory "))
