@@ -10,6 +10,7 @@ from compiler.emit.stage_modules import with_origin
 from compiler.ir import Segment, SegmentCode, Use
 from dsl.canonical import canonical
 from dsl.load import load
+from runtime.contract.names import Site
 
 HYBRID = load(Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc")
 
@@ -29,7 +30,7 @@ HYBRID = load(Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc")
     ],
 )
 def test_the_line_is_that_of_the_layer_or_of_what_all_share(site: str, line: str) -> None:
-    use = Use(site, Segment.__new__(Segment), (), (), ())
+    use = Use(Site(site), Segment.__new__(Segment), (), (), ())
     resolved = canonical(HYBRID)
     head, origin, rest = with_origin(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split("\n", 2)
     assert (head, rest) == ("head", "rest\n")

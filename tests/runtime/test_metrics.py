@@ -216,9 +216,9 @@ def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(path: Path, 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from runtime.system.lines import Lines
+from runtime.system.lines import JsonLines
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-lines = Lines(Path(sys.argv[1]), 0, print)
+lines = JsonLines(Path(sys.argv[1]), 0, print)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
 for step in range(1, 9):
     lines.write({"step": step, "loss": 1.25})

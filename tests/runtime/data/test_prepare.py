@@ -30,9 +30,9 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import sys
 from pathlib import Path
-from runtime.contract import Data, DataRequest, TrainedTokenizer
+from runtime.contract import DataRecipe, DataRequest, TrainedTokenizer
 from runtime.data.prepare import prepare
-request = DataRequest(Data("corpus/**/*.txt", TrainedTokenizer(320), 0.2), 400, 7)
+request = DataRequest(DataRecipe("corpus/**/*.txt", TrainedTokenizer(320), 0.2), 400, 7)
 found = prepare(request, Path(sys.argv[2]), Path(sys.argv[1]), lambda phase, done, total: None)
 print(found.folder.name, found.reused)
 """

@@ -17,7 +17,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.ir.stage_placement import ONE_STAGE, V
 from compiler.plan.spec_files import with_schedule
 from compiler.schedule import AUTO, SCHEDULES
-from compiler.schedule.schedule import ScheduleBlock as Order
+from compiler.schedule.schedule import Schedule as Order
 from dsl.facts.schedules import CHUNKED
 from dsl.schema import LayerRange, ScheduleBlock, Spec
 from tests.compiler.program.proof.pairs import kinds_of_pairs, paired
