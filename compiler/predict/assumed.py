@@ -11,7 +11,7 @@ from compiler.machine.topology.traffic import messages_of
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict import failures
-from compiler.predict.memory_why import gib, memory_assumptions
+from compiler.predict.memory import gib, memory_assumptions
 from compiler.predict.prediction import CALIBRATE, RankMemory, seconds
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import offloaded_bytes

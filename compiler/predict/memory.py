@@ -1,33 +1,134 @@
-"""Memory of every pipeline rank over a step: what it always holds, and what the actions of its schedule hold.
-
-The schedule is lowered to the program that would run, and that is gone through as the proof goes through it: a value
-lives from the instruction that writes it to the one that frees it, a message until it is known to have arrived. So for
-what compiles, the peak of values is that of the certificate, and of the ledger of a run, to the byte. Beside it stand
-what a segment needs inside, between its instructions, and what exchanges stage, which neither of them sees.
-"""
+"""What a rank holds over a step: how much of what kind, what is live at the peak, and why it does not fit."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb, log10
 
-from compiler.ir import Buffer, Instruction, Program
+from compiler.ir import Buffer, Instruction, Plan, Program
 from compiler.ir.dtypes import extent_at, tensor_bytes
 from compiler.ir.expert_placement import Received, most_rows
+from compiler.ir.names import is_gradient
 from compiler.plan.split_blocks import held, mixtures, most_held
-from compiler.predict.memory_peak import peak_of, saved_and_deferred
-from compiler.predict.memory_state import device_of, rank_states, update_scratch
-from compiler.predict.prediction import RankMemory
+from compiler.predict.memory_state import device_of, quantised_weights, rank_states, update_scratch
+from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
-from compiler.program.proof.effects import Effects, Rows, Staged, Staging
+from compiler.program.proof.effects import Effects, LiveMemory, Rows, Staged, Staging, Storage, is_staged
 from compiler.program.proof.lifetimes import RankValues, received
+from compiler.program.proof.structure import EXCHANGES
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.facts.devices import group_nodes
-from dsl.schema import Spec
+from dsl.schema import Moe, Spec
 from runtime.contract.actions import Action, is_copy
+
+# --- What a rank holds at its peak: every value by name, and what it is there for
+#
+# kept: made by other segments and kept for the backward, as inputs of segments and rows that were received · saved:
+# made by a forward for its backward · deferred: made by a backward for the weight gradients behind it, which other
+# actions run · gradient: of activations, in the action that runs · buffer: sent or received by the exchanges of the
+# action that runs, or staged by them · message: posted, received or sent between pipeline ranks, until it is known to
+# have arrived · inside: within one segment for a moment
+
+NAMELESS = {"message": "between pipeline ranks", "inside": "of the segment that runs"}
+_LAYER = re.compile(r"^(d_)?[LM]\d+_")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peak of the values of one rank; `buffers`: what exchanges of the action send and receive, and messages under
+    way."""
+
+    bytes: int
+    buffers: int
+    held: tuple[HeldTensor, ...]  # values of one name in any layer and micro-batch together, the largest first
+
+
+class _PeakMemory(LiveMemory):
+    """A memory that knows the storages live at its peak; a message that was posted is none until it is received."""
+
+    def __init__(self, num_bytes: int, live: Iterable[Storage]) -> None:
+        super().__init__(bytes=num_bytes, peak_bytes=num_bytes)
+        self.live = {id(storage): storage for storage in live}
+        self.at_peak, self.inside = tuple(self.live.values()), 0
+
+    def hold(self, storage: Storage) -> None:
+        self.live.setdefault(id(storage), storage)
+        super().hold(storage)
+
+    def drop(self, storage: Storage) -> None:
+        if storage.holders == 1:
+            self.live.pop(id(storage), None)
+        super().drop(storage)
+
+    def add(self, fixed_bytes: int, bytes: int) -> None:
+        self._note(bytes, 0)
+        super().add(fixed_bytes, bytes)
+
+    def touch(self, fixed_bytes: int, bytes: int) -> None:
+        self._note(bytes, bytes)
+        super().touch(fixed_bytes, bytes)
+
+    def _note(self, bytes: int, inside: int) -> None:
+        if self.bytes + bytes > self.peak_bytes:
+            self.at_peak, self.inside = tuple(self.live.values()), inside
+
+
+def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, kinds: Mapping[str, str]) -> Peak:
+    """What is live at the peak of a rank that is at its beginning; it comes in the rank's invocation number `top`.
+
+    `kinds`: what `saved_and_deferred` gives.
+    """
+    steps = list(zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True))
+    for invocation, step in steps[:top]:
+        values.invoke(invocation, step)
+    invocation, step = steps[top]
+    spaces = values.spaces()
+    before = {id(storage): storage for space in spaces.values() for storage in space.held}
+    watch = _PeakMemory(values.memory.bytes, before.values())
+    values.watch(invocation, step, spaces, watch)
+
+    instructions = values.bodies[invocation.body][0].instructions
+    exchanges = [i for i in instructions if (i.wait or i.kind) in EXCHANGES]
+    exchanged = {name for i in exchanges for name in (*i.reads, *(buffer.name for buffer in i.writes))}
+
+    def kind(storage: Storage) -> str:
+        if not storage.name:
+            return "message"
+        if is_staged(storage.name) or (id(storage) not in before and storage.name in exchanged):
+            return "buffer"
+        if is_gradient(storage.name):
+            return "deferred" if id(storage) in before else "gradient"
+        return kinds.get(storage.name, "kept")
+
+    named, held = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for storage in watch.at_peak:
+        named[kind(storage), storage.name] += storage.bytes
+    for (of, name), size in named.items():
+        held[of, _LAYER.sub(r"\1", name) or NAMELESS[of]] += size
+    held["message", NAMELESS["message"]] += watch.peak_bytes - watch.inside - sum(s.bytes for s in watch.at_peak)
+    held["inside", NAMELESS["inside"]] += watch.inside
+    rows = sorted(held.items(), key=lambda row: (-row[1], row[0]))
+    return Peak(
+        bytes=watch.peak_bytes,
+        buffers=sum(size for (of, _), size in rows if of in ("buffer", "message")),
+        held=tuple(HeldTensor(name, size, of) for (of, name), size in rows if size),
+    )
+
+
+def saved_and_deferred(plan: Plan) -> dict[str, str]:
+    """The values that segments make beyond inputs and outputs, by name: whether they are saved or deferred."""
+    found: dict[str, str] = {}
+    for site, cut in plan.cuts.items():
+        prefix = site.replace(".", "_")
+        found |= {f"{prefix}_{buffer.name}": "saved" for buffer in cut.saved}
+        found |= {f"{prefix}_{buffer.name}": "deferred" for buffer in cut.deferred}
+    return found
+
 
 # --- What exchanges need beside the tensors that they are given and return: copies that are under way
 #
@@ -35,7 +136,6 @@ from runtime.contract.actions import Action, is_copy
 # Rows that lie by expert are therefore packed before they are sent and get room before they are moved to their places
 # (runtime/comm/collective.py). With `route = nodes` a rank chooses the rows to send for both hops, and adds rows on the
 # way back (runtime/comm/nodes.py). A run's ledger does not see these tensors, and they are no values of the program.
-
 INTEGERS = ("int32", "int64")  # tables and counts, which are not moved
 
 
@@ -108,7 +208,12 @@ def _crosses_nodes(spec: Spec) -> bool:
     return any(group_nodes(node.devices, spec.parallel.expert_group) != 1 for _, node in spec.cluster.parts)
 
 
-# --- memory
+# --- Memory of every pipeline rank over a step: what it always holds, and what the actions of its schedule hold
+#
+# The schedule is lowered to the program that would run, and that is gone through as the proof goes through it: a value
+# lives from the instruction that writes it to the one that frees it, a message until it is known to have arrived. So
+# for what compiles, the peak of values is that of the certificate, and of the ledger of a run, to the byte. Beside it
+# stand what a segment needs inside, between its instructions, and what exchanges stage, which neither of them sees.
 
 MAX_POINTS = 400  # of a curve
 UPDATE = "update"  # stands where a peak has its action
@@ -252,3 +357,129 @@ def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float,
         ends = {min(run, key=lambda k: inner[k][1]), max(run, key=lambda k: inner[k][1])}
         chosen += [inner[k] for k in sorted(ends)]
     return [*chosen, points[-1]]
+
+
+# --- Why a plan does not fit: which rank holds too much, at which action, by how many bytes, and what that is made of
+
+GIB = 2**30
+WORDS = {
+    "kept": "inputs kept for the backward",
+    "saved": "saved by forwards",
+    "deferred": "kept for weight gradients that are put off",
+    "gradient": "gradients of activations",
+    "buffer": "buffers of exchanges",
+    "message": "pipeline messages",
+    "inside": "inside of one segment",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A device that holds more than it has. `parts`: all that it holds at its peak, by kind, the largest first."""
+
+    pp_rank: int
+    action: str
+    peak_bytes: int
+    capacity_bytes: int
+    parts: tuple[HeldTensor, ...]
+    largest: tuple[HeldTensor, ...]  # values of one name in any layer and micro-batch together
+
+    @property
+    def over_bytes(self) -> int:
+        """By how much."""
+        return self.peak_bytes - self.capacity_bytes
+
+
+def overflows(memories: Sequence[RankMemory]) -> tuple[Overflow, ...]:
+    """The pipeline ranks whose devices hold too much, the fullest first; of equally full ones the first."""
+    full = [_overflow(memory) for memory in memories if not memory.fits]
+    return tuple(sorted(full, key=lambda each: (-each.over_bytes, each.pp_rank)))
+
+
+def _overflow(memory: RankMemory) -> Overflow:
+    kinds = Counter[str]()
+    for each in memory.held:
+        kinds[WORDS[each.kind]] += each.bytes
+    parts = [("weights", memory.weights), ("optimizer", memory.optimizer)]
+    parts.append(("gradients of weights", memory.gradients))
+    rows = sorted((*parts, *kinds.items()), key=lambda row: (-row[1], row[0]))
+    return Overflow(
+        pp_rank=memory.pp_rank,
+        action=memory.peak_action,
+        peak_bytes=memory.peak_bytes,
+        capacity_bytes=memory.capacity_bytes,
+        parts=tuple(HeldTensor(name, size) for name, size in rows if size),
+        largest=memory.held,
+    )
+
+
+def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most: int = 5) -> tuple[str, ...]:
+    """Lines: what is too full and by how much, then what it is made of; none where everything fits."""
+    found = overflows(memories)
+    if not found:
+        return ()
+    worst = found[0]
+    device = device_of(spec, plan, worst.pp_rank)
+    lines = [
+        f"pipeline rank {worst.pp_rank} holds {gib(worst.peak_bytes)} at {worst.action}, {gib(worst.over_bytes)} more "
+        f"than the {gib(worst.capacity_bytes)} of device {device.name}"
+    ]
+    if len(found) > 1:
+        ranks = ", ".join(str(rank) for rank in sorted(each.pp_rank for each in found[1:]))
+        lines.append(f"so do pipeline ranks {ranks}" if len(found) > 2 else f"so does pipeline rank {ranks}")
+    lines += [f"  {gib(part.bytes):>10}  {part.name}" for part in worst.parts]
+    lines.append("the largest values, of all layers and micro-batches together:")
+    lines += [f"  {gib(held.bytes):>10}  {held.name}, {WORDS[held.kind]}" for held in worst.largest[:most]]
+    return tuple(lines)
+
+
+def gib(num_bytes: int) -> str:
+    """`84.1 GiB`, and smaller numbers in the unit that suits them."""
+    for scale, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+# ---------------------------------------------------------------- what is assumed
+def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -> tuple[str, ...]:
+    """What the memory of a plan takes for granted, for people."""
+    mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
+    rows = "every expert rank receives as many rows as it sends; " if mixed else ""
+    lines = [
+        f"memory: {rows}allocators lose nothing to fragments; contexts and libraries take none",
+        *_of_eight_bits(spec, plan),
+        *_of_rows(spec, memories),
+    ]
+    return tuple(lines)
+
+
+def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
+    copies = max(quantised_weights(plan))
+    if not copies:
+        return []
+    kept = spec.precision.attention_output or spec.precision.compute
+    return [
+        f"memory: beside its weights a device holds those of products in {spec.precision.linear} twice, one transposed "
+        f"for input gradients: {gib(copies)} at most",
+        f"memory: what attention returns is kept in {kept}, as its backward reads it, and quantised again for the "
+        "weight gradient behind it",
+    ]
+
+
+def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
+    """The worst case, and how likely it is if every token chose its experts evenly and by itself."""
+    mixtures = [layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)]
+    ranks, group = spec.parallel.expert, spec.parallel.expert_group
+    worst = max((memory.worst_bytes or 0 for memory in memories), default=0)
+    if not mixtures or ranks == 1 or worst == 0:
+        return []
+    moe = max(mixtures, key=lambda each: min(each.top_k, each.experts // ranks))
+    local, tokens = moe.experts // ranks, group * spec.tokens_of_rank
+    ways = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
+    chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
+    return [
+        f"memory: if all {tokens:,} tokens of an expert group went to one rank in each layer ({worst_rows(spec):,} "
+        f"rows), it would hold {gib(worst)}; with even and independent choices of experts, this happens in a layer "
+        f"with probability 10^{chance:,.0f}"
+    ]

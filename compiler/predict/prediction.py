@@ -98,7 +98,7 @@ class HeldTensor:
 
     name: str
     bytes: int
-    kind: str = ""  # kept, saved, deferred, gradient, buffer, message, inside: compiler/predict/memory_peak.py
+    kind: str = ""  # kept, saved, deferred, gradient, buffer, message, inside: compiler/predict/memory.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.predict.memory_why import explain_memory, gib
+from compiler.predict.memory import explain_memory, gib
 from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import RankMemory
 from compiler.predict.why import FittingEdits, Nearest, Way

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from compiler.files.text import TextFileError, read_bytes, read_form
 from compiler.pipeline import lower_spec
 from compiler.plan.read_files import load_with_files
-from compiler.predict.memory_run import measured_memories
 from compiler.tools.report.lost_time import lost_time
+from compiler.tools.report.measured_memory import measured_memories
 from compiler.tools.report.page import report_html
 from compiler.tools.report.sections import Report, RunFigures, report_of
 from runtime.system.regular_files import write

@@ -10,7 +10,6 @@ from typing import Any
 from compiler.emit.build_files import layers_of
 from compiler.ir import Plan, Use
 from compiler.plan.plan import HELD
-from compiler.predict.memory_run import MeasuredMemory, measured_line
 from compiler.predict.planned_step import PARTS, PlannedStep, PredictedStep, predict_step
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower.estimate import rank_times
@@ -19,6 +18,7 @@ from compiler.schedule.costs import Costs
 from compiler.tools.picture import Panel, panel_of
 from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.report.lost_time import LostTime
+from compiler.tools.report.measured_memory import MeasuredMemory, measured_line
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
 from runtime.contract.mesh import Mesh

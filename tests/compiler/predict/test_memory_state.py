@@ -15,14 +15,13 @@ from compiler.plan.holding import _always
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.interval import interval_of
-from compiler.predict.memory import host_buffers, rank_memories
-from compiler.predict.memory_run import MeasuredMemory, measured_line
+from compiler.predict.memory import explain_memory, gib, host_buffers, memory_assumptions, overflows, rank_memories
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
-from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
 from compiler.predict.predict import predict
 from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
+from compiler.tools.report.measured_memory import MeasuredMemory, measured_line
 from dsl.load import load
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec

@@ -19,7 +19,7 @@ from compiler.plan.plan import make_plan
 from compiler.plan.sharding import crossing_of
 from compiler.plan.spec_rates import rank_rates
 from compiler.predict.assumed import assumptions
-from compiler.predict.memory_why import gib
+from compiler.predict.memory import gib
 from compiler.predict.predict import predict, shared_by
 from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of, tensors_of

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compiler.files.text import read_form
 from compiler.ir.expert_placement import Received
-from compiler.predict.memory import rank_memories
-from compiler.predict.memory_why import gib
+from compiler.predict.memory import gib, rank_memories
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
 from dsl.schema import Spec
