@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.schedule.engine import Links, Ticks, run_in_turn
 from compiler.schedule.steps import F, LazySteps, W
-from compiler.schedule.waits import Links, Ticks, run_in_turn
 
 _WIDE = 48  # ranks of which a round takes less than their steps one by one
 _Numbers = NDArray[np.int64]

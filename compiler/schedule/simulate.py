@@ -19,8 +19,8 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Protocol
 
+from compiler.schedule.engine import Links, Run, Ticks, run_in_turn
 from compiler.schedule.schedule import Schedule, ScheduleError, is_in_numbers
-from compiler.schedule.waits import Links, Run, Ticks, run_in_turn
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 
 # --- Runs ranks with their copies to the host and back: a lane each way beside each rank, and who waits for whom
