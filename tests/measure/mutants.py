@@ -4,8 +4,9 @@
    tests execute which place, and what each test costs.
 2. Each change is made in a copy of the project, and the tests that execute it run, cheapest first, until one fails.
 
-With several tiers, a later one is asked only for the changes that the earlier ones did not notice. What was found is
-kept in FOLDER, so that what was stopped goes on. docs/testing.md says how to look at a mutant.
+With several tiers, a later one is asked only for the changes that the earlier ones did not notice. Where nothing but
+tests was written since FOLDER was measured, `--measure` runs their files with probes, and what nothing noticed is tried
+again. What was found is kept in FOLDER, so that what was stopped goes on. docs/testing.md says how to look at a mutant.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -202,8 +204,8 @@ class Place:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
-    """Run the tests of a tier with probes; their lines are in `folder` then."""
+def probe(folder: Path, tier: str, mutants: Sequence[Mutant], files: Sequence[str] = ()) -> None:
+    """Run the tests of a tier with probes, or those of some files; their lines are in `folder` then."""
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.rmtree(copy, ignore_errors=True)
     python = workplace.make(ROOT, copy)
@@ -217,7 +219,10 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant]) -> None:
     # Each option is one word: pytest takes a path by itself for one of tests, and moves its rootdir there.
     plugin = ["-p", "tests.measure.probes", f"--probes={len(mutants)}", f"--costs={folder}"]
     subprocess.run(
-        [python, "-m", "pytest", *words, *plugin], cwd=copy, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+        [python, "-m", "pytest", *words, *plugin, *files],
+        cwd=copy,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
     )
     shutil.rmtree(copy)
 
@@ -240,9 +245,14 @@ def read_verdicts(kept: Path) -> list[Verdict]:
 
 
 def judge(
-    kept: Path, tier: str, tests: dict[str, Measured], numbered: Sequence[tuple[int, Mutant]], probed: Sequence[Mutant]
+    kept: Path,
+    tier: str,
+    tests: dict[str, Measured],
+    numbered: Sequence[tuple[int, Mutant]],
+    probed: Sequence[Mutant],
+    again: bool = False,
 ) -> None:
-    """Find what notices mutants, and add a line to the file `kept` for each.
+    """Find what notices mutants, and add a line to the file `kept` for each. `again`: also what nothing noticed.
 
     Tests that execute another place of the file are asked where none executes that of the mutant.
     """
@@ -250,7 +260,7 @@ def judge(
     for test in tests.values():
         for file in {probed[number].file for number in test.executed}:
             of_file[file].append(test)
-    known = {each.digest for each in read_verdicts(kept) if each.tier == tier}
+    known = {each.digest for each in read_verdicts(kept) if each.tier == tier and (each.noticed_by or not again)}
     places: SimpleQueue[Place] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(WORKERS) as pool:
         for number in range(WORKERS):
@@ -289,6 +299,7 @@ def main() -> None:
     parser.add_argument("--tiers", nargs="+", default=["test"])
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--measure", nargs="+", default=[], metavar="FILE", help="of tests that are new or changed")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     probed = choose(ROOT, PROBED, asked.seed)
@@ -299,13 +310,18 @@ def main() -> None:
         executed = asked.folder / tier
         if not executed.exists():
             probe(executed, tier, probed)
+        elif asked.measure:
+            probe(again := executed.with_name(f"{tier}-again"), tier, probed, asked.measure)
+            for number, found in enumerate(sorted(again.glob("*.jsonl"))):
+                found.rename(executed / f"~{time.time_ns()}-{number}.jsonl")  # read behind all others
+            shutil.rmtree(again)
         noticed = {each.digest for each in read_verdicts(kept) if each.noticed_by}
         todo = [each for each in numbered if each[1].digest not in noticed]
-        judge(kept, tier, read_tests(executed), todo, probed)
+        judge(kept, tier, read_tests(executed), todo, probed, again=bool(asked.measure))
     chosen = {mutant.digest for _, mutant in numbered}
-    verdicts = [each for each in read_verdicts(kept) if each.digest in chosen]
+    verdicts = {(each.digest, each.tier): each for each in read_verdicts(kept) if each.digest in chosen}
     for tier in asked.tiers:
-        found = [each for each in verdicts if each.tier == tier]
+        found = [each for each in verdicts.values() if each.tier == tier]
         print(f"{tier}: {sum(each.noticed_by is not None for each in found)} of {len(found)} noticed")
 
 
