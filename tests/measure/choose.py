@@ -32,8 +32,8 @@ def seconds(cases: Cases) -> float:
     return sum(max(0.0, case.seconds) for case in cases)
 
 
-def executed(cases: Cases) -> set[int]:
-    return set[int]().union(*(case.executed for case in cases))
+def executed(cases: Cases) -> set[str]:
+    return set[str]().union(*(case.executed for case in cases))
 
 
 def first_choice(cases: Cases) -> int:
@@ -49,7 +49,7 @@ def staying(cases: Cases, share: int) -> Cases:
     return cases[::share] if share else []
 
 
-def value(case: Measured, missing: set[int]) -> float:
+def value(case: Measured, missing: set[str]) -> float:
     """Places that a case executes of those that are missing, for each second."""
     return len(case.executed & missing) / (max(0.0, case.seconds) + 0.1)
 

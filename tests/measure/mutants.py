@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +45,7 @@ FILE_S = 0.5  # to import a file of tests
 PLACE_S = 0.003  # a test that executes so many places more is asked as late as one that takes this longer
 OF_A_FUNCTION = (2, 4)  # cases of a test in the first batches: neighbours mostly notice the same
 SLOWER, MORE_S = 10, 60  # tests that take so many times as long and so many seconds more will never end
+PLACES = "places.json"  # of a folder of lines: the digests of the places, by their numbers
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ class Measured:
     id: str
     seconds: float = 0.0
     of_fixtures: float = 0.0
-    executed: set[int] = field(default_factory=set)
+    executed: set[str] = field(default_factory=set)  # by the digests of their lines
 
     def alone(self) -> float:
         """Seconds of the test where it runs alone."""
@@ -77,18 +77,25 @@ def read_rows(folder: Path) -> Iterator[list[dict[str, Any]]]:
         yield [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
+def measured_in(folder: Path, tier: str) -> list[Path]:
+    """The folders with the lines of a tier, the newest last."""
+    return sorted(folder.glob(tier)) + sorted(folder.glob(f"{tier}~*"))
+
+
 def read_tests(folder: Path) -> dict[str, Measured]:
     """The tests whose lines are in a folder of tests.measure.probes, by their ids."""
     tests: dict[str, Measured] = {}
+    places: list[str] = json.loads((folder / PLACES).read_text("utf-8"))
     for rows in read_rows(folder):
         fixtures: dict[str, Measured] = defaultdict(lambda: Measured(""))
         for row in rows:
             if "fixture" in row:
                 found = fixtures[row["fixture"]]
                 found.seconds += row["seconds"]
-                found.executed.update(row["executed"])
+                found.executed.update(places[number] for number in row["executed"])
             elif row["outcome"] == "passed":
-                test = tests[row["test"]] = Measured(row["test"], row["seconds"], executed=set(row["executed"]))
+                executed = {places[number] for number in row["executed"]}
+                test = tests[row["test"]] = Measured(row["test"], row["seconds"], executed=executed)
                 for name in row["fixtures"]:
                     test.of_fixtures += fixtures[name].seconds
                     test.executed |= fixtures[name].executed
@@ -204,8 +211,8 @@ class Place:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def probe(folder: Path, tier: str, mutants: Sequence[Mutant], files: Sequence[str] = ()) -> None:
-    """Run the tests of a tier with probes, or those of some files; their lines are in `folder` then."""
+def probe(folder: Path, tier: str, mutants: Sequence[Mutant], tests: Sequence[str] = ()) -> None:
+    """Run the tests of a tier with probes, or those of the files `tests`; their lines are in `folder` then."""
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.rmtree(copy, ignore_errors=True)
     python = workplace.make(ROOT, copy)
@@ -219,11 +226,12 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant], files: Sequence[st
     # Each option is one word: pytest takes a path by itself for one of tests, and moves its rootdir there.
     plugin = ["-p", "tests.measure.probes", f"--probes={len(mutants)}", f"--costs={folder}"]
     subprocess.run(
-        [python, "-m", "pytest", *words, *plugin, *files],
+        [python, "-m", "pytest", *words, *plugin, *tests],
         cwd=copy,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
+    (folder / PLACES).write_text(json.dumps([each.digest for each in mutants]), "utf-8")
     shutil.rmtree(copy)
 
 
@@ -248,7 +256,7 @@ def judge(
     kept: Path,
     tier: str,
     tests: dict[str, Measured],
-    numbered: Sequence[tuple[int, Mutant]],
+    mutants: Sequence[Mutant],
     probed: Sequence[Mutant],
     again: bool = False,
 ) -> None:
@@ -257,8 +265,9 @@ def judge(
     Tests that execute another place of the file are asked where none executes that of the mutant.
     """
     of_file = defaultdict[str, list[Measured]](list)
+    files = {each.digest: each.file for each in probed}
     for test in tests.values():
-        for file in {probed[number].file for number in test.executed}:
+        for file in {files[digest] for digest in test.executed if digest in files}:
             of_file[file].append(test)
     known = {each.digest for each in read_verdicts(kept) if each.tier == tier and (each.noticed_by or not again)}
     places: SimpleQueue[Place] = SimpleQueue()
@@ -266,10 +275,10 @@ def judge(
         for number in range(WORKERS):
             places.put(Place(Path(temporary, str(number))))
 
-        def one(number: int, mutant: Mutant) -> None:
+        def one(mutant: Mutant) -> None:
             if mutant.digest in known:
                 return
-            executing = [test for test in tests.values() if number in test.executed] or of_file[mutant.file]
+            executing = [test for test in tests.values() if mutant.digest in test.executed] or of_file[mutant.file]
             noticed_by, ran, place = None, 0, places.get()
             try:
                 for batch in batches(executing):
@@ -285,7 +294,7 @@ def judge(
                 file.write(json.dumps(verdict._asdict()) + "\n")
             print(f"{title}: {noticed_by or f'NOT NOTICED by {ran} of {len(executing)} tests'}", flush=True)
 
-        for future in [pool.submit(one, *each) for each in numbered]:
+        for future in [pool.submit(one, each) for each in mutants]:
             future.result()
 
 
@@ -303,23 +312,19 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     probed = choose(ROOT, PROBED, asked.seed)
-    judged = {*choose(ROOT, asked.count, asked.seed)}
-    numbered = [(number, mutant) for number, mutant in enumerate(probed) if mutant in judged]
+    chosen = choose(ROOT, asked.count, asked.seed)
     kept = asked.folder / "verdicts.jsonl"
     for tier in asked.tiers:
-        executed = asked.folder / tier
-        if not executed.exists():
-            probe(executed, tier, probed)
-        elif asked.measure:
-            probe(again := executed.with_name(f"{tier}-again"), tier, probed, asked.measure)
-            for number, found in enumerate(sorted(again.glob("*.jsonl"))):
-                found.rename(executed / f"~{time.time_ns()}-{number}.jsonl")  # read behind all others
-            shutil.rmtree(again)
+        folders = measured_in(asked.folder, tier)
+        if not folders or asked.measure:
+            folders.append(asked.folder / (f"{tier}~{len(folders)}" if folders else tier))
+            probe(folders[-1], tier, probed, asked.measure)
+        tests = dict(itertools.chain.from_iterable(read_tests(folder).items() for folder in folders))
         noticed = {each.digest for each in read_verdicts(kept) if each.noticed_by}
-        todo = [each for each in numbered if each[1].digest not in noticed]
-        judge(kept, tier, read_tests(executed), todo, probed, again=bool(asked.measure))
-    chosen = {mutant.digest for _, mutant in numbered}
-    verdicts = {(each.digest, each.tier): each for each in read_verdicts(kept) if each.digest in chosen}
+        todo = [each for each in chosen if each.digest not in noticed]
+        judge(kept, tier, tests, todo, probed, again=bool(asked.measure))
+    digests = {mutant.digest for mutant in chosen}
+    verdicts = {(each.digest, each.tier): each for each in read_verdicts(kept) if each.digest in digests}
     for tier in asked.tiers:
         found = [each for each in verdicts.values() if each.tier == tier]
         print(f"{tier}: {sum(each.noticed_by is not None for each in found)} of {len(found)} noticed")

@@ -6,14 +6,13 @@ found there is stored in that file first.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.measure.mutants import COUNT, SEED, read_rows, read_verdicts, title_of
+from tests.measure.mutants import COUNT, SEED, measured_in, read_rows, read_verdicts, title_of
 from tests.measure.sites import choose
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +27,8 @@ def results(folder: Path) -> dict[str, Any]:
     """Read what `make mutants` left in a folder: costs by folder of tests, verdicts by package of the product."""
     costs: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for tier in TIERS:
-        if (folder / tier).exists():
-            rows = [*itertools.chain.from_iterable(read_rows(folder / tier))]
+        if measured_in(folder, tier):
+            rows = [row for found in measured_in(folder, tier) for rows in read_rows(found) for row in rows]
             tests = {row["test"]: row for row in rows if "test" in row}  # one that was measured again counts once
             for row in (*tests.values(), *(row for row in rows if "fixture" in row)):
                 place = row.get("test") or row["fixture"]
