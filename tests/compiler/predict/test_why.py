@@ -88,6 +88,20 @@ def test_keys_that_are_auto_are_left_to_the_search() -> None:
         assert key not in {each for ladder in ladders(spec, (key,)) for each, _ in ladder}
 
 
+@pytest.mark.parametrize(
+    ("given", "lighter"),
+    [
+        (["precision=fp32"], [("precision", "bf16")]),
+        (["precision=fp64"], [("precision", "bf16")]),
+        (["precision=bf16"], []),
+    ],
+)
+def test_only_wide_values_are_narrowed(given: list[str], lighter: list[tuple[str, str]]) -> None:
+    spec = resolve(SPECS / "quickstart.dsc", None, given).spec
+    found = [setting for ladder in ladders(spec, ()) for setting in ladder]
+    assert [setting for setting in found if setting[0].startswith("precision")] == lighter
+
+
 def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
     """Edits go with what was chosen for `auto`; applied, the search goes on from them, to what fits."""
     spec = str(SPECS / "llama3-8b.dsc")
