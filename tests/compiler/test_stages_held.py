@@ -124,6 +124,6 @@ def test_what_a_stage_holds_is_said_in_order() -> None:
     runs = [word for each in words for word in each if word.startswith("layer")]
     assert (words[0][0], words[-1][-3:]) == ("embed", ["final_norm", "head", "mtp"])
     assert len(runs) == sum(map(len, words)) - 4 == len(words), "a stage has one run of layers"
-    ends = [(run.split(" ")[0], *map(int, run.split(" ")[1].split("–"))) for run in runs]
-    assert [layer for _, *run in ends for layer in range(run[0], run[-1] + 1)] == list(range(16))
-    assert all((kind == "layers") == (len(run) > 1) for kind, *run in ends)
+    ends = [[int(layer) for layer in run.split(" ")[1].split("–")] for run in runs]
+    assert [layer for run in ends for layer in range(run[0], run[-1] + 1)] == list(range(16))
+    assert [run.startswith("layers ") for run in runs] == [len(run) > 1 for run in ends]
