@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from compiler.emit.build_files import layers_of
 from compiler.ir import Plan, Replica, Use
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.plan.plan import make_plan
@@ -115,3 +116,14 @@ def test_a_v_keeps_one_copy_where_dualpipe_keeps_two() -> None:
     assert set(copies[0].values()) == {2}
     assert set(copies[1].values()) == {1}
     assert {name for name, count in copies[2].items() if count == 2} == {"embedding"}
+
+
+def test_what_a_stage_holds_is_said_in_order() -> None:
+    _, plan = planned(ScheduleBlock(name="interleaved"), "v3")
+    words = [layers_of(stage) for stage in plan.stages]
+    runs = [word for each in words for word in each if word.startswith("layer")]
+    assert (words[0][0], words[-1][-3:]) == ("embed", ["final_norm", "head", "mtp"])
+    assert len(runs) == sum(map(len, words)) - 4 == len(words), "a stage has one run of layers"
+    ends = [[int(layer) for layer in run.split(" ")[1].split("–")] for run in runs]
+    assert [layer for run in ends for layer in range(run[0], run[-1] + 1)] == list(range(16))
+    assert [run.startswith("layers ") for run in runs] == [len(run) > 1 for run in ends]

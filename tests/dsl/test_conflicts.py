@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from dsl import rules
+from dsl.conflict import Subject, _verified
 from dsl.conflict.nearest import distance
-from dsl.conflict.search import MAX_CHANGED, RuleProblem, RuleRow
+from dsl.conflict.search import MAX_CHANGED, LineChange, RuleProblem, RuleRow
 from dsl.conflict.sheet import SpecSheet, variables
 from dsl.load import analyse, check, load
-from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, giver
+from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, Span, giver
 from dsl.resolve.files import collect
 from dsl.schema import Spec
 from tests import copies
@@ -393,3 +394,25 @@ def test_what_names_other_lines_is_no_line_of_a_conflict(tmp_path: Path) -> None
             (tmp_path / "named.dsc").write_text(text, encoding="utf-8")
             applied(edits, [])
             assert check(tmp_path / "named.dsc", "b") == ()
+
+
+def test_changes_that_are_as_large_stay_in_the_order_in_which_they_were_found(tmp_path: Path) -> None:
+    """Of one line to two values; a smaller change goes before, one of two lines behind."""
+    problem = problem_of(written(tmp_path, next(wrong(1, 1))))
+    pipeline, data = (problem.variables[f"parallel.{key}"].span for key in ("pipeline", "data"))
+    assert pipeline and data
+    changes = [
+        LineChange({"parallel.pipeline": 8, "parallel.data": 8}, 0.5),
+        *(LineChange({"parallel.pipeline": value}, 1.0) for value in (8, 2)),
+        LineChange({"parallel.pipeline": 3}, 0.5),
+    ]
+    tried: list[Mapping[Span, str]] = []
+
+    def again(edits: Mapping[Span, str]) -> list[Diagnostic]:
+        tried.append(edits)
+        return []
+
+    subject = Subject(problem.sheet.spec, {}, (), (), (), again)
+    found = _verified(subject, problem, changes, [], [], lambda span: (0, span.start))
+    assert tried == [*({pipeline: value} for value in ("3", "8", "2")), {pipeline: "8", data: "8"}]
+    assert [{edit.span: edit.text for edit in edits} for edits, _ in found] == tried

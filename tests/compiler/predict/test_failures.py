@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.failures import best_steps, share
+from compiler.predict.failures import assumed, best_steps, share
 from runtime.contract import RunPlan
 from runtime.launch.room import checkpoint_bytes
-from tests.compiler.predict.test_predict import plan_of
+from tests.compiler.predict.test_predict import plan_of, spec_of
 
 HOUR = 3600.0
 FAILURES = 60_000
@@ -88,3 +88,12 @@ def test_cpus_have_failures_where_the_cluster_says_so() -> None:
     assert found is not None and found.mtbf_s == 10 * HOUR / 4
     plan = RunPlan.from_json(Path("tests/golden/quickstart/plan.json").read_bytes())
     assert found.checkpoint_bytes == checkpoint_bytes(plan)
+
+
+def test_what_is_assumed_of_failures_is_said_unless_the_cluster_says_it() -> None:
+    found = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
+    (said,) = assumed(spec_of("quickstart", "cluster.failures.mtbf=10h"), found)
+    assert "as often as the cluster says" in said
+    (said,) = assumed(spec_of("quickstart"), found)
+    assert "one device brings a failure in 50,000 hours" in said and "`failures` in the cluster" in said
+    assert assumed(spec_of("quickstart"), None) == ()

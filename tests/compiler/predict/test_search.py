@@ -193,3 +193,11 @@ def test_what_is_missing_on_the_best_split_by_hand(
     moments = (((1, 0, 0),) * stages_of_rank,)
     holding = Holding(((10, 0, 0),) * 4, (first, 0, 0), (50, 0, 0), 3, (moments,) * len(room), room)
     assert missing_anywhere(holding, placement) == missing
+
+
+def test_a_layer_adds_what_it_adds_in_the_stage_that_holds_least_of_it() -> None:
+    """By hand: one rank holds its first stage once and its second three times, and all four layers may be in the
+    first."""
+    moment = ((1, 0, 0), (3, 0, 0))
+    holding = Holding(((10, 0, 0),) * 4, (0, 0, 0), (0, 0, 0), 0, ((moment,),), (100,))
+    assert missing_anywhere(holding, V) == 4 * 10 - 100

@@ -163,11 +163,13 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
     assert planned.held or planned.at_wait
 
 
+@pytest.mark.parametrize("expert", [1, 2])
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_sums_over_gloo_stage_a_second_buffer(nodes: int) -> None:
+def test_sums_over_gloo_stage_a_second_buffer(nodes: int, expert: int) -> None:
     """Gloo has no reduce-scatter. It is used where ranks lie on several machines."""
     machines = [f"cluster.nodes={nodes}", f"cluster.node.devices={4 // nodes}"]
-    spec = load(SPECS / "quickstart.dsc", overrides=[*machines, "parallel.zero=2", "schedule.name=1f1b"])
+    degrees = ["parallel.zero=2", f"parallel.expert={expert}", "schedule.name=1f1b"]
+    spec = load(SPECS / "quickstart.dsc", overrides=[*machines, *degrees])
     staging = staging_of(spec)
     assert staging
     flat = torch.ones(40)

@@ -11,7 +11,19 @@ import pytest
 from compiler.cli.main import main
 from compiler.plan.read_files import with_files
 from compiler.predict.predict import memories, predict, timed
-from compiler.predict.why import MAX_SHOWN, FittingEdits, Nearest, Way, ladders, ways_to_fit
+from compiler.predict.search import Outline, Shared
+from compiler.predict.why import (
+    MAX_SEARCHES,
+    MAX_SHOWN,
+    FittingEdits,
+    Nearest,
+    Setting,
+    Way,
+    _Looking,
+    _TriedCandidate,
+    ladders,
+    ways_to_fit,
+)
 from compiler.predict.why_shown import lines_of, why_of
 from compiler.schedule import SCHEDULES
 from dsl.load import resolve, variants
@@ -88,6 +100,20 @@ def test_keys_that_are_auto_are_left_to_the_search() -> None:
         assert key not in {each for ladder in ladders(spec, (key,)) for each, _ in ladder}
 
 
+@pytest.mark.parametrize(
+    ("given", "lighter"),
+    [
+        (["precision=fp32"], [("precision", "bf16")]),
+        (["precision=fp64"], [("precision", "bf16")]),
+        (["precision=bf16"], []),
+    ],
+)
+def test_only_wide_values_are_narrowed(given: list[str], lighter: list[tuple[str, str]]) -> None:
+    spec = resolve(SPECS / "quickstart.dsc", None, given).spec
+    found = [setting for ladder in ladders(spec, ()) for setting in ladder]
+    assert [setting for setting in found if setting[0].startswith("precision")] == lighter
+
+
 def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
     """Edits go with what was chosen for `auto`; applied, the search goes on from them, to what fits."""
     spec = str(SPECS / "llama3-8b.dsc")
@@ -124,6 +150,53 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
         spec = legal(way.overrides)
         assert spec is not None and spec.schedule.file == "mine.schedule"
         assert predict(with_files(spec, {}, tmp_path)).fits
+
+
+def looking_at(name: str, *overrides: str) -> _Looking:
+    """Nothing has been tried yet."""
+    path = SPECS / f"{name}.dsc"
+    resolved = resolve(path, None, overrides)
+    found = timed(resolved.spec)
+    return _Looking(found, memories(found), variants(path, None, overrides), resolved.origins)
+
+
+def test_one_value_of_a_key_goes_upon_edits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are piled, the one that gains most alone first, and of a key only one."""
+    looking = looking_at("laptop-gqa")
+    tried: list[tuple[Setting, ...]] = []
+
+    def look(candidate: _TriedCandidate) -> bool:
+        tried.append(candidate.settings)
+        return False
+
+    monkeypatch.setattr(looking, "look", look)
+    edits: list[Setting] = [
+        ("train.micro_batch", "1"),
+        ("train.micro_batch", "2"),
+        ("parallel.zero", "3"),
+        ("recompute", "[rmsnorm]"),
+    ]
+    outline = Outline(looking.base.spec, Shared())
+    looking._pile([_TriedCandidate((edit,), outline, least) for least, edit in enumerate(edits)])
+    assert tried == [(edits[0],), (edits[0], edits[2]), (edits[0], edits[2], edits[3])]
+
+
+def test_schedules_are_searched_for_with_a_few_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = looking_at("laptop-gqa")
+    of_auto = resolve(SPECS / "laptop-gqa.dsc", None, ["schedule.name=auto"]).spec
+    outline = Outline(of_auto, Shared())
+    planned: list[_TriedCandidate] = []
+
+    def plan_whole(tried: _TriedCandidate) -> Any:
+        planned.append(tried)
+        looking.searches += 1
+        looking.planned[frozenset(tried.settings)] = 1
+        return None, ()
+
+    monkeypatch.setattr(looking, "plan_whole", plan_whole)
+    for at in range(MAX_SEARCHES + 2):
+        assert not looking.look(_TriedCandidate((("parallel.zero", str(at)),), outline, -1))
+    assert len(planned) == MAX_SEARCHES
 
 
 # ---------------------------------------------------------------- shown

@@ -10,7 +10,7 @@ from itertools import combinations, product
 import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
-from compiler.schedule import SCHEDULES
+from compiler.schedule import SCHEDULES, bound
 from compiler.schedule.bound import least, lower_bound
 from compiler.schedule.costs import PAIR_KINDS, Costs, any_pairs, parse_costs, shipped
 from compiler.schedule.measure import measure
@@ -58,6 +58,18 @@ def test_waits_know_that_a_step_has_two_actions_at_most() -> None:
     """The third forward starts behind the first two, 10; it takes 20 to the last rank, and 1 + 2 back."""
     waits = Waits(loop(1), 2, 3, parse_costs("F=10,I=1,W=1,FF=10"), None)
     assert waits.longest() == 10 + 20 + 3
+
+
+def test_the_slower_way_of_a_micro_batch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it takes a stage of 1 on each of three ranks and of 81 on three more; the other way, six of 9.
+
+    No rank has as much to do; in a large pipeline, whose waits are not followed, this is the bound.
+    """
+    monkeypatch.setattr(bound, "_MOST_WAITS", 0)
+    nines = (*[Fraction(1)] * 3, *[Fraction(9)] * 3)
+    costs = replace(parse_costs("F=1,I=1,W=1"), stages=nines, ranks=nines)
+    way = 2 * (3 * 1 + 3 * 81)
+    assert lower_bound(BIDIRECTIONAL, 6, 2, costs) == way + 1, "the first stage ends with its weight gradient"
 
 
 # ---------------------------------------------------------------- against the bound of shares

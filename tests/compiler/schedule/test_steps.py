@@ -22,6 +22,7 @@ from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
 from compiler.schedule.steps import LazySteps, is_legal
 from compiler.schedule.zero_bubble import zbv_both_ways
+from runtime.contract.actions import actions_of
 from tests.compiler.schedule.solver.cases import costs
 
 
@@ -75,6 +76,18 @@ def test_of_an_odd_number_the_last_one_is_left_out(num_micro_batches: int) -> No
         assert zbv_both_ways(4, num_micro_batches) == plain
         more = zbv_both_ways(4, num_micro_batches + 1).actions
     assert [steps.before(num_micro_batches) for steps in more if isinstance(steps, LazySteps)] == list(plain.actions)
+
+
+@pytest.mark.parametrize("num_left", [1, 3, 8])
+def test_what_is_left_of_a_pair_is_one_action(num_left: int) -> None:
+    """Whichever of the two is left out."""
+    plain = SCHEDULES["dualpipe"].generate(4, 8)
+    with in_numbers():
+        large = SCHEDULES["dualpipe"].generate(4, 8)
+    for steps, row in zip(large.actions, plain.actions, strict=True):
+        assert isinstance(steps, LazySteps)
+        kept = [[action for action in actions_of(step) if action.micro_batch < num_left] for step in row]
+        assert [list(actions_of(step)) for step in steps.before(num_left)] == [actions for actions in kept if actions]
 
 
 def test_steps_are_a_sequence() -> None:

@@ -183,6 +183,15 @@ def test_kernels_of_the_second_computation_are_those_of_the_first(of: Spec) -> N
         assert emit(segment, NUM_SMS).kernels == emit(segments(of)[kind], NUM_SMS).kernels or kind == "shared"
 
 
+def test_an_embedding_reads_and_writes_the_rows_of_its_tokens_alone() -> None:
+    """F reads indices and rows, and writes rows; W reads rows and those of gradients, and writes these."""
+    joint = interpret(segments(spec())["embed"])
+    tokens, width = joint.tensors["y"].shape
+    assert isinstance(tokens, int) and isinstance(width, int) and joint.tensors["y"].dtype == "float64"
+    found = {phase: work.bytes for phase, work in costs(joint)}
+    assert found == {"F": 8 * tokens * (1 + 2 * width), "I": 0, "W": 8 * tokens * (1 + 3 * width)}
+
+
 @pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
 def test_work_that_is_done_again(of: Spec) -> None:
     """F does what it did. I and W do what they did, and a part of F once more, at its cost; W reads no weight."""

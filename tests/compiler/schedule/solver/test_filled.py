@@ -14,7 +14,7 @@ from compiler.schedule.costs import Costs, parse_costs
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver.core import _named_starts
 from compiler.schedule.solver.cycle import makespan_of
-from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
+from compiler.schedule.solver.filled import _bare, anneal_filled, filled, fills_pauses
 from compiler.schedule.solver.problem import B, I, W, make_problem, schedule_of_slots
 from compiler.schedule.solver.timing import FIXED
 from tests.compiler.schedule.solver.cases import costs
@@ -75,6 +75,18 @@ def test_before_a_period_as_many_w_run_as_did() -> None:
     assert any(early(row) for slots, _ in found for row in slots)
     for before, after in found:
         assert [*map(early, after)] == [*map(early, before)]
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_no_w_is_lost_where_rows_are_without(periodic: bool) -> None:
+    """As many are to run before the marked slots, and behind the first of them, as did."""
+    problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
+    for core in _named_starts(problem, periodic, 1.0):
+        bare = _bare(core.problem, core.slots)
+        for row, left, spare in zip(core.slots, bare.rows, bare.spare, strict=True):
+            every = sum(slot == W or B <= slot < I for slot in row)
+            before = early(row) if periodic else every
+            assert W not in left and spare == (before, every - before)
 
 
 def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:

@@ -148,6 +148,15 @@ def test_a_pair_frees_what_its_backward_frees() -> None:
     assert line_of(problem, 0, (F, F, both, both, I, I, W, W, W, W)) is None, "three at once"
 
 
+def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
+    """Pairs with forwards, which gain less, do not hide them."""
+    problem = make_problem(ONE_STAGE, 2, 4, parse_costs("FI=1.9,IW=1"), 4)
+    for seed in (2, 3, 6):  # whose likings have a W wait for an I
+        (first, _) = greedy(problem, seed) or ((), ())
+        last_forward = max(at for at, slot in enumerate(first) if F in tokens_of(slot))
+        assert pair(I, W) in first[last_forward:]
+
+
 def _same(line: TimedRow, whole: TimedRow) -> bool:
     """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
     states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
