@@ -278,6 +278,20 @@ def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
 # ---------------------------------------------------------------- reading
 
 
+@pytest.mark.parametrize("rest", [b"", b": 2}\n"])
+def test_a_half_line_is_one_that_grows_no_more(path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
+    """A line that another process is writing gets no end of line in its middle; one that was left does."""
+    path.write_bytes(b'{"a": 1}\n{"b"')
+
+    def write(_: float) -> None:
+        with path.open("ab") as file:
+            file.write(rest)
+
+    monkeypatch.setattr(lines.time, "sleep", write)
+    with path.open("rb") as file:
+        assert lines._ends_in_half(file.fileno()) == (not rest)
+
+
 def test_rows_are_read_as_they_come(path: Path) -> None:
     assert read_rows(path) == ([], 0)
     write_steps(path, range(1, 3))
