@@ -147,7 +147,9 @@ class Emission:
         first = {use.segment.key: use for use in reversed(self.lowered.plan.uses)}  # in model order its first use
         for key, use in first.items():
             code = self.codes[key]
-            files[f"segments/{code.name}.py"] = with_origin(code, use, self.spec.model, self.resolved)
+            name = f"segments/{code.name}.py"
+            assert name not in files, f"layers at {use.site} and elsewhere differ in what their constants do not say"
+            files[name] = with_origin(code, use, self.spec.model, self.resolved)
             files |= {f"kernels/{name}.py": text for name, text in code.kernels}
         return files
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -135,7 +136,9 @@ SUM = "sum"  # in `recompute`, of a layer that is run again: a sum in front is m
 class Segment:
     """A pure function of parameters and inputs, cut at communication. `function(ops, p, *inputs) -> tuple`.
 
-    `p` has one attribute per parameter. Two segments with equal `key` are traced once.
+    `p` has one attribute per parameter. Two segments with equal `key` are traced once. The function, a frozen value of
+    a layer, is part of the key, so that no setting of it can be forgotten. `constants` are those of its settings that
+    the text of the segment shows.
     """
 
     kind: str
@@ -156,10 +159,24 @@ class Segment:
         """Whether the backward computes the whole segment again. Context ranks have attention in two."""
         return {"project": "attention", "attend": "attention"}.get(self.kind, self.kind) in self.recompute
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
+        return (_identity(self.function), *self.shown)
+
+    @property
+    def shown(self) -> tuple[Any, ...]:
+        """What the emitted text shows of it. Segments with equal keys, and no others, have this in common."""
         again = (*self.recompute, *self.remade, *self.stored)
         return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)
+
+
+def _identity(value: Any) -> Any:
+    """What is equal for functions that do the same: `partial` compares by identity, also inside of a layer."""
+    if isinstance(value, partial):
+        return (value.func, *map(_identity, value.args), *sorted(value.keywords.items()))
+    if is_dataclass(value) and callable(value) and not isinstance(value, type):
+        return (type(value), *(_identity(getattr(value, each.name)) for each in fields(value)))
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from compiler.ir import Use
+from compiler.plan.blocks import model_steps
 from dsl.closed_forms import counts
 from dsl.schema import (
     Clamp,
@@ -141,6 +143,17 @@ def test_parameters_are_those_of_the_reference(model: Model) -> None:
     for layer in range(model.num_layers):
         mine = [size for name, size in main.items() if name.startswith(f"layers.{layer}.")]
         assert sum(mine) == counts.layer_parameters(model, layer)
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_model)
+def test_segments_that_differ_in_their_functions_differ_in_what_is_shown(model: Model) -> None:
+    """Else two layers would have one emitted module, with the text of one of them."""
+    keys = defaultdict[Any, set[Any]](set)
+    for step in model_steps(shipped("tiny.dsc").model_copy(update={"model": model})):
+        if isinstance(step, Use):
+            keys[step.segment.shown].add(step.segment.key)
+    assert {len(found) for found in keys.values()} == {1}
 
 
 def of_recurrence(net: DeltaNet) -> int:

@@ -69,7 +69,8 @@ class Leaving:
 
 
 def leaving_of(place: Place) -> Leaving:
-    return Leaving(place.model.norm_eps, has_post(place), 1.0 if place.part else place.model.residual_scale)
+    post = has_post(place)
+    return Leaving(place.model.norm_eps if post else 0.0, post, 1.0 if place.part else place.model.residual_scale)
 
 
 @dataclass(frozen=True)

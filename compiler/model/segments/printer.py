@@ -179,7 +179,7 @@ def letters(segment: ir.Segment) -> dict[str, int]:
 
 def module_name(segment: ir.Segment) -> str:
     """`attention_T512_D256_1f3a5c`: the last part tells segments apart that differ in anything else."""
-    digest = hashlib.sha256(repr(segment.key).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(repr(segment.shown).encode()).hexdigest()[:6]
     return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
 
 

@@ -192,7 +192,8 @@ def told_of_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
     ledger.lose("train.optimizer.qk_clip", f"{system} is told of no bound of logits")
     ledger.say("train.optimizer.*")
     found = [optimizer, *rest][-1]
-    assert isinstance(found, AdamW), "no other system is told of another one"
+    if not isinstance(found, AdamW):
+        raise ExportError(f"{system} is told of no optimizer {found.kind}", "write `optimizer adamw { … }`")
     return found
 
 

@@ -7,13 +7,23 @@ import errno
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compiler.cli.main import main
 from compiler.tools.exporters import megatron_bridge, torchtitan
-from compiler.tools.exporters.planned import ExportError, PythonCall, SpecLedger, free_name, layers_of, plain, rendered
+from compiler.tools.exporters.planned import (
+    ExportError,
+    PythonCall,
+    SpecLedger,
+    free_name,
+    layers_of,
+    plain,
+    rendered,
+    told_of_optimizer,
+)
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
 from dsl.schema.attention import LinearScaling, YarnScaling
@@ -208,6 +218,14 @@ def test_layers_are_dense_ones_and_then_ones_with_experts(tmp_path: Path) -> Non
     (tmp_path / "two.dsc").write_text(tiny.replace(dense, other).replace("layers 1..1 {\n", "layers 2..2 {\n"), "utf-8")
     with pytest.raises(ExportError, match="it has one kind of dense layer"):
         layers_of(load_spec(tmp_path / "two.dsc"), "it")
+
+
+def test_an_optimizer_of_your_own_is_refused() -> None:
+    spec = load_spec(ROOT / "specs" / "tiny.dsc")
+    row = SimpleNamespace(kind="lion", settings=dict)
+    other = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
+    with pytest.raises(ExportError, match="Megatron is told of no optimizer lion"):
+        told_of_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- what is lost
