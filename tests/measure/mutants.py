@@ -319,15 +319,19 @@ def main() -> None:
         if not folders or asked.measure:
             folders.append(asked.folder / (f"{tier}~{len(folders)}" if folders else tier))
             probe(folders[-1], tier, probed, asked.measure)
-        tests = dict(itertools.chain.from_iterable(read_tests(folder).items() for folder in folders))
+        tests: dict[str, Measured] = {}
+        for folder in folders:  # tests of a file that was measured again are those of the last time
+            found = read_tests(folder)
+            files = {test.file for test in found.values()}
+            tests = {name: test for name, test in tests.items() if test.file not in files} | found
         noticed = {each.digest for each in read_verdicts(kept) if each.noticed_by}
         todo = [each for each in chosen if each.digest not in noticed]
         judge(kept, tier, tests, todo, probed, again=bool(asked.measure))
     digests = {mutant.digest for mutant in chosen}
     verdicts = {(each.digest, each.tier): each for each in read_verdicts(kept) if each.digest in digests}
     for tier in asked.tiers:
-        found = [each for each in verdicts.values() if each.tier == tier]
-        print(f"{tier}: {sum(each.noticed_by is not None for each in found)} of {len(found)} noticed")
+        of_tier = [each for each in verdicts.values() if each.tier == tier]
+        print(f"{tier}: {sum(each.noticed_by is not None for each in of_tier)} of {len(of_tier)} noticed")
 
 
 if __name__ == "__main__":
