@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -174,9 +174,10 @@ def _identity(value: Any) -> Any:
     """What is equal for functions that do the same: `partial` compares by identity, also inside of a layer."""
     if isinstance(value, partial):
         return (value.func, *map(_identity, value.args), *sorted(value.keywords.items()))
-    if is_dataclass(value) and callable(value) and not isinstance(value, type):
-        return (type(value), *(_identity(getattr(value, each.name)) for each in fields(value)))
-    return value
+    settings = getattr(value, "__dataclass_fields__", None) if callable(value) else None
+    if settings is None or isinstance(value, type):
+        return value
+    return (type(value), *(_identity(getattr(value, name)) for name in settings))
 
 
 @dataclass(frozen=True, slots=True)
