@@ -193,7 +193,7 @@ def told_of_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
     ledger.say("train.optimizer.*")
     found = [optimizer, *rest][-1]
     if not isinstance(found, AdamW):
-        raise ExportError(f"{system} is told of no optimizer {found.kind}", "write `optimizer adamw { … }`")
+        raise ExportError(f"{system} is told of no optimizer {found.kind}", "it knows AdamW")
     return found
 
 

@@ -263,7 +263,7 @@ def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
 def test_keys() -> None:
     """Keys differ by what is computed again, in whatever order it is written; without it the key is the plain one."""
     one, other, none = (segments(again(spec(), *names))["attention"] for names in (V3, V3[::-1], ()))
-    assert one.key == other.key != none.key and none.key == (*none.key[:5], none.fused)
+    assert one.key == other.key != none.key and none.shown == (*none.shown[:5], none.fused)
     assert printer.module_name(one) != printer.module_name(none)
 
 

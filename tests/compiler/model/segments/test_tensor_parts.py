@@ -121,8 +121,8 @@ def test_emitted_parts_equal_autograd(of: str) -> None:
     """F, I and W of every kind of segment of a split model."""
     seen = set()
     for step in model_steps(of_ranks(MODELS[of], 2)):
-        if isinstance(step, ir.Use) and step.segment.key not in seen:
-            seen.add(step.segment.key)
+        if isinstance(step, ir.Use) and step.segment.shown not in seen:
+            seen.add(step.segment.shown)
             given = arguments(step.segment, 30)
             assert_equal(by_segment(step.segment, load(step.segment), given), by_autograd(step.segment, given))
             assert interpret(step.segment).again == ()
