@@ -57,7 +57,7 @@ class OpNode:
 
     @property
     def forward_op(self) -> str:
-        """The op that it is of, where it is a gradient: linear of linear_wgrad."""
+        """The op whose gradient it computes: linear for linear_wgrad. Of any other op its own name."""
         return self.op.removesuffix("_dgrad").removesuffix("_wgrad")
 
     @property

@@ -165,13 +165,15 @@ class Segment:
 
     @property
     def shown(self) -> tuple[Any, ...]:
-        """What the emitted text shows of it. Segments with equal keys, and no others, have this in common."""
+        """The parts that the emitted text of the segment shows, as a key. In a build it is equal where `key` is, else
+        the emission fails."""
         again = (*self.recompute, *self.remade, *self.stored)
         return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)
 
 
 def _identity(value: Any) -> Any:
-    """What is equal for functions that do the same: `partial` compares by identity, also inside of a layer."""
+    """Return a value that is equal for functions with equal settings. A `partial` equals itself alone, so its function
+    and arguments stand for it, also where it is a step of a layer."""
     if isinstance(value, partial):
         return (value.func, *map(_identity, value.args), *sorted(value.keywords.items()))
     settings = getattr(value, "__dataclass_fields__", None) if callable(value) else None

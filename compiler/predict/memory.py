@@ -1,4 +1,4 @@
-"""What a rank holds over a step: how much of what kind, what is live at the peak, and why it does not fit."""
+"""The memory of a rank over a step: amounts by kind, the peak, and the reasons why a plan does not fit."""
 
 from __future__ import annotations
 
@@ -79,9 +79,10 @@ class _PeakMemory(LiveMemory):
 
 
 def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, kinds: Mapping[str, str]) -> Peak:
-    """What is live at the peak of a rank that is at its beginning; it comes in the rank's invocation number `top`.
+    """Return the tensors that are live at the peak of a rank.
 
-    `kinds`: what `saved_and_deferred` gives.
+    `values`: of the rank before its first invocation. `top`: the invocation of the peak. `kinds`: as
+    `saved_and_deferred` returns them.
     """
     steps = list(zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True))
     for invocation, step in steps[:top]:
@@ -443,7 +444,7 @@ def gib(num_bytes: int) -> str:
 
 # ---------------------------------------------------------------- what is assumed
 def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -> tuple[str, ...]:
-    """What the memory of a plan takes for granted, for people."""
+    """Return the assumptions behind the memory of a plan, a sentence each."""
     mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
     rows = "every expert rank receives as many rows as it sends; " if mixed else ""
     lines = [

@@ -17,7 +17,8 @@ Run = tuple[int, int, int, int, int, int, int]
 
 
 def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[list[Ticks], list[Ticks]]:
-    """When the steps of each rank start and end, as far as they come; no time is above `most`."""
+    """Return the start and end times of the steps of each rank. A rank that waits forever has those of its first
+    steps alone. `most`: an upper bound of all times."""
     done = [*_numbers(most, events), 0, -1]  # by event, when it is there; then what is at the start, and of nobody
     starts, ends = ([_numbers(most) for _ in rows] for _ in range(2))
     waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it

@@ -106,8 +106,8 @@ class BodyName(str):
 
 
 class MessageName(str):
-    """What a pipeline rank sends to another: `F2.5` is the output of stage 2 for micro-batch 5, `B3.1` the gradient of
-    the input of stage 3."""
+    """A message between pipeline ranks: `F2.5` has the output of stage 2 for micro-batch 5, `B3.1` the gradient of the
+    input of stage 3 for micro-batch 1."""
 
     __slots__ = ()
     pattern: ClassVar[str] = r"[FB]\d{1,9}\.\d{1,9}"
@@ -157,28 +157,29 @@ class Site(str):
 
     __slots__ = ()
     pattern: ClassVar[str] = r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*"
-    _LAYER: ClassVar[re.Pattern[str]] = re.compile(r"L([0-9]+)")
+    _BLOCK: ClassVar[re.Pattern[str]] = re.compile(r"([LM])([0-9]+)")
 
     @property
     def block(self) -> str:
-        """What it is a part of: `L3` of `L3.attention`."""
+        """The block that it is in: `L3` for `L3.attention`."""
         return self.partition(".")[0]
 
     @property
     def part(self) -> str:
-        """Its place in its block: `attention` of `L3.attention`, nothing of `L3`."""
+        """Its place in its block: `attention` for `L3.attention`; empty for `L3`."""
         return self.partition(".")[2]
 
     @property
     def layer(self) -> int | None:
         """The index of its layer; None outside of the layers, as in multi-token prediction."""
-        found = self._LAYER.fullmatch(self.block)
-        return int(found[1]) if found else None
+        found = self._BLOCK.fullmatch(self.block)
+        return int(found[2]) if found and found[1] == "L" else None
 
     @property
     def predicts_ahead(self) -> bool:
         """Whether it is of multi-token prediction."""
-        return self[0] == "M" and self.block[1:].isdecimal()
+        found = self._BLOCK.fullmatch(self.block)
+        return found is not None and found[1] == "M"
 
 
 class ParameterName(str):
@@ -194,7 +195,7 @@ class ParameterName(str):
 
     @property
     def block(self) -> str:
-        """What the names of all parameters of its block begin with: `layers.3`, `mtp.0`. Nothing outside of blocks."""
+        """The prefix of the parameters of its block: `layers.3`, `mtp.0`; empty outside of blocks."""
         found = self._BLOCK.match(self)
         return f"{found[1]}.{found[2]}" if found else ""
 

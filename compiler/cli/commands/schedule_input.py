@@ -125,7 +125,10 @@ MAX_CAP = 100_000_000
 
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
-    """What the command line asks for; None after the mistakes of a spec have been printed. `InputError` for its own."""
+    """Return what the command line asks for. Return None if the spec has mistakes, which have been printed then.
+
+    InputError for mistakes of the command line itself.
+    """
     if args.compare is not None and args.format in ONE_ONLY:
         raise InputError(f"--format {args.format} is of one schedule: leave --compare out")  # before a search
     if args.name is not None and args.format == "megatron-layout":

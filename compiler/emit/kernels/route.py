@@ -11,7 +11,7 @@ from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
 def routing(
     experts: int, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
 ) -> tuple[tuple[str, Any], ...]:
-    """What route.py.j2 leaves open, but for the tokens of a program and its warps."""
+    """Return the sizes and options of route.py.j2, without the tokens and the warps of a program."""
     groups = _groups(groups, top_groups)
     return (
         ("E", experts),

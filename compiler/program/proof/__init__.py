@@ -34,9 +34,8 @@ class Prover:
         self._structure = Structure(plan)
         self._effects = Effects(self._structure.bodies)
         self._holders_are_right = False
-        self._right_lists: dict[
-            bool, tuple[tuple[BucketCollective, ...], ...]
-        ] = {}  # of collectives, in training or not
+        # Of collectives, by whether a program trains.
+        self._right_lists: dict[bool, tuple[tuple[BucketCollective, ...], ...]] = {}
 
     def prove(self, program: Program) -> ProofFacts:
         """The certificate of a program that holds in every interleaving; else ProofError, naming rank and action.

@@ -40,9 +40,7 @@ class Channel:
 
     source: int
     destination: int
-    numbers: dict[tuple[ActionName, int], int] = field(
-        default_factory=dict
-    )  # of messages; on other channels there are others
+    numbers: dict[tuple[ActionName, int], int] = field(default_factory=dict)  # of the messages of this channel
     sends: list[int] = field(default_factory=list)
     sent_in: list[int] = field(default_factory=list)
     posts: list[int] = field(default_factory=list)

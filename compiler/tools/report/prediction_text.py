@@ -196,8 +196,8 @@ def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
 def _goodput(p: Prediction, found: Goodput) -> Text:
     """What is left of the time beside failures, and which checkpoints leave most."""
     run = span(p.whole.seconds / found.share) if found.share else "no end"
-    best = f"if saved every {plural(found.best_steps, 'step')}"
-    best = best if found.of_spec is None else f"{found.best:.1%} {best}"
+    best = f"saved every {plural(found.best_steps, 'step')}"
+    best = best if found.of_spec is None else f"{found.best:.1%} if {best}"
     return _fact("goodput", f"{found.share:.1%}, {run}", f"one failure every {span(found.mtbf_s)}; {best}")
 
 
