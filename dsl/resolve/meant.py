@@ -13,8 +13,8 @@ from dsl.schema import Mla, Node, Tile
 from dsl.schema.base import fields_of
 from dsl.text.syntax import ALTERNATIVES, NAMED, Attribute, Block
 
-# Keys of grouped queries that latent attention has not → why, and what to do.
-OF_GROUPED: dict[str, str] = {
+# Keys of `attention gqa` that `attention mla` lacks → why, and what to do. A key without a row gets "remove it".
+WHY_NOT_IN_MLA: dict[str, str] = {
     "kv_heads": "whose query heads have keys of their own: remove it",
     "bias": "whose projections have no biases: remove it",
     "qk_norm": "whose latents have norms, and whose heads have none: remove it",
@@ -91,7 +91,7 @@ def _home(key: str, place: str, cls: type[Node]) -> str:
     beside = [block for block in found if plain(block.path) == (here or "run")]
     if beside:  # of another kind
         heads = listed([block.head for block in beside], "or")
-        why = OF_GROUPED.get(key, "") if cls is Mla else ""
+        why = WHY_NOT_IN_MLA.get(key, "remove it") if cls is Mla else ""
         return f"it is a key of {heads}, and this is `{_head_of_kind(beside[0].head, cls)}`{why and ', '}{why}"
     braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
     owner = ".".join(found[0].path.split(".")[: -len(found[0].head.split())]) if len(found) == 1 else ""

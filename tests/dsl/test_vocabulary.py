@@ -12,7 +12,7 @@ from dsl.messages.diagnostics import Source
 from dsl.messages.spelling import edits, nearest
 from dsl.reference import find, keys
 from dsl.reference.keys import plain
-from dsl.resolve.meant import OF_GROUPED
+from dsl.resolve.meant import WHY_NOT_IN_MLA
 from dsl.schema import Compressed, Gqa, Mla
 from dsl.text.edits import apply, edit_of
 
@@ -102,18 +102,18 @@ def test_what_the_language_has_not_is_said_to_be_so() -> None:
     assert all(hints[word].startswith("there is no such key: ") for word in words)
     assert "RMSNorms" in hints["norm_type"]
     hints = said(f"model m extends base {{ {attention.replace('KEYS', 'frobnicate = 1')} }}")
-    keys_there = ("heads", "kv_heads", "head_dim", "bias", "qk_norm", "scale", "window", "sinks")
-    keys_there += ("output_gate", "softcap")
-    assert hints["frobnicate"] == f"`attention gqa` takes {', '.join(f'`{key}`' for key in keys_there)} and `rope`"
+    keys_there = [f"`{key}`" for key in Gqa.model_fields if key not in ("kind", "rope")]
+    assert hints["frobnicate"] == f"`attention gqa` takes {', '.join(keys_there)} and `rope`"
 
 
-def test_latent_attention_says_why_it_has_not_what_grouped_queries_have() -> None:
+def test_keys_of_grouped_queries_that_latent_attention_lacks_are_explained() -> None:
     grouped, latent = set(Gqa.model_fields), set(Mla.model_fields)
-    assert set(OF_GROUPED) == grouped - latent
-    text = ", ".join(f"{word} = 1" for word in OF_GROUPED)
+    assert set(WHY_NOT_IN_MLA) <= grouped - latent
+    text = ", ".join(f"{word} = 1" for word in grouped - latent)
     hints = said(f"model m extends base {{ attention mla {{ {text} }} }}")
-    for word, why in OF_GROUPED.items():
+    for word in grouped - latent:
         of = "`attention gqa`" + (" or `attention compressed`" if word in Compressed.model_fields else "")
+        why = WHY_NOT_IN_MLA.get(word, "remove it")
         assert hints[word] == f"it is a key of {of}, and this is `attention mla`, {why}"
     assert said("model m extends base { layers 0..0 { ffn dense { mlp_bias = 1 } } }")["mlp_bias"] == (
         "write `bias = true` in `ffn`; what balances experts is `bias_rate`"

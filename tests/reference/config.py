@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -254,18 +256,26 @@ def _mtp(mtp: Mapping[str, Any]) -> Mtp:
 
 def _attention(attention: Mapping[str, Any]) -> Attention:
     if attention["kind"] == "deltanet":
-        return DeltaNet(**{key: value for key, value in attention.items() if key != "kind"})
+        return _built(DeltaNet, {key: value for key, value in attention.items() if key != "kind"})
     keys = {key: value for key, value in attention.items() if key not in ("kind", "head_dim", "rope")}
     rope, dims = _rope(attention["rope"]), attention["head_dim"]
     if attention["kind"] == "compressed":
         entries = keys.pop("compress", None)
         if entries and entries.get("indexer"):
             entries = {**entries, "indexer": Indexer(**entries["indexer"])}
-        return Compressed(**keys, head_dim=dims, rope=rope, compress=Entries(**entries) if entries else None)
+        compress = Entries(**entries) if entries else None
+        return _built(Compressed, {**keys, "head_dim": dims, "rope": rope, "compress": compress})
     if attention["kind"] == "gqa":
-        return Gqa(**{"qk_norm": None} | keys, head_dim=dims, rope=rope)
+        return _built(Gqa, {"qk_norm": None, **keys, "head_dim": dims, "rope": rope})
     indexer = Indexer(**keys.pop("indexer")) if keys.get("indexer") else keys.pop("indexer", None)
-    return Mla(**keys, head_dim=HeadDim(**dims), rope=rope, indexer=indexer)
+    return _built(Mla, {**keys, "head_dim": HeadDim(**dims), "rope": rope, "indexer": indexer})
+
+
+def _built(cls: type[Built], keys: Mapping[str, Any]) -> Built:
+    """An instance of a class of this file. Names the file to change if the schema has a key that it lacks."""
+    unknown = sorted(keys.keys() - {field.name for field in fields(cls)})  # type: ignore[arg-type]
+    assert not unknown, f"the reference has no {cls.__name__}.{unknown[0]}: add it to {__file__}, and compute it"
+    return cls(**keys)
 
 
 def _rope(rope: Mapping[str, Any] | None) -> Rope | None:

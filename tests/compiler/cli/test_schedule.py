@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 QUICK = str(ROOT / "specs" / "quickstart.dsc")
 EIGHT = ("--ranks", "8", "--micro-batches", "20")
 DUALPIPE = ("--name", "dualpipe", *EIGHT)
+NAMES = ", ".join(SCHEDULES)
 Captured = pytest.CaptureFixture[str]
 
 
@@ -260,7 +261,7 @@ def test_several_schedules_of_a_spec(capsys: Captured) -> None:
         ("interleaved", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
         ("zbv", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
         ("auto", "512", "1025", "512 ranks x 1025 micro-batches is too large: use --micro-batches 1024"),
-        ("dualpip", "8", "20", "unknown schedule 'dualpip': use one of gpipe, 1f1b"),
+        ("dualpip", "8", "20", f"unknown schedule 'dualpip': use one of {NAMES}"),
     ],
 )
 def test_bad_sizes_say_what_to_change(
@@ -276,7 +277,7 @@ def test_bad_sizes_say_what_to_change(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (EIGHT, "--name is missing: use one of gpipe"),
+        (EIGHT, f"--name is missing: use one of {NAMES}"),
         (("--name", "1f1b", "--ranks", "8"), "--micro-batches is missing"),
         (("--name", "1f1b", "--micro-batches", "8"), "--ranks is missing"),
         ((*DUALPIPE, "--compare", "1f1b"), "leave --name out"),
@@ -301,7 +302,7 @@ def test_bad_sizes_say_what_to_change(
         ((*DUALPIPE, "--costs", "/dev/null"), "--costs /dev/null is no regular file"),
         ((*DUALPIPE, "--costs", "9" * 300), "no such file, and no table of that name"),
         ((*DUALPIPE, "-s", "train.seed=1"), "-s changes a spec, and there is none"),
-        ((QUICK, "--name", "dualpip"), "unknown schedule 'dualpip': use one of gpipe"),
+        ((QUICK, "--name", "dualpip"), f"unknown schedule 'dualpip': use one of {NAMES}"),
         ((QUICK, "--compare", ""), "unknown schedule ''"),
         ((QUICK, "--compare", "1f1b", "--name", "1f1b"), "leave --name out"),
         ((QUICK, "--chunks", "3"), "change `schedule.chunks`"),

@@ -150,6 +150,7 @@ def optimizer_of(model: Reference, row: AnyOptimizer, recipe: Recipe) -> AdamW |
     parameters = dict(model.named_parameters())
     if row.kind == "adamw":
         return AdamW(parameters, recipe)
+    assert row.kind == "muon", f"no optimizer of tests/reference computes {row.kind!r}: write one, and name it here"
     return Muon(model.config, parameters, recipe, MuonRecipe(**row.settings()))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -10,6 +12,8 @@ from compiler.tools.editor.block_keys import CompletionItem
 from compiler.tools.editor.completion import complete
 from dsl.messages.diagnostics import Source
 from dsl.reference.keys import blocks
+from dsl.schema import AnyAttention, AnyOptimizer, Gqa, Node
+from dsl.schema.base import fields_of
 from dsl.text.parser import parse
 from dsl.text.syntax import NAMED
 from tests.compiler.tools.editor.texts import HERE, cursor, documented, in_quickstart
@@ -25,6 +29,17 @@ def items(marked: str, **others: str) -> tuple[CompletionItem, ...]:
 
 def labels(marked: str, **others: str) -> list[str]:
     return [item.label for item in items(marked, **others)]
+
+
+def kinds(union: object) -> list[str]:
+    """The kinds that a block of the language comes in, in the order of the schema."""
+    return [each.model_fields["kind"].default for each in get_args(union)]
+
+
+def in_order(cls: type[Node]) -> Callable[[str], tuple[bool, int]]:
+    """Sorts keys of a block as completion does: required keys first, then as in the schema."""
+    fields = fields_of(cls)
+    return lambda key: (not fields[key].required, list(fields).index(key))
 
 
 FILE = ["run", "model", "cluster", "precision", "import", "let"]
@@ -52,14 +67,14 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("run a {\n  parallel { pipeline = 2, |", PARALLEL),
         ("run a {\n  parallel { pipeline = 2, exp|", PARALLEL),
         ("run a {\n  parallel {\n    |\n  }\n  schedule { name = 1f1b }\n}", None),
-        ("model a {\n  attention |", ["mla", "gqa", "compressed", "deltanet", "custom"]),
-        ("model a {\n  attention | {\n", ["mla", "gqa", "compressed", "deltanet", "custom"]),
+        ("model a {\n  attention |", kinds(AnyAttention)),
+        ("model a {\n  attention | {\n", kinds(AnyAttention)),
         ("model a {\n  layers 0..3 {\n    ffn |\n  }\n}", ["dense", "moe", "custom"]),
         ("model a {\n  layers 0..3 {\n    |", ["ffn", "attention"]),
-        ("run a {\n  train {\n    optimizer |", ["adamw", "muon"]),
+        ("run a {\n  train {\n    optimizer |", kinds(AnyOptimizer)),
         (
             "model a { attention gqa {\n heads = 4\n |",
-            ["kv_heads", "head_dim", "rope", "bias", "qk_norm", "scale", "window", "sinks", "output_gate", "softcap"],
+            sorted(fields_of(Gqa).keys() - {"kind", "heads"}, key=in_order(Gqa)),
         ),
         ("model a { attention gqa { rope { |", ["theta", "width", "scaling"]),
         ("model a { attention gqa { rope { theta = 1e4, scaling |", ["linear", "llama3", "yarn"]),
