@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from ctypes import CDLL, c_float, c_long, c_void_p
 from functools import cache
@@ -31,32 +32,29 @@ TYPES = {
     ROWS: (c_void_p, c_long),
     MATRIX: (c_void_p, c_long, c_long),
 }
-SIGNATURES = {
-    "mla_attention": "nnnnnnnrrrppppp",
-    "mla_attention_dgrad": "nnnnnnprrrppppppp",
-    "gqa_attention": "nnnnnnrrrppppp",
-    "gqa_attention_dgrad": "nnnnnprrrppppppp",
-    "rmsnorm": "nnrpfpp",
-    "rmsnorm_dgrad": "nnrrppp",
-    "rmsnorm_wgrad": "nnprrp",
-    "swiglu": "nnppp",
-    "swiglu_dgrad": "nnppppp",
-    "cross_entropy": "nnrppp",
-    "cross_entropy_dgrad": "nnprppp",
-    "product": "nnnmmrn",
-    "quantise": "nnrnpp",
-    "quantise_columns": "nnrnpp",
-    "quantise_blocks": "nnnpnppp",
-    "requantise": "nnrmnpp",
-    "dequantise": "nnrmp",
-    "linear": "npnnnnrmppp",
-    "linear_wgrad": "npnnnnrmrmp",
-    "magnitudes": "nnnpnnnp",
-    "encode": "nnnpnnppp",
-    "decode": "nnnpnnpp",
-    "thresholds": "nnpnp",
-    "adamw": "npppppfffffffff",
-}
+DECLARATION = re.compile(rf'extern "C" void (\w+?)_(?:##suffix|{"|".join(DTYPES.values())})\(([^)]*)\)')
+
+
+def signatures() -> dict[str, str]:
+    """The kinds of the arguments of every function of the C++, read from its declarations.
+
+    `long` is a NUMBER and `float` a FLOAT. A pointer is a TENSOR; with one number behind it whose name has the word
+    stride it is ROWS, with two a MATRIX.
+    """
+    found: dict[str, str] = {}
+    for source in sorted(compile_cpp.HERE.glob("*.cpp")):
+        text = source.read_text("utf-8").replace("\\\n", "")
+        for name, arguments in DECLARATION.findall(text):
+            kinds = ""
+            for argument in arguments.split(","):
+                if "stride" in argument:
+                    kinds = kinds[:-1] + {TENSOR: ROWS, ROWS: MATRIX}[kinds[-1]]
+                elif "*" in argument:
+                    kinds += TENSOR
+                else:
+                    kinds += {"long": NUMBER, "float": FLOAT}[argument.split()[0]]
+            found[name] = kinds
+    return found
 
 
 def takes(*operands: Tensor) -> bool:
@@ -142,7 +140,7 @@ def identity() -> str:
 def functions(instructions: str) -> Functions:
     """Functions of the library for processors with these instructions."""
     library, found = CDLL(str(compile_cpp.path(instructions))), {}
-    for name, signature in SIGNATURES.items():
+    for name, signature in signatures().items():
         for dtype, suffix in DTYPES.items():
             function = getattr(library, f"{name}_{suffix}", None)
             if function is None:  # an op has no such operands, or the processor no instruction for products of them

@@ -105,7 +105,7 @@ void product(long M, long N, long K, Left l, Right r, float *c, long ldc, bool a
 
 }  // namespace
 
-extern "C" void product_float32(long M, long N, long K, const float *a, long am, long ak, const float *b, long bk,
-                                long bn, float *c, long ldc, long add) {
-  product(M, N, K, {a, am, ak}, {b, bk, bn}, c, ldc, add);
+extern "C" void product_float32(long M, long N, long K, const float *a, long a_stride_m, long a_stride_k,
+                                const float *b, long b_stride_k, long b_stride_n, float *c, long c_stride, long add) {
+  product(M, N, K, {a, a_stride_m, a_stride_k}, {b, b_stride_k, b_stride_n}, c, c_stride, add);
 }

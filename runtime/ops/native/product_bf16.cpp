@@ -172,11 +172,12 @@ template <class T> void product(long M, long N, long K, Matrix a, Matrix b, T *c
 
 }  // namespace
 
-extern "C" void product_bfloat16(long M, long N, long K, const bf16 *a, long am, long ak, const bf16 *b, long bk, long bn,
-                                 void *c, long ldc, long add) {
+extern "C" void product_bfloat16(long M, long N, long K, const bf16 *a, long a_stride_m, long a_stride_k,
+                                 const bf16 *b, long b_stride_k, long b_stride_n, void *c, long c_stride, long add) {
+  const Matrix left{a, a_stride_m, a_stride_k}, right{b, b_stride_k, b_stride_n};
   if (add)
-    product(M, N, K, {a, am, ak}, {b, bk, bn}, static_cast<float *>(c), ldc);
+    product(M, N, K, left, right, static_cast<float *>(c), c_stride);
   else
-    product(M, N, K, {a, am, ak}, {b, bk, bn}, static_cast<bf16 *>(c), ldc);
+    product(M, N, K, left, right, static_cast<bf16 *>(c), c_stride);
 }
 #endif

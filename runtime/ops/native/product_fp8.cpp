@@ -208,10 +208,11 @@ Pieces without_zeros(Pieces pieces, Operand a, long M, Operand b, long N) {
 
 // y = x·wᵀ, with the scales of blocks of w.
 extern "C" void linear_e4m3(long G, const int32_t *ends, long R, long E, long N, long K, const e4m3 *x, long stride,
-                            const float *xs, long row, long tile, const e4m3 *w, const float *ws, bf16 *y) {
+                            const float *xs, long row_stride, long tile_stride, const e4m3 *w, const float *ws,
+                            bf16 *y) {
   const long tiles = (K + TILE - 1) / TILE, tiles_of_w = (N + TILE - 1) / TILE * tiles;
   each_group(G, ends, R, E, [&](long expert, long start, long end) {
-    const Operand a{x + start * stride, stride, xs + start * row, row, tile, 1};
+    const Operand a{x + start * stride, stride, xs + start * row_stride, row_stride, tile_stride, 1};
     const Operand b{w + expert * N * K, K, ws + expert * tiles_of_w, tiles, 1, TILE};
     const long rows = distinct(a, end - start, K);
     product(rows, N, {0, K}, a, b, y + start * N, N);
@@ -221,9 +222,11 @@ extern "C" void linear_e4m3(long G, const int32_t *ends, long R, long E, long N,
 
 // acc += dy·xᵀ of the rows of each group, which both operands lie along.
 extern "C" void linear_wgrad_e4m3(long G, const int32_t *ends, long R, long E, long N, long K, const e4m3 *dy,
-                                  long dy_stride, const float *dys, long dy_row, long dy_tile, const e4m3 *x,
-                                  long x_stride, const float *xs, long x_row, long x_tile, float *acc) {
-  const Operand a{dy, dy_stride, dys, dy_row, dy_tile, 1}, b{x, x_stride, xs, x_row, x_tile, 1};
+                                  long dy_stride, const float *dys, long dys_row_stride, long dys_tile_stride,
+                                  const e4m3 *x, long x_stride, const float *xs, long xs_row_stride,
+                                  long xs_tile_stride, float *acc) {
+  const Operand a{dy, dy_stride, dys, dys_row_stride, dys_tile_stride, 1};
+  const Operand b{x, x_stride, xs, xs_row_stride, xs_tile_stride, 1};
   each_group(G, ends, R, E, [&](long expert, long start, long end) {
     product(N, K, without_zeros({start, end}, a, N, b, K), a, b, acc + expert * N * K, K);
   });

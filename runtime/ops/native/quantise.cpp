@@ -159,14 +159,14 @@ template <class T> void blocks(long E, long N, long K, const T *w, bool pow2, e4
 QUANTISE(float, float32)
 QUANTISE(bf16, bfloat16)
 
-extern "C" void requantise_e4m3(long R, long C, const e4m3 *x, long stride, const float *scales, long row, long tile,
-                                long pow2, e4m3 *q, float *s) {
-  by_columns(R, C, Scaled{x, stride, scales, row, tile}, pow2, q, s);
+extern "C" void requantise_e4m3(long R, long C, const e4m3 *x, long stride, const float *scales, long row_stride,
+                                long tile_stride, long pow2, e4m3 *q, float *s) {
+  by_columns(R, C, Scaled{x, stride, scales, row_stride, tile_stride}, pow2, q, s);
 }
 
-extern "C" void dequantise_e4m3(long R, long C, const e4m3 *x, long stride, const float *scales, long row, long tile,
-                                float *y) {
-  const Scaled from{x, stride, scales, row, tile};
+extern "C" void dequantise_e4m3(long R, long C, const e4m3 *x, long stride, const float *scales, long row_stride,
+                                long tile_stride, float *y) {
+  const Scaled from{x, stride, scales, row_stride, tile_stride};
   for (long r = 0; r < R; r++, y += C)
     for (long left = 0; left < C; left += TILE)
       each(std::min(TILE, C - left), [&](long c, long n) { set(y + left + c, from.at(r, left + c, n), n); });

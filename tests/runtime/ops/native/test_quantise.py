@@ -57,7 +57,7 @@ def test_the_library_computes_them(instructions: str) -> None:
     functions = library.functions(instructions)
     assert {(name, dtype) for name, dtype in functions if "quantise" in name} == {
         *((name, E4M3) for name in ("requantise", "dequantise")),
-        *((name, dtype) for name in FROM_WIDE if name in library.SIGNATURES for dtype in BITS if dtype != E4M3),
+        *((name, dtype) for name in FROM_WIDE if name in library.signatures() for dtype in BITS if dtype != E4M3),
     }
 
 
