@@ -1,7 +1,8 @@
 """How many parameters a model has, in closed form: exact, and instant for a model of any size. What is in a module of a
 user's own is not known before it is traced, and counts nothing here.
 
-Sources: DeepSeek-V2, arXiv 2405.04434, §2 (attention, experts); DeepSeek-V3, arXiv 2412.19437, §2 (gate, MTP).
+Sources: DeepSeek-V2, arXiv 2405.04434, §2 (experts); DeepSeek-V3, arXiv 2412.19437, §2 (gate, MTP); those of
+attention stand at its classes, dsl/schema/attention.py.
 D hidden · V vocabulary · H heads · E routed experts · I inner width of a feed-forward part.
 """
 
@@ -9,19 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.schema import (
-    AnyAttention,
-    Compressed,
-    Csa,
-    Custom,
-    CustomAttention,
-    DeltaNet,
-    Dense,
-    Gqa,
-    Mla,
-    Model,
-    Moe,
-)
+from dsl.schema import AnyAttention, Custom, Dense, Model, Moe
 from dsl.schema.model import is_gated
 
 
@@ -69,27 +58,8 @@ def layer_parameters(model: Model, layer: int) -> int:
 
 
 def attention_parameters(model: Model, attention: AnyAttention) -> int:
-    """Parameters of one attention block of a model, without the norm in front of it.
-
-    MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
-    without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
-    An indexer has its own.
-    GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. Its norms have 2·d, or
-    H·d + K·d over the whole width; its biases H·d + 2·K·d, H·d of a gate, and D behind attention; its
-    sinks H, and its gate D·H·d.
-    Compressed, head width d, G groups of rank o (arXiv 2606.19348, §2.3): D·q + q + q·H·d; D·d + d for keys; H·d·o for
-    the groups and G·o·D out. Entries of m tokens: 2·D·d, m·d of the position bias, and d of their norm. Entries of two
-    windows have twice as many products and positions; their indexer of J heads of w has entries too, q·J·w and D·J.
-    Delta rule, key width k of K heads and value width v of H (arXiv 2412.06464, 2510.26692): see `deltanet_parts`.
-    """
-    D = model.hidden
-    if isinstance(attention, CustomAttention):
-        return 0
-    if isinstance(attention, Compressed):
-        return compressed_products(attention, D) + sum(compressed_vectors(attention).values())
-    if isinstance(attention, DeltaNet):
-        return sum(deltanet_parts(attention, D).values())
-    return _gqa(attention, D) if isinstance(attention, Gqa) else _mla(attention, D)
+    """Parameters of one attention block of a model, without the norm in front of it: see its class."""
+    return sum(attention.parameters(model.hidden).values())
 
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
@@ -153,89 +123,6 @@ def _layer(model: Model, ffn: Dense | Moe | Custom, attention: AnyAttention) -> 
     norms = 4 if model.norm == "sandwich" else 2
     mixing = 2 * hyper_parameters(model)
     return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden + mixing
-
-
-def _gqa(gqa: Gqa, D: int) -> int:
-    return gqa_products(gqa, D) + sum(gqa_vectors(gqa, D).values())
-
-
-def gqa_products(gqa: Gqa, D: int) -> int:
-    """Elements of the matrices of grouped-query attention."""
-    return D * gqa.head_dim * ((3 if gqa.output_gate else 2) * gqa.heads + 2 * gqa.kv_heads)
-
-
-def gqa_vectors(gqa: Gqa, D: int) -> dict[str, int]:
-    """Parameters of grouped-query attention that are no matrices, by what they are."""
-    queries, keys = gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim
-    gates = 2 if gqa.output_gate else 1  # a gate is as many columns as queries
-    norms = {"head": 2 * gqa.head_dim, "width": queries + keys, None: 0}
-    return {
-        "norms": norms[gqa.qk_norm],
-        "biases": (gates * queries + 2 * keys if gqa.bias else 0) + (D if gqa.bias == "all" else 0),
-        "sinks": gqa.heads if gqa.sinks else 0,
-    }
-
-
-def compressed_products(sizes: Compressed, D: int) -> int:
-    """Elements of the matrices of compressed attention."""
-    queries = sizes.heads * sizes.head_dim
-    query = (D + queries) * sizes.query_rank
-    pools = 2 * D * _series(sizes) * sizes.head_dim
-    products = query + D * sizes.head_dim + pools + queries * sizes.out_rank + sizes.groups * sizes.out_rank * D
-    indexer = sizes.indexer
-    if indexer is None:
-        return products
-    return products + indexer.heads * (sizes.query_rank * indexer.head_dim + D) + 2 * D * 2 * indexer.head_dim
-
-
-def _series(sizes: Compressed) -> int:
-    """Series of values that entries are made of: of two windows two, without entries none."""
-    return 0 if sizes.compress is None else 2 if isinstance(sizes.compress, Csa) else 1
-
-
-def compressed_vectors(sizes: Compressed) -> dict[str, int]:
-    """Parameters of compressed attention that are no matrices, by what they are."""
-    rate = sizes.compress.rate if sizes.compress else 0
-    entries = (sizes.head_dim if sizes.compress else 0) + (sizes.indexer.head_dim if sizes.indexer else 0)
-    return {
-        "norms": sizes.query_rank + sizes.head_dim + entries,
-        "positions": rate * _series(sizes) * entries,
-        "sinks": sizes.heads if sizes.sinks else 0,
-    }
-
-
-def _mla(mla: Mla, D: int) -> int:
-    dim, H = mla.head_dim, mla.heads
-    queries = H * (dim.nope + dim.rope)
-    query = D * mla.query_rank + mla.query_rank + mla.query_rank * queries if mla.query_rank else D * queries
-    latent = D * (mla.kv_rank + dim.rope) + mla.kv_rank + mla.kv_rank * H * (dim.nope + dim.value)
-    return query + latent + H * dim.value * D + _indexer(mla, D)
-
-
-def _indexer(mla: Mla, D: int) -> int:
-    """J heads of width w (arXiv 2512.02556, §2.1): queries q·J·w; one key D·w, behind a LayerNorm of 2·w; weights
-    D·J."""
-    if mla.indexer is None or not mla.query_rank:
-        return 0
-    J, w = mla.indexer.heads, mla.indexer.head_dim
-    return mla.query_rank * J * w + D * w + 2 * w + D * J
-
-
-def deltanet_parts(net: DeltaNet, D: int) -> dict[str, int]:
-    """Parameters of linear attention, by what they are. J taps for each of 2·K·k + H·v columns.
-
-    Products: D(2·K·k + H·v), a gate D·H·v, H·v·D out. Gates, in FP32: `beta` D·H, and decays D·H. Where channels decay,
-    by products of rank v: a gate D·v + v·H·v, decays v·H·k behind a product D·v. Vectors: J(2·K·k + H·v); H rates and a
-    bias for each decay; a norm v.
-    """
-    keys, values, H, v = net.key_heads * net.key_dim, net.heads * net.value_dim, net.heads, net.value_dim
-    channel = net.gate == "channel"
-    decays, width = (H * net.key_dim, v) if channel else (H, D)
-    return {
-        "products": D * (2 * keys + 2 * values) + width * values + (2 * D * v if channel else 0),
-        "gates": D * H + width * decays,
-        "vectors": net.convolution * (2 * keys + values) + H + decays + v,
-    }
 
 
 def _ffn(ffn: Dense | Moe | Custom, D: int) -> int:

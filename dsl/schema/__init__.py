@@ -11,12 +11,8 @@ from dsl.schema.attention import (
     Hca,
     HeadDim,
     Indexer,
-    LinearScaling,
-    Llama3Scaling,
     Mla,
-    Rope,
     SoftmaxAttention,
-    YarnScaling,
 )
 from dsl.schema.base import (
     Aliases,
@@ -40,6 +36,7 @@ from dsl.schema.model import Balance, Clamp, Custom, Dense, HyperConnections, La
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
+from dsl.schema.rotation import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dsl.schema.run import ScheduleBlock, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, PhaseWithin, RatePhase, Train, Validate
 from dsl.schema.training_data import Chat, Data, DataSource, Filters, Prompts, TrainTokenizer

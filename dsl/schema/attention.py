@@ -1,4 +1,4 @@
-"""Attention: its kinds, their rotation, what chooses their keys, and what their heads see."""
+"""Attention: its kinds, what chooses their keys, and how many parameters each has."""
 
 from __future__ import annotations
 
@@ -7,130 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dsl.schema.base import Aliases, Choices, FilePath, Node, Quiet, Syntax, Width
-
-# --- Rotary position embedding: which columns of a head turn, and how frequencies are scaled for a longer context
-
-Factor = Annotated[
-    float, Field(ge=1, le=1e6, description="how much longer the context becomes", examples=["factor = 8"])
-]
-Original = Annotated[
-    int,
-    Field(ge=1, le=1_099_511_627_776, description="tokens of the context before", examples=["original = 8192"]),
-]
-
-
-class LinearScaling(Node):
-    """All frequencies divided by a factor: position interpolation (arXiv 2306.15595)."""
-
-    kind: Annotated[Literal["linear"], Syntax("label"), Field(description="the kind")] = "linear"
-    factor: Factor
-
-
-class Llama3Scaling(Node):
-    """Frequencies divided by a factor where few of their turns fit into the original context, as Llama 3.1 does.
-
-    Fewer than `low_freq_factor` turns: divided; more than `high_freq_factor`: as they were; between, a mean of both.
-    """
-
-    kind: Annotated[Literal["llama3"], Syntax("label"), Field(description="the kind")] = "llama3"
-    factor: Factor
-    original: Original
-    low_freq_factor: Annotated[
-        float,
-        Field(gt=0, le=1e6, description="turns below which a frequency is divided", examples=["low_freq_factor = 1"]),
-    ] = 1.0
-    high_freq_factor: Annotated[
-        float,
-        Field(
-            gt=0, le=1e6, description="turns above which a frequency stays as it is", examples=["high_freq_factor = 4"]
-        ),
-    ] = 4.0
-
-
-class YarnScaling(Node):
-    """YaRN (arXiv 2309.00071): frequencies divided by a factor along a ramp over the pairs of columns.
-
-    With m(s) = 0.1·s·ln(factor) + 1, sines and cosines are multiplied by `attention_factor`, or else by m(mscale) /
-    m(mscale_all_dim) if both are given, or else by m(1). Latent attention with `mscale_all_dim` has its softmax scale
-    multiplied by m(mscale_all_dim)², as DeepSeek-V3 does.
-    """
-
-    kind: Annotated[Literal["yarn"], Syntax("label"), Field(description="the kind")] = "yarn"
-    factor: Factor
-    original: Original
-    beta_fast: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1e6,
-            description="turns in the original context from which on a frequency stays as it is",
-            examples=["beta_fast = 32"],
-        ),
-    ] = 32.0
-    beta_slow: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1e6,
-            description="turns in the original context up to which a frequency is divided",
-            examples=["beta_slow = 1"],
-        ),
-    ] = 1.0
-    truncate: Annotated[
-        bool, Field(description="whether the ramp begins and ends at whole pairs", examples=["truncate = false"])
-    ] = True
-    attention_factor: Annotated[
-        float | None,
-        Field(gt=0, le=1e3, description="factor of sines and cosines", examples=["attention_factor = 1.0"]),
-    ] = None
-    mscale: Annotated[
-        float | None,
-        Field(gt=0, le=1e3, description="how steeply that factor grows with ln(factor)", examples=["mscale = 1.0"]),
-    ] = None
-    mscale_all_dim: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=1e3,
-            description="how steeply the softmax scale of latent attention grows with ln(factor)",
-            examples=["mscale_all_dim = 1.0"],
-        ),
-    ] = None
-
-
-class Rope(Node):
-    """Rotary position embedding on interleaved pairs."""
-
-    theta: Annotated[
-        float, Field(ge=1, le=1e12, description="base of the angles pos·theta^(−2i/rope)", examples=["theta = 10_000"])
-    ]
-    width: Annotated[
-        int | None,
-        Field(
-            ge=2,
-            le=4096,
-            description="columns of each head that are rotated, in pairs: the first of them, of `compressed` the last; "
-            "all if it is not given",
-            examples=["width = 64"],
-        ),
-    ] = None
-    scaling: Annotated[
-        LinearScaling | Llama3Scaling | YarnScaling | None,
-        Field(
-            description="how the frequencies of a longer context follow from those of a shorter one",
-            examples=["scaling yarn { factor = 40, original = 4096 }"],
-        ),
-    ] = None
-
-
-Position = Annotated[
-    Rope | None,
-    Field(
-        description="rotary position embedding, or none: attention without positions",
-        examples=["rope { theta = 10_000 }", "rope = none"],
-    ),
-]
-
+from dsl.schema.rotation import Position
 
 # --- What chooses the keys of latent attention
 
@@ -168,6 +45,21 @@ class Indexer(Node):
             examples=["loss = 1.0"],
         ),
     ] = 1.0
+
+    def parameters(self, hidden: int, query_rank: int) -> dict[str, int]:
+        """Over keys (arXiv 2512.02556, §2.1): J heads of width w have q·J·w, one key D·w behind a LayerNorm of 2·w, and
+        weights D·J."""
+        queries = query_rank * self.heads * self.head_dim
+        return {"products": queries + hidden * (self.head_dim + self.heads), "norms": 2 * self.head_dim}
+
+    def parameters_over_entries(self, hidden: int, query_rank: int, rate: int) -> dict[str, int]:
+        """Over compressed entries of two windows: as over keys, but its keys are entries that are made as those are."""
+        queries = query_rank * self.heads * self.head_dim
+        return {
+            "products": queries + hidden * self.heads + 2 * hidden * 2 * self.head_dim,
+            "norms": self.head_dim,
+            "positions": 2 * rate * self.head_dim,
+        }
 
 
 # --- The attention of DeepSeek-V4: a window, and compressed entries beside it
@@ -263,6 +155,25 @@ class Compressed(Node):
         """What chooses entries, if they are chosen."""
         return self.compress.indexer if isinstance(self.compress, Csa) else None
 
+    def parameters(self, hidden: int) -> dict[str, int]:
+        """Head width d, G groups of rank o (arXiv 2606.19348, §2.3): D·q + q + q·H·d; D·d + d for keys; H·d·o for the
+        groups and G·o·D out. Entries of m tokens: 2·D·d, m·d of the position bias, and d of their norm. Entries of two
+        windows have twice as many products and positions."""
+        d, queries = self.head_dim, self.heads * self.head_dim
+        windows = 0 if self.compress is None else 2 if isinstance(self.compress, Csa) else 1
+        query = (hidden + queries) * self.query_rank
+        out = queries * self.out_rank + self.groups * self.out_rank * hidden
+        counts = {
+            "products": query + hidden * d + 2 * hidden * windows * d + out,
+            "norms": self.query_rank + d + (d if self.compress else 0),
+            "positions": self.compress.rate * windows * d if self.compress else 0,
+            "sinks": self.heads if self.sinks else 0,
+        }
+        if self.compress and self.indexer:
+            more = self.indexer.parameters_over_entries(hidden, self.query_rank, self.compress.rate)
+            counts |= {part: counts[part] + count for part, count in more.items()}
+        return counts
+
 
 # --- Attention: its kinds, and what their heads see
 
@@ -328,6 +239,20 @@ class Mla(Node):
         ),
     ] = None
     rope: Position
+
+    def parameters(self, hidden: int) -> dict[str, int]:
+        """Ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
+        without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and
+        c."""
+        dim, rank = self.head_dim, self.query_rank or 0
+        queries = self.heads * (dim.nope + dim.rope)
+        query = (hidden + queries) * rank if rank else hidden * queries
+        latent = hidden * (self.kv_rank + dim.rope) + self.kv_rank * self.heads * (dim.nope + dim.value)
+        out = self.heads * dim.value * hidden
+        counts = {"products": query + latent + out, "norms": rank + self.kv_rank}
+        if self.indexer and rank:
+            counts |= {part: counts[part] + n for part, n in self.indexer.parameters(hidden, rank).items()}
+        return counts
 
 
 class Gqa(Node):
@@ -401,6 +326,19 @@ class Gqa(Node):
     ] = None
     rope: Position
 
+    def parameters(self, hidden: int) -> dict[str, int]:
+        """Head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. A gate is as many
+        columns as queries."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        columns = (2 if self.output_gate else 1) * queries + 2 * keys
+        norms = {"head": 2 * self.head_dim, "width": queries + keys, None: 0}
+        return {
+            "products": hidden * (columns + queries),
+            "norms": norms[self.qk_norm],
+            "biases": (columns if self.bias else 0) + (hidden if self.bias == "all" else 0),
+            "sinks": self.heads if self.sinks else 0,
+        }
+
 
 class DeltaNet(Node):
     """Linear attention by a gated delta rule: each head has a state of `key_dim` × `value_dim` numbers, and no keys are
@@ -447,12 +385,32 @@ class DeltaNet(Node):
         ),
     ] = 4
 
+    def parameters(self, hidden: int) -> dict[str, int]:
+        """Key width k of K heads and value width v of H (arXiv 2412.06464, 2510.26692), J taps of the convolution.
+
+        Products: D(2·K·k + H·v), a gate D·H·v, H·v·D out. Gates, in FP32: `beta` D·H, and decays D·H. Where channels
+        decay, by products of rank v: a gate D·v + v·H·v, decays v·H·k behind a product D·v. Vectors: J for each of
+        2·K·k + H·v columns; H rates and a bias for each decay; a norm v.
+        """
+        keys, values, H, v = self.key_heads * self.key_dim, self.heads * self.value_dim, self.heads, self.value_dim
+        by_channel = self.gate == "channel"
+        decays, width = (H * self.key_dim, v) if by_channel else (H, hidden)
+        return {
+            "products": hidden * (2 * keys + 2 * values) + width * values + (2 * hidden * v if by_channel else 0),
+            "gates": hidden * H + width * decays,
+            "vectors": self.convolution * (2 * keys + values) + H + decays + v,
+        }
+
 
 class CustomAttention(Node):
     """An attention of one's own: a torch module that is traced when the run is planned."""
 
     kind: Annotated[Literal["custom"], Syntax("label"), Field(description="the kind")] = "custom"
     module: ModuleText
+
+    def parameters(self, hidden: int) -> dict[str, int]:
+        """None: they are unknown until the module is traced."""
+        return {}
 
 
 SoftmaxAttention = Mla | Gqa  # of heads with keys and values each

@@ -22,7 +22,7 @@ from compiler.plan.parameters import counted
 from compiler.plan.parameters import parameters as laid_out
 from compiler.predict.prediction import Flops
 from dsl.closed_forms import counts
-from dsl.schema import Compressed, DeltaNet, Dense, Gqa, Model, Moe, Spec
+from dsl.schema import AnyAttention, Compressed, DeltaNet, Dense, Gqa, Model, Moe, Spec
 from tests.specs.counted import flops_of
 from tests.specs.shipped import RUNS, shipped
 from tests.specs.strategies import specs
@@ -160,6 +160,11 @@ def of_states(net: DeltaNet, sequence: int) -> int:
     return net.heads * (6 * K * V + chunk * (3 * K + 2 * V))
 
 
+def vectors_of(attention: AnyAttention, hidden: int) -> int:
+    """Parameters of attention that are no matrices."""
+    return sum(count for part, count in attention.parameters(hidden).items() if part != "products")
+
+
 def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
@@ -173,22 +178,21 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     for attention in map(model.attention_of, layers):
         keys = sequence
         if isinstance(attention, Gqa):
-            norms += sum(counts.gqa_vectors(attention, D).values())
+            norms += vectors_of(attention, D)
             keys = min(sequence, attention.window or sequence)
             width = 2 * attention.head_dim
         elif isinstance(attention, DeltaNet):
-            parts = counts.deltanet_parts(attention, D)
+            parts = attention.parameters(D)
             norms += parts["vectors"] + parts["gates"]
             states += 3 * of_states(attention, sequence)
             continue
         elif isinstance(attention, Compressed):
-            norms += sum(counts.compressed_vectors(attention).values())
+            norms += vectors_of(attention, D)
             core += 12 * attention.heads * attention.head_dim * twice_seen(attention, sequence) / sequence
             continue
         else:
-            norms += (attention.query_rank or 0) + attention.kv_rank
+            norms += vectors_of(attention, D)
             if attention.indexer:
-                norms += 2 * attention.indexer.head_dim
                 keys = min(sequence, attention.indexer.top_k)
             width = attention.head_dim.nope + attention.head_dim.rope + attention.head_dim.value
         core += 6 * attention.heads * width * keys * (2 * sequence - keys) / sequence

@@ -187,7 +187,7 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
         elif isinstance(attention, DeltaNet):  # the reference goes on token by token
             forward += TOKENS * of_states(attention, TOKENS) - of_recurrence(attention)
             columns = 2 * attention.key_heads * attention.key_dim + attention.heads * attention.value_dim
-            gates_of_states = counts.deltanet_parts(attention, alone.hidden)["gates"]
+            gates_of_states = attention.parameters(alone.hidden)["gates"]
             forward -= 2 * TOKENS * (gates_of_states + attention.convolution * columns)
         elif isinstance(attention, Mla) and attention.indexer:  # those of keys that are not chosen, and the indexer's
             indexer, dim = attention.indexer, attention.head_dim

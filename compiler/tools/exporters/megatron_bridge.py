@@ -28,7 +28,7 @@ from compiler.tools.exporters.planned import (
 )
 from dsl.facts.schedules import PLAIN, PLAIN_CHUNKED
 from dsl.schema import Moe, Rope, Spec
-from dsl.schema.attention import YarnScaling
+from dsl.schema.rotation import YarnScaling
 
 # --- A model as the arguments of Megatron-Bridge's `MLAModelProvider`, whose keys are those of Megatron-Core
 

@@ -30,7 +30,7 @@ from compiler.tools.exporters.planned import (
     told_of_optimizer,
 )
 from dsl.schema import Mla, Rope, Spec
-from dsl.schema.attention import YarnScaling
+from dsl.schema.rotation import YarnScaling
 
 # --- The text of the module that an export to torchtitan writes; `str.format` fills it with what was rendered
 

@@ -24,7 +24,8 @@ from compiler.tools.weights.families import FAMILIES, PublishedFamily
 from compiler.tools.weights.tensors import UnnamedError, experts_of, published
 from dsl.messages.diagnostics import Source
 from dsl.schema import Compressed, Csa, Custom, DeltaNet, Dense, Gqa, Hca, Mla, Model, Moe
-from dsl.schema.attention import Indexer, LinearScaling, Rope
+from dsl.schema.attention import Indexer
+from dsl.schema.rotation import LinearScaling, Rope
 from runtime.contract.weights import Format, PublishedTensor
 
 # --- The configuration of a model as one of DeepSeek-V4: `compiler/tools/importers/deepseek_v4.py` in the other

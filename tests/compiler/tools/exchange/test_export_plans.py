@@ -26,8 +26,8 @@ from compiler.tools.exporters.planned import (
 )
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
-from dsl.schema.attention import LinearScaling, YarnScaling
 from dsl.schema.precision import Tile
+from dsl.schema.rotation import LinearScaling, YarnScaling
 from tests import copies
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.exchange.stubs import FIELDS, Recorded, calls, load, standing_in
