@@ -42,18 +42,18 @@ SMALL, LARGE, FIRST = SPECS
 # The parts of a compilation: (what the table says, module, function or method). Of nested ones the outer has the rest.
 PARTS = (
     ("read and check the spec", "compiler.cli.commands.compile", "load_phases"),
-    ("plan", "compiler.program.lowered", "make_plan"),
-    ("schedules", "compiler.program.lowered", "Scheduler.schedule"),
-    ("cuts, torch-free", "compiler.plan.blocks", "cuts_by_site"),
-    ("programs", "compiler.program.lowered", "Lowering.program"),
-    ("proofs", "compiler.program.lowered", "Prover.prove"),
+    ("plan", "compiler.pipeline", "make_plan"),
+    ("schedules", "compiler.pipeline", "Scheduler.schedule"),
+    ("cuts, torch-free", "compiler.plan.plan", "cuts_by_site"),
+    ("programs", "compiler.pipeline", "Lowering.program"),
+    ("proofs", "compiler.pipeline", "Prover.prove"),
     ("segments: traced, or read", "compiler.pipeline", "Segments.code"),
-    ("plan.json", "compiler.pipeline", "plan_json"),
-    ("report", "compiler.pipeline", "report_of"),
-    ("report", "compiler.pipeline", "report_html"),
-    ("program/*.json", "compiler.pipeline", "program_json"),
-    ("stages/*.py, read back", "compiler.pipeline", "StageModules.rank_module"),
-    ("certificates", "compiler.pipeline", "Certificates.json"),
+    ("plan.json", "compiler.emit.emission", "plan_json"),
+    ("report", "compiler.tools.report.page", "report_of"),
+    ("report", "compiler.tools.report.page", "report_html"),
+    ("program/*.json", "compiler.emit.emission", "program_json"),
+    ("stages/*.py, read back", "compiler.emit.emission", "StageModules.rank_module"),
+    ("certificates", "compiler.emit.emission", "Certificates.json"),
     ("write the folder", "compiler.cli.commands.compile", "write_build"),
 )
 NUM_SIZES = 49  # of DeepSeek-V3's batch; a test compares it
@@ -225,17 +225,20 @@ def page(found: Mapping[str, Any]) -> str:
         (
             f"""# How fast dsc compiles
 
-`python -m benchmarks.compile_speed` measures these numbers and writes this page.
+This page says how long `dsc compile` takes, where the time goes, and what it keeps for the next compilation.
+`python -m benchmarks.compile_speed` measures it and writes this page.
 
-{found["machine"]}, torch {found["torch"]}; medians of {found["rounds"]} rounds, {found["date"]}. Other programs used
-the machine at the same time; its load was {low:.1f} to {high:.1f}. Processor seconds are the work of a compilation;
-clock seconds are the time that one waits for it. DeepSeek-V3 is compiled in FP8, as published. Its batch grows over
-{NUM_SIZES} sizes; each size has its own program, and each program is proven.
+Processor seconds are the work of a compilation; clock seconds are the time that you wait. *Traced*: nothing was there
+before. *Kept*: [segments](#what-is-kept) are there. DeepSeek-V3 is compiled in FP8, as published, with a program and
+its proof for each of the {NUM_SIZES} sizes of its batch.
 """,
             _commands(found),
+            f"""{found["machine"]}, torch {found["torch"]}; medians of {found["rounds"]} rounds, {found["date"]}. Other
+programs used the machine; its load was {low:.1f} to {high:.1f}.
+""",
             "## Goals\n\n" + goals(found),
             _steps(found),
-            *(_parts_table(name, found) for name in (SMALL, FIRST)),
+            _parts_table(found),
             _END,
             _CACHE,
         )
@@ -286,58 +289,55 @@ def _verdict(value: float, goal: float) -> str:
 
 def _steps(found: Mapping[str, Any]) -> str:
     lines = ["## Until the first step of the quickstart", ""]
-    lines += ["Four ranks share the cores of the machine with the other programs that run there.", ""]
     lines += ["| before | clock, s, median | best |", "|---|--:|--:|"]
     for how, seconds in found["first_step_s"].items():
         lines.append(f"| {how} | {statistics.median(seconds):.1f} | {min(seconds):.1f} |")
     return "\n".join(lines) + "\n"
 
 
-def _parts_table(name: str, found: Mapping[str, Any]) -> str:
-    parts = found["parts"][name]
-    labels = list(dict.fromkeys(label for how in parts for label in parts[how]))
-    labels = [*(label for label in labels if label not in ("the rest", "whole")), "the rest", "whole"]
-    lines = [f"## Where it goes: {name}", "", "| seconds of the processor | traced | kept |", "|---|--:|--:|"]
-    for label in labels:
-        lines.append(f"| {label} | {parts['cold'].get(label, 0):.2f} | {parts['kept'].get(label, 0):.2f} |")
-    cold, kept = (median(found, name, how, "processor") for how in ("cold", "kept"))
-    lines.append(f"| the command, of the first table | {cold:.2f} | {kept:.2f} |")
+def _parts_table(found: Mapping[str, Any]) -> str:
+    """A row for each part, of the two specs beside each other."""
+    columns = [found["parts"][name][how] for name in (SMALL, FIRST) for how in ("cold", "kept")]
+    labels = dict.fromkeys(label for column in columns for label in column if label not in ("the rest", "whole"))
+    lines = ["## Where the time goes", "", "Seconds of the processor:", ""]
+    lines += [f"| | {SMALL}: traced | kept | {FIRST}: traced | kept |", "|---|--:|--:|--:|--:|"]
+    for label in (*labels, "the rest", "whole"):
+        cells = (f"{column.get(label, 0):.2f}" for column in columns)
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    whole = [median(found, name, how, "processor") for name in (SMALL, FIRST) for how in ("cold", "kept")]
+    lines.append(f"| the command, of the first table | {' | '.join(f'{each:.2f}' for each in whole)} |")
     return "\n".join(lines) + "\n"
 
 
-_BEST = """Seconds are processor time, medians of the rounds. Only the first step is measured by the clock, because
-that is the time that a user waits. Its four processes share the cores with other programs, which can only delay it,
-so its best round is shown.
+_BEST = """Seconds are processor time, medians of the rounds. For the first step it is the best round by the clock.
 """
 
-_END = """*Whole* is one compilation until it prints its last line, measured inside its process. *The command* is the
-median of other compilations, each measured until its process has ended. The two differ by the end of the process,
-which takes longer the more the process has imported and made (torch, where segments are traced), and by the variation
-between runs.
+_END = """\
+*Whole* is one compilation until its last line. *The command* is the median of other compilations, each until its
+process has ended.
 """
 
 _CACHE = """## What is kept
 
-A traced segment is kept as a file. Its name is the digest of everything that decides its text: the segment, the SMs
-that its kernels may use, the sources of dsc that trace and print, and the versions of Python, torch and jinja2. A
-compilation that finds all of its segments imports no torch. When a segment is traced, two checks are made: torch's
-trace equals the torch-free base graph, and the printed text parses back to the graph that was planned. So both hold
-for a kept segment too.
+`dsc compile` keeps two kinds of files:
 
-The order of a body's instructions over the two lanes is found by a search, and kept too. Its name is the digest of
-the ordered jobs, the source of the search, and the version of Python. If the file does not hold an order of exactly
-those jobs, the search runs again. Plan, schedules and programs are made anew in every compilation, and every program
-is proven in every compilation, also if its orders were kept. No proof is kept.
+- **Traced segments.** A compilation that finds all of its segments imports no torch. The name of a file is the digest
+  of all that decides its text: the segment, the SMs that its kernels may use, the sources of dsc that trace and print,
+  and the versions of Python, torch and jinja2.
+- **Orders of instructions** over the two lanes of a body, which a search finds.
 
-- `dsc compile` keeps these files in the folder `cache` of the build. The folder holds the files of this build and no
-  others, so it does not grow, and it is removed together with the build. They are in no manifest, and nothing except
-  `dsc compile` reads them.
-- `--cache DIR`, of `dsc compile` and `dsc train`, keeps them in a folder that builds share, also at the same time.
-  Nothing empties this folder. An entry has some ten kilobytes at most, and you may remove any entry at any time.
-- `--no-cache` reads and keeps none.
+Plan, schedules and programs are made anew each time, and every program is proven each time. No proof is kept.
 
-If an entry is damaged, truncated, edited by hand or belongs to another key, it is made again and replaced. The digest
-in it detects damage, not malice: whoever may write to the folder could also write to the build.
+| option | where files are |
+|---|---|
+| none | in the folder `cache` of the build, with the files of this build alone; removed with the build |
+| `--cache DIR`, of `dsc compile` and `dsc train` | in a folder that builds share, also at the same time |
+| `--no-cache` | nothing is read or kept |
+
+Nothing empties a shared folder. An entry has some ten kilobytes at most, and you may remove any at any time.
+
+A damaged, truncated or edited entry is made again. The digest detects damage, not malice: whoever can write to the
+folder can also write to the build.
 """
 
 

@@ -1,4 +1,4 @@
-"""The table "Known best beside `auto`" of docs/schedules.md: what is known elsewhere, and what is found here.
+"""The table "Known best beside `auto`" of docs/reference/schedule-table.md: what is known elsewhere, and what is found.
 
     python -m benchmarks.known_best                    prints the rows, some minutes
     python -m benchmarks.known_best --case 8-24        prints those whose names have that: `F=I=W=10 8-24-5`

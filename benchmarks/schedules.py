@@ -1,10 +1,10 @@
-"""The tables of docs/schedules.md: every named schedule, the one searched for, and the lower bound.
+"""The tables of docs/reference/schedule-table.md: every named schedule, the one searched for, and the lower bound.
 
     python -m benchmarks.schedules                    some minutes; writes the tables into the page
     python -m benchmarks.schedules --print            to stdout
     python -m benchmarks.schedules --schedule zbv     seconds; writes the column of one named schedule, and no other
     python -m benchmarks.schedules --known 8-24-5     writes rows of the table of known_best.py, and no other table
-    python -m benchmarks.schedules --orders           a minute; writes the table of orders.py, and no other
+    python -m benchmarks.schedules --orders           a minute; writes the table of orders.py into docs/schedules.md
 
 Nothing but the seconds of known_best.py depends on the machine: the search counts steps, not seconds.
 """
@@ -27,7 +27,8 @@ from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.solver import Solver
 
-PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, TABLE_PAGE = DOCS / "schedules.md", DOCS / "reference" / "schedule-table.md"
 ORDERS, ORDERS_END = "<!-- orders: python -m benchmarks.orders -->\n", "<!-- end of orders -->\n"
 KNOWN, KNOWN_END = "<!-- known best: python -m benchmarks.known_best -->\n", "<!-- end of known best -->\n"
 BEGIN, END = "<!-- tables: python -m benchmarks.schedules -->\n", "<!-- end of tables -->\n"
@@ -92,25 +93,25 @@ def main() -> int:
     parser.add_argument("--orders", action="store_true", help="compute the table of orders.py alone")
     args = parser.parse_args()
     if args.orders or not (args.known or args.schedule):
-        _write(ORDERS, ORDERS_END, lambda old: "\n".join(["", *orders(), "", ""]), args.print)
+        _write(PAGE, ORDERS, ORDERS_END, lambda old: "\n".join(["", *orders(), "", ""]), args.print)
     if args.orders:
         return 0
     if not args.known:
-        _write(BEGIN, END, lambda old: _tables(old, args.schedule), args.print)
+        _write(TABLE_PAGE, BEGIN, END, lambda old: _tables(old, args.schedule), args.print)
     if not args.schedule:
         part = "-" if args.known in (None, "all") else args.known  # every name has one
-        _write(KNOWN, KNOWN_END, lambda old: "\n".join(["", *known_best(old, part), "", ""]), args.print)
+        _write(TABLE_PAGE, KNOWN, KNOWN_END, lambda old: "\n".join(["", *known_best(old, part), "", ""]), args.print)
     return 0
 
 
-def _write(begin: str, end: str, made: Callable[[str], str], only_print: bool) -> None:
-    """Make anew what is between two marks of the page."""
-    new = made(PAGE.read_text("utf-8").split(begin)[1].split(end)[0])
+def _write(page: Path, begin: str, end: str, made: Callable[[str], str], only_print: bool) -> None:
+    """Make anew what is between two marks of a page."""
+    new = made(page.read_text("utf-8").split(begin)[1].split(end)[0])
     if only_print:
         print(new)
         return
-    before, rest = PAGE.read_text("utf-8").split(begin)  # again: it may be edited meanwhile
-    PAGE.write_text(f"{before}{begin}{new}{end}{rest.split(end)[1]}", "utf-8")
+    before, rest = page.read_text("utf-8").split(begin)  # again: it may be edited meanwhile
+    page.write_text(f"{before}{begin}{new}{end}{rest.split(end)[1]}", "utf-8")
 
 
 def _tables(old: str, schedule: str | None) -> str:

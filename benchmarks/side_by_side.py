@@ -38,42 +38,37 @@ PRODUCTS = ("linear", "grouped_linear")
 # Why pairs are not one call, by what `reason` says of them.
 WHY = {
     "operand of a product": (
-        "A product reads each tile of its operands once for each block of 128 or 192 columns of its result, up to "
-        "56 times at 7,168 columns. A kernel that normed or quantised what it reads would do that as often. A "
-        "norm also needs the whole row before its first number; and operands of weight gradients are turned, in "
-        "tiles of 128 rows."
+        "A product reads each tile of its operands once for each block of 128 or 192 columns of its result: up to "
+        "56 times at 7,168 columns. A fused kernel would repeat the norm or the quantisation as often. A norm also "
+        "needs the whole row first."
     ),
     "result of a product": (
-        "A program has 128 rows and 128 or 192 columns of a result. A norm needs whole rows, SwiGLU columns that "
-        "lie N / 2 apart, attention all keys of a sequence. E4M3 products hold sums and scales in 194 to 253 of "
-        "255 registers (*machine code*): a tile to be quantised in both directions has no room beside them. A sum "
-        "that a product adds as it writes would be rounded once, and twice on a CPU ([ADR "
-        "14](adr/0014-a-fused-op-is-its-parts.md))."
+        "A program of a product has 128 rows and 128 or 192 columns of the result. A norm needs whole rows, SwiGLU "
+        "columns that lie N / 2 apart, attention all keys of a sequence. E4M3 products take 189 to 236 of 255 "
+        "registers: a tile to be quantised in both directions has no room beside them. A product that adds as it "
+        "writes would round once, where a CPU rounds twice ([ADR 14](adr/0014-a-fused-op-is-its-parts.md))."
     ),
     "two products": (
-        "They read the same rows: 29 MB or less, of which the second reading finds most in L2. One product of "
-        "both weights would be possible; their parameters, gradients and checkpoints are two."
+        "Both read the same rows, 29 MB or less; the second product finds most of them in L2. One product of both "
+        "weights would be possible, but their parameters, gradients and checkpoints are separate."
     ),
     "attention": (
-        "A tile has 128 columns, and heads of queries 192: two heads are three tiles. One program for both would hold "
-        "128 × 384 sums in FP32, 192 of 255 registers of a thread, beside the scores of both, where that for one head "
-        "takes 217 (*machine code*)."
+        "A tile has 128 columns and a head of queries 192, so two heads are three tiles. A program for two heads would "
+        "hold 128 × 384 sums in FP32, 192 of 255 registers of a thread, and the scores of both. The program for one "
+        "head already takes 213."
     ),
     "norm's gradient by columns": (
-        "The gradient of the queries' norm needs whole rows of 1,536 columns, its quantising by columns 128 of "
-        "these rows: 384 KiB in BF16, where an SM has 256 KiB of registers and 227 KiB of shared memory."
+        "The gradient of the queries' norm needs whole rows of 1,536 columns, and quantisation by columns needs 128 of "
+        "these rows: 384 KiB in BF16. An SM has 256 KiB of registers and 227 KiB of shared memory."
     ),
-    "logits": "Only `recompute = [logits]` makes one kernel of the head and the cross entropy: it computes them again.",
+    "logits": "`recompute = [logits]` makes one kernel of the head and the cross entropy.",
     "between": (
-        "The second needs what comes of the first. The router's rows are moved when their experts are chosen, "
-        "which takes all of a row, and counted, which takes all rows. The norms of queries and latent are "
-        "computed again for products whose gradients their own gradient needs."
+        "Another call needs the first one's result, and the second needs that call's. For example, rows move only "
+        "after the router has chosen experts for all rows."
     ),
     "apart": (
-        "W may run much later than I, and reads no weights ([ADR 4](adr/0004-w-reads-no-weights.md)). A norm's "
-        "weight gradient would fit into the kernel of its input gradient; but there it would lengthen I, for "
-        "which the rank before waits, and sums of parts would differ in bits from a run that does not fuse. What "
-        "W reads by columns, I has by rows: a tile takes 128 rows."
+        "The first is in I, the second in W, which may run much later ([ADR 4](adr/0004-w-reads-no-weights.md)). "
+        "Moving work from W into I would lengthen I, for which the previous rank waits."
     ),
 }
 
@@ -162,32 +157,35 @@ def text(found: list[Pair], least: float) -> str:
     """A line for each pair that shares `least` GB."""
     rows = [
         f"{pair.bytes / 1e9:7.2f}  {pair.stand:8}{pair.segment:12}{pair.functions:4} {pair.first} → {pair.second}"
+        f"{f'  ({pair.reason})' if pair.reason and pair.reason != pair.stand else ''}"
         for pair in found
         if pair.bytes >= least * 1e9
     ]
     return "\n".join(["     GB  stand   segment     in   calls", *rows]) + "\n"
 
 
-def section(found: list[Pair], least: float) -> str:
-    """The section of docs/kernels.md on pairs that share at least so many GB. AssertionError if one has no reason."""
+def section(found: list[Pair]) -> str:
+    """The section of docs/kernels.md on pairs of calls. AssertionError if one has no reason."""
     lines = [
         "## What is not fused, and why",
         "",
-        f"These calls of `specs/deepseek-v3.dsc` read or write the same values, {least:g} GB a micro-batch or more.",
-        "*GB* is what one kernel in place of the two would move less, in all layers together.",
-        "They stand *beside* each other; or with a call *between* them, which needs the first and feeds the second; or",
-        "*apart*, the first in I, the second in W. `python -m benchmarks.side_by_side SPEC` lists those of any spec.",
+        "Some neighbouring calls of `specs/deepseek-v3.dsc` still read or write the same values. *GB* is what one",
+        "kernel in place of two calls would save in a micro-batch, in all layers together. Only pairs of",
+        "at least 1 GB count.",
+        "`python -m benchmarks.side_by_side SPEC` lists the pairs of any spec, and the reason for each.",
         "",
-        "| GB | stand | in | calls | why |",
-        "|--:|---|---|---|---|",
+        "| reason | pairs | GB | the largest |",
+        "|---|--:|--:|---|",
     ]
+    by: dict[str, list[Pair]] = {}
     for pair in found:
         assert pair.reason, f"{pair}: one kernel could do both"
-        calls = f"{pair.first} → {pair.second}"
-        lines.append(
-            f"| {pair.bytes / 1e9:.1f} | {pair.stand} | {pair.segment} {pair.functions} | {calls} | {pair.reason} |"
-        )
-    shown = [name for name in WHY if any(pair.reason == name for pair in found)]
+        by.setdefault(pair.reason, []).append(pair)
+    for reason, of in sorted(by.items(), key=lambda item: -sum(pair.bytes for pair in item[1])):
+        largest = max(of, key=lambda pair: pair.bytes)
+        calls = f"`{largest.first}` → `{largest.second}` ({largest.segment} {largest.functions})"
+        lines.append(f"| {reason} | {len(of)} | {sum(pair.bytes for pair in of) / 1e9:.1f} | {calls} |")
+    shown = [name for name in WHY if name in by]
     reasons = [fill(f"- *{name}*: {WHY[name]}", 120, subsequent_indent="  ", break_on_hyphens=False) for name in shown]
     return "\n".join([*lines, "", *reasons]) + "\n"
 

@@ -6,6 +6,7 @@
     python -m benchmarks.gpu --builds              # no GPU: the quickstart compiled into build/gpu, to be brought along
     python -m benchmarks.gpu --facts               # no GPU: what kernels compile to → benchmarks/results/kernels.json
     python -m benchmarks.gpu --page                # no GPU: docs/kernels.md from the results that are there
+    python -m benchmarks.gpu --code                # no GPU: prints what each launch of kernels.json compiles to
 
 It needs torch, triton, numpy and jinja2, and more for some parts; what a part lacks is said, and the part left out. No
 part stops another, and results are written as they are found. Exit codes: 0 measured, or no GPU · 1 a part failed, or a
@@ -57,6 +58,11 @@ def main() -> int:
         return write_page()
     if args.page:
         return write_page()
+    if args.code:
+        from benchmarks.gpu.page import compiled, launches
+
+        print(launches(compiled()), end="")
+        return 0
     about = device()
     if "device" not in about:
         print("No CUDA device here: nothing was measured and no result was written.")
@@ -73,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--total", type=float, default=TOTAL_S, metavar="S", help="seconds of all parts together")
     parser.add_argument("--builds", action="store_true", help="compile what is trained, and end")
     parser.add_argument("--facts", action="store_true", help="compile every kernel for sm_90, and end")
+    parser.add_argument("--code", action="store_true", help="print what each launch compiles to, and end")
     parser.add_argument("--page", action="store_true", help="write docs/kernels.md, and end")
     return parser
 

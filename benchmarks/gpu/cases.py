@@ -1,7 +1,7 @@
 """Every kernel with its arguments, its work, its goal, and whom it is compared with: one literal table.
 
 An op's work is the floating point operations of its products (`flops`), or else the bytes of its arguments and results,
-each moved once. Goals are of an H200; where they come from is in docs/kernels.md.
+each moved once. Goals are of an H200.
 """
 
 from __future__ import annotations

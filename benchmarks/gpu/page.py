@@ -20,8 +20,17 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 FACTS = RESULTS / "kernels.json"
 PAGE = ROOT / "docs" / "kernels.md"
+TEXT = Path(__file__).parent / "kernels.md"  # how the page begins; its links are those of the page
 DEVICES = ("h200", "h100")  # whose results are shown, where there are any
 NOT = "not measured"
+FAMILIES = (FP8_PRODUCTS, BF16_PRODUCTS, HEAD_PRODUCTS, ATTENTION, ATTENTION_GRADIENTS, OTHERS) = (
+    "FP8 products",
+    "grouped BF16 products",
+    "the head with the cross entropy",
+    "attention, forward",
+    "attention, backward",
+    "all without tensor cores",
+)
 NO_KERNEL = "no kernel |  |  |  |  |  | "
 SHORT = {
     **{"bfloat16": "bf16", "float32": "f32", "float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"},
@@ -35,14 +44,19 @@ def current() -> str:
     measured = [
         json.loads(path.read_text("utf-8")) for path in (RESULTS / f"{d}.json" for d in DEVICES) if path.exists()
     ]
-    facts = json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {"triton": "", "cases": {}}
-    return page(measured, facts)
+    return page(measured, compiled())
+
+
+def compiled() -> Found:
+    """What kernels compile to, as `--facts` found it."""
+    found: Found = json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {"triton": "", "cases": {}}
+    return found
 
 
 def page(measured: Sequence[Found], facts: Found) -> str:
     """The whole page."""
     tables = [section for found in measured for section in of_device(found)] or [nothing_measured()]
-    return "\n".join([HEAD, *tables, code(facts), queue.section(), section(*kept()), HOW])
+    return "\n".join([TEXT.read_text("utf-8"), *tables, code(facts), queue.section(), section(kept()[0])])
 
 
 # ---------------------------------------------------------------- measured
@@ -61,7 +75,19 @@ def of_device(found: Found) -> list[str]:
 
 
 def nothing_measured() -> str:
-    return f"## On a GPU\n\nNo GPU has run these yet. `make gpu` writes its results here.\n\n{times([], [])}"
+    said = "No GPU has run these yet. `make gpu` writes its results here. The goals are those of an H200:"
+    return f"## On a GPU\n\n{said}\n\n{goals()}"
+
+
+def goals() -> str:
+    """A row for each goal: how many kernels have it, and three of them."""
+    by: dict[str, list[str]] = {}
+    for case in CASES:
+        by.setdefault(str(case.goal), []).append(case.name)
+    lines = ["| goal | kernels | such as |", "|---|--:|---|"]
+    for goal, names in by.items():
+        lines.append(f"| {goal} | {len(names)} | {', '.join(f'`{name}`' for name in names[:2])} |")
+    return "\n".join([*lines, ""])
 
 
 def _about(found: Found) -> str:
@@ -215,14 +241,53 @@ def bounds(part: Found) -> str:
 
 
 def code(facts: Found) -> str:
-    """A row for each launch: what its machine code takes. Launches of a kernel that are alike are one row."""
+    """What machine code takes, a row for each family of kernels."""
     by = (
-        f"For sm_90 by Triton {facts['triton']}, for one rank of DeepSeek-V3 with 64 expert ranks; the gate reads "
-        "the code without a GPU. Sizes\nare those of the arguments. `× 16`: one call launches the kernel 16 times. "
-        "*programs an SM*: how many fit on an SM at\nthe same time; *load*: the widest load of a thread; *idle*: "
-        "instructions of a warp in a round of the innermost\nloop while no product runs."
+        f"For sm_90 by Triton {facts['triton']}, at the sizes of one rank of DeepSeek-V3 with 64 expert ranks. "
+        "A thread has at most 255\nregisters and an SM 227 KiB of shared memory. *programs an SM*: how many fit at the "
+        "same time. *idle*: instructions\nof a warp in a round of the innermost loop while no product runs. No kernel "
+        "spills. `python -m benchmarks.gpu --code`\nprints each launch with its arguments."
     )
     head = f"## Machine code\n\n{by}\n"
+    lines = ["| kernels | launches | registers | shared KiB | programs an SM | idle | instructions |"]
+    lines.append("|---|--:|--:|--:|--:|--:|---|")
+    for name, rows in families(facts).items():
+        kinds = sorted({kind for row in rows for kind in row["instructions"]})
+        spans = [
+            _span([row["registers"] for row in rows]),
+            _span([row["shared_bytes"] // 1024 for row in rows]),
+            _span([row["programs"] for row in rows]),
+            _span([row["idle"] for row in rows]),
+        ]
+        lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} | {', '.join(kinds)} |")
+    return "\n".join([head, *lines, ""])
+
+
+def families(facts: Found) -> dict[str, list[Found]]:
+    """The launches on tensor cores by what they compute, and all others."""
+    found: dict[str, list[Found]] = {}
+    for name, case in facts["cases"].items():
+        for row in case["launches"]:
+            found.setdefault(_family(name, row["instructions"]), []).append(row)
+    return {name: found[name] for name in FAMILIES if name in found}
+
+
+def _family(name: str, instructions: Sequence[str]) -> str:
+    if not instructions:
+        return OTHERS
+    if "attention" in name:
+        return ATTENTION_GRADIENTS if "_dgrad" in name else ATTENTION
+    if name.startswith("linear_cross_entropy"):
+        return HEAD_PRODUCTS
+    return FP8_PRODUCTS if "QGMMA" in instructions else BF16_PRODUCTS
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)}–{max(numbers)}" if min(numbers) < max(numbers) else str(min(numbers))
+
+
+def launches(facts: Found) -> str:
+    """A row for each launch: what its machine code takes. Launches of a kernel that are alike are one row."""
     lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | idle | instructions |"]
     lines.append("|---|---|---|--:|--:|--:|--:|--:|---|")
     for case in CASES:
@@ -231,7 +296,7 @@ def code(facts: Found) -> str:
             first = (case.name, arguments(case)) if i == 0 else ("", "")
             kernel, rest = row.split(" | ", 1)
             lines.append(f"| {first[0]} | {first[1]} | {kernel}{f' × {times}' if times > 1 else ''} | {rest} |")
-    return "\n".join([head, *lines, ""])
+    return "\n".join([*lines, ""])
 
 
 def _launch(row: Found) -> list[str]:
@@ -250,119 +315,3 @@ def arguments(case: Case) -> str:
 def _of_tensor(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{SHORT[dtype]}{list(tensor.shape)}"
-
-
-# ---------------------------------------------------------------- text
-
-HEAD = """# Kernels
-
-A build holds Triton text, which CUDA ranks run. On the CPU the same build runs the ops that the kernels stand for.
-`python -m benchmarks.gpu --page` writes this page from [benchmarks/results](../benchmarks/results); `make gpu`
-measures the times.
-
-A fused op is defined as the composition of the ops that it replaces, and rounds where they round. Every run fuses
-these:
-
-- a norm with the residual's addition before it, and the gradient of a norm with the addition around it
-  (`residual_norm`);
-- the router with its histogram, the permutation and the copy of the rows, and the permutation's gradient with the one
-  or two additions after it (`route`); the reverse permutation with both additions (`join`);
-- the gradient of a block's norm with the sum that it is the gradient of, which may be that of a permutation, and with
-  the norm itself where the backward computes it again for the weight gradients alone (`norm_gradient`): each row is
-  read once for all of these;
-- gate weights within SwiGLU; RoPE with attention, and the softmax with both products; AdamW with the rounded copy in
-  BF16.
-
-Only with `recompute = [logits]`, the head's product is fused with the cross entropy, and no tensor of all logits
-exists. The backward computes the logits again, so a run chooses between memory and time.
-
-Recipes with FP8 ([precision.md](precision.md)) also fuse (`quantise`):
-norms and SwiGLU with the quantising of their result, in both directions if a weight gradient reads columns; SwiGLU of
-an input that was kept in E4M3; copies of gradients with their quantising; products of E4M3 with their scales,
-promoted every 128. Latent attention whose heads are a tile of 128 columns wide quantises what it returns, for the
-product behind it and for the backward; its gradient reads that in E5M6, and quantises the gradients of keys and values
-in both directions if sequences are whole tiles, too. The rows below with `quantise` or `fp8` in their names belong to
-these recipes. Their kernels are checked and compiled like the others.
-
-`unfused = [residual_norm, join]` in a run does not fuse the ops of these names. Use it for a comparison, or to look
-for an error. `kernels.json` of a build says which ops have which kernel, and what was fused
-([json.md](json.md#dsc-inspect---kernels)). `dsc inspect BUILD --kernels` shows this, with the bytes that fusion
-saves. An op without a kernel, such as `linear` in BF16, runs on torch; the reason is listed with it. So do all ops of
-several residual streams (`hyper_connections`): each is a pass over the streams, with a small matrix of each token.
-`dsc plan` times them as passes, one for each op. Fused, the mixing in front of a part would read the streams once,
-where it reads them twice, and in the backward four times.
-Compressed attention is on torch as well: the scores of a few queries at a time, with chosen entries gathered for each.
-Where a layer of it has a window alone, its heads of 512 columns are wider than the kernels of attention with a window
-take, and torch computes a few positions at a time. `rotate` has its kernel for entries, and for turning back.
-
-Attention with a window visits only blocks of keys that some query of a block sees; its time grows with the sequence
-times the window. A softcap and sinks are options of the same text. Heads of grouped queries may be 256 columns wide
-in BF16, others 128. Activations beside SwiGLU have kernels of their own, in BF16 and FP32: FP8 recipes
-quantise their results in a second pass.
-
-Where sequences hold several documents that are kept apart ([ADR 28](adr/0028-documents-are-starts.md)), attention and
-rotation have the same text with one option more. A block of queries visits keys from the first document of its first
-row on, a block of keys queries up to the end of the document of its last. Tiles are dealt to programs as if each
-sequence were one document, since only the device knows where documents begin. With short ones programs that are done
-draw what is left ([ADR 25](adr/0025-programs-draw-their-tiles.md)).
-
-Attention of a context rank has queries of some rows of each sequence, whose positions are loaded, and keys of all
-([ADR 34](adr/0034-context-ranks-put-keys-together.md)). Its kernels load for each query the first key and the last that
-it sees, which is all that documents and windows say, and for each key the range of queries that see it. So one text
-serves every rank, with documents and without.
-
-Linear attention has no kernels yet: the delta rule, the short convolution, decays and output gates run on torch on
-every device ([ADR 62](adr/0062-one-kind-of-linear-attention.md)). The delta rule is a batch of products for all chunks,
-and a loop over chunks. What a kernel would save is the traffic of decayed keys and scores between these products,
-several times the bytes of the arguments. `dsc plan` takes the rates of attention for it on devices without a row of its
-own, and says so.
-
-Sparse attention has no kernels yet: the choice of keys (`select_keys`), attention over them (`chosen_attention`) and
-the loss of the indexer (`indexer_loss`) run on torch on every device ([ADR
-64](adr/0064-an-indexer-is-trained-by-its-own-loss.md)). They compute the scores of all keys, block by block, so that
-scores of whole sequences never exist at once. Their times in a plan are those of kernels that compute the chosen keys
-alone: on a GPU they take longer than `dsc plan` says.
-
-Where a run clips logits ([ADR 63](adr/0063-attention-gives-its-largest-logits.md)), the forward also writes the largest
-logit of each tile, one number, which it has anyway as that from which weights are made (`mla_attention_peaks` and its
-likes). Behind a softcap that number has lost digits, and with sinks one of them may be larger: there the op runs on
-torch, block by block.
-"""
-
-HOW = """## How a kernel is known to be right without a GPU
-
-- Its text runs in Triton's interpreter and is compared with its op in FP64 on the same numbers, within bounds that
-  follow from the number of roundings ([tests/compiler/emit/kernels](../tests/compiler/emit/kernels)). BF16 and E4M3
-  round there as hardware rounds. The test fails if two programs touch one address, if a program reads outside the
-  tensors, or if a second run gives other bits. What a load leaves undefined outside of its mask is NaN.
-- It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read. The check demands: no spills; the
-  intended tensor core instructions and no others; tiles copied by the memory accelerator; streams that bypass the
-  cache; no more shared memory than a block has ([gate.py](../tests/compiler/emit/kernels/gate.py)). `make kernels`, run
-  before a release, does this for every launch of every shipped spec on two versions of Triton. It takes 40 minutes on
-  two cores; when run again, it compiles only what changed.
-- The runtime's part (which tensor is made on which device, what is copied when) runs on a simulated device
-  ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit. Ranks that share a device communicate through
-  the host.
-
-On a GPU, `make gpu` repeats all checks. It runs every kernel at odd sizes, at even sizes and at those of *machine
-code*, each twice, the second time into memory full of NaN. Times are of the sizes of *machine code*. *error* is the
-largest error of these runs, as a share of what rounding allows. *× others* is the time of others over ours: *torch*
-is the op itself in eager torch, *written in torch* is what a user would write, *compiled* is that under
-torch.compile. Libraries get rows that are already sorted and heads that are already rotated. Times are medians of
-three rounds in turn, with L2 flushed and random numbers. Short calls, theirs and ours, are replayed from a graph if
-that is faster. *of the limit* is relative to moving each argument and result once at the speed of a copy, or to the
-products at the speed of cuBLAS.
-
-For a machine without the compiler's packages, run `python -m benchmarks.gpu --builds` on another machine first, and
-copy build/gpu from there.
-
-## To add one
-
-1. The op in [runtime/ops](../runtime/ops), in torch. It is the definition; a fused op calls the ops that it replaces.
-2. `compiler/emit/kernels/<name>.py`: when the kernel applies, its launch, and rows of `OPS`, by op. `<name>.py.j2`: its
-   text. `STREAMS` names what the kernel streams, and the gate checks it.
-3. `tests/compiler/emit/kernels/checks_<name>.py`, with the bound of each result, and `test_<name>.py`.
-4. A case with its goal in [cases.py](../benchmarks/gpu/cases.py); then run `python -m benchmarks.gpu --facts`.
-
-Tests fail if one of these is missing.
-"""

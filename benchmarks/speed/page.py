@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks import compile_speed
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "speed"  # a file for each kind of processor
 PAGE = ROOT / "docs" / "performance.md"
 MB = 10**6
+_COMPILING = "How long `dsc compile` takes: [compile-speed.md](compile-speed.md).\n"
 Kind = Literal["ratio", "share", "at most"]  # of a goal
 HEAD = "| | layout | tokens/s | × theirs | of the limit | a second of a core | of its limit | memory | first loss |"
 RULE = "|---|---|--:|--:|--:|--:|--:|--:|--:|"
@@ -57,10 +56,10 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
     parts = (
         _head(found),
         _goals(found),
-        f"The tables are of {newest['processor']}.\n",
+        f"The tables below are of {newest['processor']}.\n",
         *tables,
-        _compiling(),
         _method(),
+        _COMPILING,
     )
     return "\n".join(parts)
 
@@ -69,11 +68,12 @@ def _head(found: Sequence[Mapping[str, Any]]) -> str:
     machines = "\n".join(map(_machine, found))
     return f"""# Speed
 
-Training with dsc and training with what a user would choose instead, measured in turn on one machine. `make bench`
-measures these numbers and writes this page. [performance-log.md](performance-log.md) lists what was tried, and whether
-it helped.
+This page shows how fast dsc trains on CPUs beside what you could use instead: `transformers`, and torch's pipelining.
+All rows of a table are measured in turn on one machine and do the same work. `make bench` takes these measurements, in
+some 15 minutes, and writes this page. [performance-log.md](performance-log.md) lists what was tried to make dsc faster.
+For GPUs, see [kernels.md](kernels.md).
 
-How far we are ahead depends on the processor: ours and theirs do not use each one equally well. Measured on:
+Each goal compares dsc with the fastest alternative. The ratio depends on the processor:
 
 {machines}
 """
@@ -133,7 +133,7 @@ def table(contest: Mapping[str, Any], cores: int) -> str:
     limit = next((f.limit for f in found.values()), None)
     lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit, cores), ""] if limit else []), HEAD, RULE]
     lines += [_line(row, found.get(row["name"]), others, cores) for row in contest["rows"] if row["group"] != "limit"]
-    return "\n".join([*lines, "", *_notes(contest), ""])
+    return "\n".join([*lines, ""])
 
 
 def _precisions(contest: Mapping[str, Any]) -> str:
@@ -142,9 +142,9 @@ def _precisions(contest: Mapping[str, Any]) -> str:
     names = [row["title"] for row in contest["rows"] if row["name"].endswith(" on 1")]
     lines = [
         f"## {contest['title']}\n",
-        f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32 is the ratio to the",
-        "same layout in FP32. CPUs have no products of numbers of 8 or 4 bits: these are widened first, to FP32 or",
-        "BF16. [precision.md](precision.md) says what the precisions are.\n",
+        f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32: the ratio to the",
+        "same layout in FP32. CPUs cannot multiply numbers of 8 or 4 bits, so these are widened to FP32 or BF16 first.",
+        "[precision.md](precision.md) describes the precisions.\n",
         "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process | first loss |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
@@ -209,22 +209,6 @@ def _share(tokens_per_s: float, limit: float | None) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _notes(contest: Mapping[str, Any]) -> list[str]:
-    """What the fastest choice of each row of theirs was, and why rows failed."""
-    lines = []
-    for row in contest["rows"]:
-        if choice := row["info"].get("choice"):
-            words = ", ".join(f"{key} {value}" for key, value in choice.items())
-            lines.append(f"- {row['title']}, {row['processes']} × {row['threads']}: {words}")
-    return lines
-
-
-def _compiling() -> str:
-    """The section about the speed of compiling, from the last results of that benchmark."""
-    goals = compile_speed.goals(json.loads(compile_speed.RESULTS.read_text("utf-8")))
-    return f"## Compiling\n\n[compile-speed.md](compile-speed.md) has the profile, and how it is measured.\n\n{goals}"
 
 
 # ---------------------------------------------------------------- goals
@@ -312,25 +296,28 @@ def _ratio(ours: Figures | None, others: Figures | None, processor: bool = False
 def _method() -> str:
     return """## How it is measured
 
-- Every row is one process or several. They prepare, take 4 steps to warm up, and are then stopped (SIGSTOP) until it
-  is their turn. Rows take turns in a cycle: A/B/C/A/B/C. The numbers are medians over rounds; raw numbers are in
-  [benchmarks/results/speed](../benchmarks/results/speed). The benchmark checks that no row used the
-  processor outside of its turns.
-- A turn is timed from outside with the same clock for all rows, from the order to the reply. A step includes
-  everything: samples, forward, backward, clipping by the global norm, AdamW, and reading the loss. Columns: *layout*
-  is processes × threads. *× theirs* is the ratio to the fastest row that is not dsc. *A second of a core* is tokens
-  per second of processor time of all processes of the row; compare rows of one thread by this column. *Memory* is the
-  peak of all processes of the row, counted as if nothing else ran (a file that several processes map counts once).
-- All rows do the same work: they have the same initial weights, samples, batch (8 sequences of 256) and recipe. The
-  table has the loss of the first step. Later losses differ in the fourth digit, because `transformers` does not
-  balance experts.
-- The limit is a row of the same contest: one thread that computes only the products of the step, at their shapes,
-  into memory that is allocated before. The products are those of dsc, the fastest we know of here: torch's reach
-  about half of their speed in FP32 ([products.txt](../benchmarks/results/products.txt)). Attention counts its causal
-  half, at the rate of the products.
-- The others run with their best options. Before the contest, every choice that a user has (attention by sdpa or
-  eager, the batch in one part or in two, AdamW fused or foreach) is tried, and the fastest is taken; it is listed
-  below each table. Compiled rows use sdpa, one part, fused. The user has to ask for experts by grouped_mm
-  (`experts_implementation`), and has to wait some minutes for the compiler. The layers for torch's pipelining are
-  split so that the rank with the head does not also have as many layers as the others.
+Columns:
+
+- *layout*: processes × threads.
+- *× theirs*: the ratio to the fastest row that is not dsc.
+- *a second of a core*: tokens per second of processor time of all processes. Compare rows of one thread by it.
+- *memory*: the peak of all processes of the row, as if nothing else ran. A file that several processes map counts once.
+- *of the limit*: the limit is one thread that computes only the products of the step, at their shapes, into memory that
+  is already allocated. These are dsc's own products; torch's reach about half of their speed in FP32
+  ([products.txt](../benchmarks/results/products.txt)). Attention counts its causal half.
+
+Method:
+
+- Each row takes 4 steps to warm up, and then waits (SIGSTOP) until it is its turn. Rows take turns: A/B/C/A/B/C.
+  Numbers are medians over rounds. The benchmark checks that no row used the processor outside its turns.
+- A step includes everything: samples, forward, backward, clipping by the global norm, AdamW, reading the loss. One
+  clock times all rows from outside.
+- All rows have the same initial weights, samples, batch (8 sequences of 256) and recipe. Later losses differ in the
+  fourth digit, because `transformers` does not balance experts.
+- The others run with their best options. Every choice (attention by sdpa or eager, the batch in one part or two, AdamW
+  fused or foreach) is tried first, and the fastest is taken. Compiled rows use sdpa, one part, fused. The user must ask
+  for grouped_mm (`experts_implementation`), and wait some minutes for the compiler.
+- Layers for torch's pipelining are split so that the rank with the head has fewer.
+
+[benchmarks/results/speed](../benchmarks/results/speed) has all rounds, and the options of each row (`choice`).
 """

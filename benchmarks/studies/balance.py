@@ -111,15 +111,15 @@ def _moe(study: Study) -> Moe:
 def _head(study: Study, results: Results) -> str:
     moe, shown = _moe(study), PICTURE.relative_to(PAGE.parent).as_posix()
     what = paragraph("""
-        A router that nothing holds back sends most tokens to few experts: some devices are busy while the others wait.
-        DeepSeek-V3 (arXiv 2412.19437, §2.1.2) keeps the load even in two ways. The **bias** of an expert is added to
-        its score when experts are chosen, and to nothing else. After each step it goes up by `bias_rate` if the expert
-        had fewer tokens than the mean, and down if it had more. The **sequence-wise loss** is added to the loss, times
-        `sequence_loss`; it grows when the tokens of one sequence choose the same experts.
+        This page shows how evenly tokens spread over experts with each way to balance them, and what that does to the
+        loss. Without balancing, a router sends most tokens to few experts, and other devices wait. A spec has the two
+        ways of DeepSeek-V3 (arXiv 2412.19437, §2.1.2). `bias_rate`: each expert has a **bias** that counts only when
+        experts are chosen; after each step it goes up if the expert had fewer tokens than the mean, and down if it had
+        more. `sequence_loss`: a **sequence-wise loss** grows when the tokens of one sequence choose the same experts.
     """)
     how = paragraph(f"""
-        `make study-balance` trains with the bias, with the sequence-wise loss, with both and with nothing, and writes
-        this page. {trained(study, results)} A MoE layer has {moe.experts} experts in {moe.groups} groups; a token
+        `make study-balance` trains the variants and writes this page, in some 10 minutes. {trained(study, results)} A
+        MoE layer has {moe.experts} experts in {moe.groups} groups; a token
         chooses {moe.top_k} experts, all in {moe.top_groups} groups.
     """)
     return f"# How evenly experts are loaded\n\n{what}\n\n{how}\n\n![Load of the busiest expert]({shown})\n"
@@ -129,15 +129,15 @@ def _table(study: Study, results: Results, there: Sequence[Variant]) -> str:
     steps, moe = last_steps(results), _moe(study)
     random = chance(moe, tokens_of(study), steps)
     said = paragraph(f"""
-        Load is the tokens of an expert over the mean of its layer, the mean of all layers. The first column is the
-        busiest expert of each step; the next two are of all {steps} steps together. Losses are in nats a token, of the
-        last {steps} steps and of held-out files at the end. Each number is the mean of the seeds, with the least and
-        the greatest in brackets.
+        Load is the tokens of an expert divided by the mean of its layer: 1 is even. The first column is the busiest
+        expert of each step; the next two count all {steps} steps together. Losses are in nats a token; validation uses
+        held-out files at the end. Numbers are means of the layers and seeds, with the least and the greatest seed in
+        brackets.
     """)
     limits = paragraph(f"""
-        If every token chose at random, the busiest expert would have a load of {random.step:.2f} in a step, and of
-        {random.together:.2f} in {steps} steps together. The greatest load that there can be is
-        {moe.experts / moe.top_k:g}: every token chooses this expert.
+        With random choices, the busiest expert would have a load of {random.step:.2f} in a step, and of
+        {random.together:.2f} in {steps} steps together. The greatest possible load is {moe.experts / moe.top_k:g}:
+        every token chooses the same expert.
     """)
     head = (
         "balanced by",
@@ -172,16 +172,15 @@ def _layers(results: Results, there: Sequence[Variant]) -> str:
             curve = mean_curve([record.imbalance[layer] for record in results.of(variant)])
             rows.append((f"{variant.title}: {layer}", *(f"{curve[at]:.2f}" for at in points)))
     said = paragraph(f"""
-        Load of the busiest expert in a step. Each number is the mean of {window} steps, which the head of its column
-        names, and of the seeds.
+        Load of the busiest expert in a step, the mean of {window} steps and of the seeds.
     """)
     head = ("balanced by: layer", *(f"{at * window + 1}–{(at + 1) * window}" for at in points))
     return f"## Each layer over time\n\n{said}\n\n{table(head, rows)}\n"
 
 
 def _points(count: int) -> list[int]:
-    """Windows of a table: the first, then each twice as late, and the last."""
-    return sorted({0, count - 1, *(2**k for k in range(count.bit_length()) if 2**k < count)})
+    """Windows of a table: the first, then each four times as late, and the last."""
+    return sorted({0, count - 1, *(4**k for k in range(count.bit_length()) if 4**k < count)})
 
 
 def _seeds(results: Results, there: Sequence[Variant]) -> str:
@@ -194,9 +193,9 @@ def _seeds(results: Results, there: Sequence[Variant]) -> str:
         found = {record.seed: record.last_loss for record in results.of(variant)}
         cells = (f"{found[seed]:.3f} ({found[seed] / base[seed] - 1:+.2%})" if seed in found else "" for seed in base)
         rows.append((variant.title, *cells))
-    apart = f"With nothing, the seeds are {max(base.values()) / min(base.values()) - 1:.2%} apart."
+    apart = f"Without balancing, the seeds are {max(base.values()) / min(base.values()) - 1:.2%} apart."
     said = paragraph(f"""
-        Loss of the same steps; in brackets, how far it is from that of the same seed with nothing.
+        Loss of the last steps; in brackets, the difference to the same seed without balancing.
         {apart if len(base) > 1 else ""}
     """)
     return f"## The loss of each seed\n\n{said}\n\n{table(('balanced by', *(f'seed {s}' for s in base)), rows)}\n"

@@ -79,8 +79,8 @@ def differences(results: Results, variant: Variant, to: Variant = BF16) -> dict[
 def _head(study: Study, results: Results) -> str:
     shown = PICTURE.relative_to(PAGE.parent).as_posix()
     how = paragraph(f"""
-        The same model trained in several precisions, from the same initial weights on the same tokens. `make study-fp8`
-        trains them and writes this page. {trained(study, results)}
+        This page compares the loss of FP8 training with that of BF16, on a small model. `make study-fp8` trains the
+        model in each precision and writes the page, in some 20 minutes. {trained(study, results)}
     """)
     return f"# FP8 beside BF16\n\n{how}\n\n![Loss beside that of BF16, and the loss of BF16]({shown})\n"
 
@@ -94,10 +94,10 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
         mean = _mean(found.values()) if found else ""
         each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
         rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
-    said = paragraph(f"""
-        Mean training loss of the last {steps} steps in nats a token: the mean of the seeds, with the least and the
-        greatest in brackets. Then its relative difference to the loss of bf16 of the same seed: the mean of the seeds
-        with its standard error, and each seed.
+    said = paragraph("""
+        *loss* is the mean training loss of these steps in nats a token: the mean of the seeds, with the least and the
+        greatest in brackets. *to bf16* is the relative difference to bf16 with the same seed: the mean with its
+        standard error, then each seed.
     """)
     head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
     apart = f"Runs of bf16 with different seeds are {max(base) / min(base) - 1:.2%} apart." if len(base) > 1 else ""
@@ -111,8 +111,8 @@ def _noise(results: Results) -> str:
     if not found:
         return ""
     return f"""
-        Initial weights that are larger by 2⁻⁸, the most that one rounding to BF16 changes a number, move the loss of a
-        seed by up to {max(map(abs, found)):.2%}: a difference of this size says nothing about a precision.
+        Initial weights that are larger by 2⁻⁸, one rounding to BF16, move the loss of a seed by up to
+        {max(map(abs, found)):.2%}, so a difference of this size says nothing about a precision.
     """
 
 
@@ -144,8 +144,8 @@ def _parts(results: Results) -> str:
     larger = [name for name, each in several.items() if abs(statistics.fmean(each)) > 2 * _error(each)]
     smaller = [name for name in several if name not in larger]
     said = paragraph("""
-        The same steps beside those of fp8_block of the same seed: what each part of the recipe is worth. DeepSeek-V3's
-        authors found that a model of 16B parameters diverged where gradients of activations were in blocks of 128×128
+        The same losses relative to fp8_block with the same seed show what each part of the recipe is worth. In
+        DeepSeek-V3's paper, a model of 16B parameters diverged with gradients of activations in blocks of 128×128
         (arXiv 2412.19437, appendix B.2).
     """)
     notes = paragraph(f"""
@@ -179,14 +179,13 @@ def _missing(study: Study, results: Results) -> str:
 ROWS = """## What the rows are
 
 - `fp32`, `bf16`, `fp8_block`, `mxfp8`, `nvfp4`: the recipes of [precision.md](precision.md).
-- 128×128 tiles: activations and their gradients share a scale over 128 tokens, as weights do, and not over one token.
-- No FP32 master weights: the optimizer updates the BF16 weights themselves.
-- No promotion: tensor cores of an H800 sum products of FP8 in about 14 bits, and DeepSeek-V3 adds these sums to FP32
-  ones every 128 products (arXiv 2412.19437, §3.3.2). In this row it does not: operands are multiplied by their scales
-  first, and the sum of a whole product is cut to 14 bits, towards zero, after each 32 products, what an instruction
-  sums. Between two cuts it is in FP32 ([accumulator.py](../benchmarks/studies/accumulator.py)). In the other rows sums
-  are never cut, which is more exact than promotion on an H800. Sums of this model have at most 1,024 products; the
-  paper finds errors of nearly 2% in sums of 4,096.
+- 128×128 tiles: activations and their gradients share a scale over 128 tokens, and not one for each token.
+- No FP32 master weights: the optimizer updates the BF16 weights.
+- No promotion: the tensor cores of an H800 sum FP8 products in about 14 bits, and DeepSeek-V3 adds these sums to FP32
+  every 128 products (arXiv 2412.19437, §3.3.2). This row does not: it cuts the sum to 14 bits, towards zero, after each
+  32 products ([accumulator.py](../benchmarks/studies/accumulator.py)). In the other rows sums are never cut, which is
+  more exact than an H800. Sums of this model have at most 1,024 products; the paper finds errors of nearly 2% in sums
+  of 4,096.
 """
 
 

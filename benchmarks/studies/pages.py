@@ -72,10 +72,9 @@ def trained(study: Study, results: Results) -> str:
     spec = resolve(study.spec, None, study.overrides).spec
     train, about = spec.train, results.about
     return f"""
-        Each run trains the model of [the quickstart](../specs/quickstart.dsc) without its MTP block on one rank, as
-        [study.dsc](../{study.spec.relative_to(ROOT).as_posix()}) says: {results.steps:,} steps of {train.batch.end}
+        Each run trains the model of [the quickstart](../specs/quickstart.dsc) without its MTP block on one rank
+        ([study.dsc](../{study.spec.relative_to(ROOT).as_posix()})): {results.steps:,} steps of {train.batch.end}
         sequences of {train.sequence} tokens, {results.steps * tokens_of(study):,} tokens of the source files of Python
-        {about["python"]}. Runs of one seed have the same initial weights and the same samples in the same order;
-        another seed changes both. They run on one thread of {about["processor"]} with torch {about["torch"]};
-        {about["date"]}.
+        {about["python"]}. The seed decides the initial weights and the samples. Measured on one thread of
+        {about["processor"]}, torch {about["torch"]}, {about["date"]}.
     """

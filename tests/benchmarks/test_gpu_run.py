@@ -21,9 +21,10 @@ from benchmarks.gpu import facts, limits, parts, timing, training
 from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.facts import digest, emitted
-from benchmarks.gpu.page import FACTS, PAGE, RESULTS, current, floor, page, reached
+from benchmarks.gpu.page import FACTS, PAGE, RESULTS, compiled, current, families, floor, launches, page, reached
 from benchmarks.gpu.parts import PARTS, Report, run_parts
 from benchmarks.gpu.workers import run
+from benchmarks.side_by_side import WHY
 from tests.progress import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -306,12 +307,29 @@ def test_the_page_is_of_what_was_measured() -> None:
     assert "| four ranks on the one GPU | not measured | | | | | |" in lines
     assert any(line.startswith("| 112 + 20 SMs |") and "0.80; 0.95 in green contexts" in line for line in lines)
     assert "- shared: lark not installed" in lines and "300 passed, 1 failed" in text
-    assert sum(line.startswith("| quantise |") for line in lines) == 2  # not measured, not compiled
+    assert sum(line.startswith("| quantise |") for line in lines) == 1  # not measured
+    assert sum(line.startswith("| quantise |") for line in launches({"cases": {}}).splitlines()) == 1  # not compiled
 
 
 def test_a_page_without_results_says_so() -> None:
     text = page([], {"triton": "3.9.0", "cases": {}})
-    assert "No GPU has run these yet" in text and text.count("not measured") == len(CASES)
+    counts = re.findall(r"^\| [≥≤] .* \| (\d+) \| `", text, re.MULTILINE)
+    assert "No GPU has run these yet" in text and sum(map(int, counts)) == len(CASES)
+
+
+def test_every_launch_is_in_one_family() -> None:
+    cases = compiled()["cases"]
+    of = families(compiled())
+    assert sum(map(len, of.values())) == sum(len(case["launches"]) for case in cases.values())
+
+
+def test_reasons_have_the_registers_of_the_facts() -> None:
+    """The page says what products of E4M3 take, and what the gradient of queries takes for one head."""
+    eight = [row["registers"] for row in families(compiled())["FP8 products"]]
+    assert f"{min(eight)} to {max(eight)} of 255 registers" in WHY["result of a product"]
+    rows = compiled()["cases"]["dequantise_mla_attention_dgrad_quantise_both_e5m6"]["launches"]
+    (queries,) = {row["registers"] for row in rows if row["kernel"] == "_query_gradient"}
+    assert f"already takes {queries}." in WHY["attention"]
 
 
 @pytest.mark.parametrize(

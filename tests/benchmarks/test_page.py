@@ -89,7 +89,12 @@ def test_a_row_says_medians_ratios_and_shares() -> None:
     assert both in text and len(cells) > 5
     assert "| **dsc**, the alone | one | 1 × 1 | 800 | 1.28 |  | 800 | 80% | 500 MB | 8.5000 |" in text
     assert "| the late | one | 1 × 1 | not measured: error[E1001]: a \\| b | | | | | | |" in text
-    assert "- the hf | one, 2 × 1: attention eager" in text
+
+
+def test_results_have_the_options_of_the_others() -> None:
+    """The page says that they are there."""
+    rows = [row for each in results() for contest in each["contests"] for row in contest["rows"]]
+    assert all(row["info"].get("choice") for row in rows if row["group"] == "theirs" and not row["failed"])
 
 
 def test_goals_are_of_the_best_rows() -> None:
@@ -114,7 +119,7 @@ def test_goals_are_of_each_machine_and_tables_of_the_newest() -> None:
     assert "| | goal | A Processor | Another |" in text
     assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 | not measured |" in text
     assert "| `fp8_block`, 4 ranks, against FP32 | ≥ 0.40 | not measured | 0.33, not reached |" in text
-    assert "The tables are of A Processor." in text and "## Precisions" not in text
+    assert "The tables below are of A Processor." in text and "## Precisions" not in text
 
 
 def test_results_are_by_kind_of_processor() -> None:

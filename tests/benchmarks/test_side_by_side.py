@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.side_by_side import V3, Pair, kept, pairs, section, text
@@ -25,7 +27,7 @@ def test_every_pair_has_a_reason(found: list[Pair]) -> None:
     assert all(pair.reason for pair in found if pair.bytes >= 1e9)
     fusable = Pair("dense", "F", "quantise", "requantise", "beside", 2 * 10**9)
     with pytest.raises(AssertionError, match="one kernel could do both"):
-        section([fusable], 1.0)
+        section([fusable])
 
 
 def test_bytes_are_those_counted_by_hand(found: list[Pair]) -> None:
@@ -52,4 +54,13 @@ def test_a_line_for_each(found: list[Pair]) -> None:
         found[0].first,
         "→",
         found[0].second,
+        *f"({found[0].reason})".split(),
     ]
+
+
+def test_the_section_counts_every_pair() -> None:
+    listed, _ = kept()
+    rows = re.findall(r"^\| ([a-z' ]+) \| (\d+) \| ([\d.]+) \|", section(listed), re.MULTILINE)
+    assert {name for name, _, _ in rows} == {pair.reason for pair in listed}
+    assert sum(int(count) for _, count, _ in rows) == len(listed)
+    assert sum(float(gb) for _, _, gb in rows) == pytest.approx(sum(pair.bytes for pair in listed) / 1e9, abs=0.5)

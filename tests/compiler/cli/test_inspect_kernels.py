@@ -169,6 +169,16 @@ def test_a_build_is_no_run(builds: tuple[Path, Path], capsys: pytest.CaptureFixt
     assert "unfused  [] → [residual_norm, route, join]" in capsys.readouterr().out
 
 
+def test_the_page_shows_what_is_printed(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of docs/kernels.md are printed lines, in this order; … stands for others."""
+    page = (ROOT / "docs" / "kernels.md").read_text("utf-8")
+    shown = re.search(r"\$ dsc inspect build/tiny --kernels\n(.*?)```", page, re.DOTALL)
+    assert shown and main(["inspect", str(builds[0]), "--kernels"]) == 0
+    printed = iter(capsys.readouterr().out.splitlines())
+    for line in shown[1].splitlines():
+        assert line == "…" or any(line == other.rstrip() for other in printed), line
+
+
 def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
     assert main(["inspect", str(builds[0]), "--kernels", "-o", str(tmp_path / "kernels.txt")]) == 0
     text = (tmp_path / "kernels.txt").read_text()
