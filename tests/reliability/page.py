@@ -21,7 +21,7 @@ what was measured ("reached").
 The machine did other work too, which lengthens times. `make test` or `make landing` runs a sample of every row, and
 `make soak` all cases. [guarantees.md](guarantees.md) lists what else is tested.
 """
-TESTS = "[tests/reliability/rows.py](../tests/reliability/rows.py) names the tests and programs of each row, and its sample."
+TESTS = "[tests/reliability/rows.py](../tests/reliability/rows.py) names the tests and programs of each row."
 
 
 def rendered(results: Results) -> str:
