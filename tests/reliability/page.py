@@ -11,24 +11,26 @@ from tests.reliability.rows import ROWS, Row
 PAGE = ROOT / "docs" / "reliability.md"
 HEAD = """# What faults do to a run
 
-`python -m tests.reliability` runs what this table names and writes this page; `--rows R1,R6` runs some of it and leaves
-the rest as it was. Faults are real: signals to real processes, errors of the system, full file systems. Every row has a
-sample in `make test` or `make landing`; all cases are in `make soak`. [guarantees.md](guarantees.md) lists what else is
-tested.
+This page shows what dsc does when processes die, ranks hang, disks fill up, files are damaged or inputs attack it. The
+faults are real: signals to processes, errors of the system, full file systems. Each row says what must hold ("bar") and
+what was measured ("reached").
 
-"reached" says what was measured, also where that is short of the bar. The machine was busy with other work meanwhile,
-which lengthens times.
+    python -m tests.reliability                 # run all rows and write this page
+    python -m tests.reliability --rows R1,R6    # run two rows; the others keep their results
+
+The machine did other work too, which lengthens times. `make test` or `make landing` runs a sample of every row, and
+`make soak` all cases. [guarantees.md](guarantees.md) lists what else is tested.
 """
+TESTS = "[tests/reliability/rows.py](../tests/reliability/rows.py) names the tests and programs of each row."
 
 
 def rendered(results: Results) -> str:
-    table = [("", "what is done", "bar", "reached", "holds"), ("---",) * 5]
+    table = [("", "fault or check", "bar", "reached", "holds"), ("---",) * 5]
     table += [(row.number, row.claim, row.bar, *reached(row, results)) for row in ROWS]
-    lines = [HEAD, *(f"| {' | '.join(cells)} |" for cells in table), "", "## Which tests", ""]
-    for row in ROWS:
-        lines += [f"- **{row.number}**: {'; '.join(named(row))}. Before a change lands: `{row.sample}`."]
-    lines += ["", "## Where", ""]
-    lines += [f"- {', '.join(rows)}: {machine}" for machine, rows in machines(results).items()]
+    lines = [HEAD, *(f"| {' | '.join(cells)} |" for cells in table), "", TESTS, "", "## Where", ""]
+    for machine, rows in machines(results).items():
+        which = "all rows" if len(rows) == len(ROWS) else ", ".join(rows)
+        lines += [f"- {which}: {machine}"]
     return "\n".join(lines) + "\n"
 
 
@@ -44,12 +46,6 @@ def reached(row: Row, results: Results) -> tuple[str, str]:
     if missing:
         return f"{text}; not run: {', '.join(name.rpartition('::')[2] for name in missing)}", "–"
     return text, "yes" if row.holds(figures) else "no"
-
-
-def named(row: Row) -> list[str]:
-    """The functions of a row by file, and its programs."""
-    files = [f"[{file}](../{file}): `{'`, `'.join(names)}`" for file, names in row.shown_by.items()]
-    return files + [f"`{program.name}`" for program in row.programs]
 
 
 def machines(results: Results) -> dict[str, list[str]]:

@@ -69,11 +69,10 @@ SIGNALS, RESUME = "tests/runtime/test_launch_signals.py", "tests/runtime/run/tes
 ROWS = (
     Row(
         "R1",
-        "SIGKILL in 16 phases (init, data, F, B, W, send, recv, reduce, optimizer, the copy for a save, each step of a"
-        " save, purge) × {first, middle, last, all ranks}; then `--resume`",
+        "SIGKILL of the first, middle, last or all ranks in 16 phases (init, data, F, B, W, send, recv, reduce,"
+        " optimizer, the copy for a save, each step of a save, purge), then `--resume`",
         "64 of 64 bit-exact (weights, optimizer, data order), 0 checkpoints lost",
-        "{bit_exact.total:.0f} of 64 bit-exact; {cases} cases in all, with those at each file of a save; 0 checkpoints"
-        " lost",
+        "{bit_exact.total:.0f} of 64 bit-exact; 0 checkpoints lost in {cases} cases",
         {
             KILLS: ("test_a_kill",),
             SAVES: ("test_a_kill_at_any_file_of_a_save_loses_nothing", "test_a_kill_in_the_first_save"),
@@ -85,10 +84,10 @@ ROWS = (
     ),
     Row(
         "R2",
-        "SIGSTOP, SIGTERM, SIGINT, SEGV, SIGBUS, abort, exception, `_exit`, memory that is not there, EIO, ENOSPC and a"
-        " slow rank, each in B and in reduce; a loss that is not finite; data that goes away",
-        "each named, none hangs",
-        "{cases} cases: each named with its rank and action, none hangs",
+        "signals, crashes, exceptions, no memory, EIO, ENOSPC, and a slow rank, in B and in reduce; a loss that is not"
+        " finite; data that disappears",
+        "dsc names each fault, nothing hangs",
+        "{cases} cases: rank and action named, nothing hangs",
         {
             FAULTS: (
                 "test_a_failure",
@@ -103,12 +102,11 @@ ROWS = (
     ),
     Row(
         "R3",
-        "detection in `dsc train`: from the fault to the line that names rank and action",
+        "time from a fault until `dsc train` names rank and action",
         "crash ≤ 0.5 s; hang ≤ timeout + 0.5 s; rank and action named every time",
         "{detected_s.count} crashes: median {detected_s.median:.2f} s, at most {detected_s.most:.2f} s;"
-        " {hang_after_timeout_s.count} hangs: timeout + {hang_after_timeout_s.most:.2f} s at most; rank and action"
-        " named each time. With `--restarts` the next step is done {recovered_s.most:.1f} s after the fault (or the"
-        " timeout) at most",
+        " {hang_after_timeout_s.count} hangs: timeout + {hang_after_timeout_s.most:.2f} s at most. With `--restarts`"
+        " the next step is done after {recovered_s.most:.1f} s at most",
         {
             KILLS: ("test_a_kill",),
             FAULTS: ("test_a_failure", "test_a_stopped_rank", "test_a_restart_recovers"),
@@ -118,8 +116,7 @@ ROWS = (
     ),
     Row(
         "R4",
-        "processes, ports and files of shared memory after faults of R1 and R2, and after SIGKILL of the launcher or of"
-        " the command in each of the 16 phases",
+        "processes, ports and shared memory that are left after R1, R2, and SIGKILL of the launcher or the command",
         "0",
         "0 after each of {cases} cases",
         {
@@ -132,26 +129,25 @@ ROWS = (
     ),
     Row(
         "R5",
-        "replay of the system calls of four saves: every prefix, with each legal loss of data that was not synced",
+        "power loss after every system call of four saves, with each legal loss of data that was not synced",
         "≥ 1,000 states, all with a loadable checkpoint",
-        "{states.total:,.0f} states, each with a loadable checkpoint; leaving out syncs of any kind is noticed",
+        "{states.total:,.0f} states, each with a loadable checkpoint; the test fails if syncs are left out",
         {DISK: ("test_a_loss_of_power_at_any_point_leaves_a_checkpoint", "test_that_loss_would_be_noticed")},
         f"{DISK}::test_a_loss_of_power",
         holds=lambda f: f["states"].total >= 1000,
     ),
     Row(
         "R6",
-        "damaged checkpoints: a bit, zeros, cut, longer, a byte more, a file of another checkpoint or rank, a foreign"
-        " file, none",
-        "500 of 500 refused, file named, previous one used",
-        "{corruptions.total:.0f} refused, the file named, the previous one used",
+        "damaged checkpoints: flipped bits, zeros, cut, lengthened, exchanged, foreign and missing files",
+        "500 of 500 refused, file named, previous checkpoint used",
+        "{corruptions.total:.0f} refused, file named, previous checkpoint used",
         {CHECKPOINT: ("test_a_damaged_checkpoint_is_refused_and_the_previous_one_used",)},
         f"{CHECKPOINT}::test_a_damaged_checkpoint_is",
         holds=lambda f: f["corruptions"].total >= 500,
     ),
     Row(
         "R7",
-        "checkpoints of one plan read by others: pp × ep × dp, `zero`, tensor ranks, precisions, world sizes",
+        "checkpoints read by other plans: pp × ep × dp, `zero`, tensor ranks, precisions, world sizes",
         "bitwise equal logical tensors",
         "{loads.total:.0f} pairs of writer and reader bitwise equal",
         {
@@ -162,10 +158,9 @@ ROWS = (
     ),
     Row(
         "R8",
-        "no space left (ENOSPC), or EIO, once or lasting, at every system call of a save; a full file system beneath a"
-        " run",
-        "100% clean error, previous checkpoint kept, training goes on",
-        "{failed_saves.total:.0f} saves that fail: a clean error each, the previous checkpoint kept; runs go on",
+        "ENOSPC or EIO, once or lasting, at every system call of a save; a full file system",
+        "a clean error, previous checkpoint kept, training continues",
+        "{failed_saves.total:.0f} failed saves: a clean error, previous checkpoint kept, training continues",
         {
             DISK: ("test_a_failing_disk_is_an_error_of_all_ranks_and_the_previous_checkpoint_stays",),
             SAVES: ("test_a_save_that_fails_is_said_and_the_next_one_succeeds",),
@@ -176,7 +171,7 @@ ROWS = (
     ),
     Row(
         "R9",
-        "one spec under other hash seeds, folders, locales, time zones and umasks",
+        "compiling one spec with other hash seeds, folders, locales, time zones and umasks",
         "identical bytes",
         "{builds.total:.0f} builds with identical bytes",
         {"tests/golden/test_golden.py": ("test_same_spec_same_bytes", "test_bytes_in_other_surroundings")},
@@ -184,11 +179,11 @@ ROWS = (
     ),
     Row(
         "R10",
-        "the proof on broken programs (instructions swapped, dropped, doubled, changed), judged by an independent"
-        " executor with bounded channels",
-        "≥ 2,000 mutants, ≥ 99% of those that are not equivalent rejected",
-        "{rejected.total:,.0f} of {different.total:,.0f} rejected; {accepted.total:,.0f} of {equivalent.total:,.0f}"
-        " equivalent ones accepted",
+        "the proof on programs with swapped, dropped, doubled or changed instructions; an independent executor judges"
+        " them",
+        "≥ 2,000 mutants, ≥ 99% of the wrong ones rejected",
+        "{rejected.total:,.0f} of {different.total:,.0f} wrong ones rejected; {accepted.total:,.0f} of"
+        " {equivalent.total:,.0f} equivalent ones accepted",
         {},
         "tests/compiler/program/proof/test_mutants.py",
         (
@@ -205,8 +200,7 @@ ROWS = (
         "R11",
         "fuzzed specs: bytes, grammar, typed, mutated, overrides",
         "10^5, no traceback, none over 2 s or 256 MiB",
-        "{inputs.total:,.0f} inputs, {failed.total:.0f} failed; the limit of time is one of work, 10 million calls of"
-        " functions each",
+        "{inputs.total:,.0f} inputs, {failed.total:.0f} failed; the limit of time is 10 million function calls",
         {},
         "tests/fuzz/test_fuzz.py::test_inputs_end",
         (Program("tests.fuzz.run", ("--count", "100000"), r"^(?P<inputs>[\d,]+) inputs, (?P<failed>\d+) failed"),),
@@ -214,9 +208,8 @@ ROWS = (
     ),
     Row(
         "R12",
-        "attacks: code in names, strings and paths of specs, paths that lead out, links, pipes, bombs, edited builds,"
-        " checkpoints and published weights made to harm, escapes for the terminal; watched by an audit hook, beside a"
-        " canary",
+        "attacks: code in specs, paths that lead out, links, pipes, bombs, edited builds, hostile checkpoints and"
+        " weights, terminal escapes",
         "≥ 150 inputs, 0 succeed",
         "{cases} inputs, 0 succeed",
         {
@@ -235,18 +228,17 @@ ROWS = (
     ),
     Row(
         "R13",
-        "the emitted bodies of stages, read back by another reader, against the program: ops, values, order",
+        "emitted stages, read by an independent reader, against the program: ops, values, order",
         "equal on every valid fuzzed spec",
-        "{specs.total:.0f} fuzzed specs of at most 64 ranks, {instructions.total:,.0f} instructions: equal",
+        "{specs.total:.0f} specs of at most 64 ranks, {instructions.total:,.0f} instructions: equal",
         {"tests/fuzz/test_emitted.py": ("test_emitted_bodies_are_the_program",)},
         "tests/fuzz/test_emitted.py",
     ),
     Row(
         "R14",
-        "a loss or gradient that one rank makes NaN, and a loss that jumps: skipped, rolled back, or the end of the"
-        " run, on every mesh; kills within a rollback",
-        "the same decision on all ranks, counted, resumable",
-        "{cases} cases: decided alike, counted in events and metrics, each with the bits of a run without that batch",
+        "NaN on one rank, and a loss that jumps, on every mesh: skip, rollback or stop; kills within a rollback",
+        "same decision on all ranks, counted, resumable",
+        "{cases} cases: same decision, counted, bits of a run without that batch",
         {
             HEALTH: (
                 "test_a_batch_that_one_rank_makes_nan_is_skipped_by_all",
@@ -261,9 +253,9 @@ ROWS = (
     ),
     Row(
         "R15",
-        "one bit flipped in weights that ranks hold alike; `health { hash }` compares them",
-        "found within one interval, the rank and the tensor named",
-        "{cases} cases: found within an interval, the ranks and the tensor named; any single bit changes a fingerprint",
+        "one flipped bit in weights that several ranks hold, under `health { hash }`",
+        "found within one interval, rank and tensor named",
+        "{cases} cases: found within an interval, ranks and tensor named",
         {
             HEALTH: ("test_a_flipped_bit_is_found_within_an_interval", "test_restarts_heal_a_flipped_bit"),
             "tests/runtime/test_health.py": (
@@ -275,8 +267,7 @@ ROWS = (
     ),
     Row(
         "R16",
-        "a clock that jumps, logs on a full disk, closed or full standard streams, metrics and events that cannot be"
-        " written for a while",
+        "a clock that jumps, a full disk under logs, metrics and events, closed or full standard streams",
         "training unaffected",
         "{cases} cases: unaffected",
         {
