@@ -12,13 +12,12 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from benchmarks.published.rows import all_runs, stored
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.plan.split_blocks import balanced_rows
@@ -77,8 +76,8 @@ def page() -> str:
         of_v3(fixed, spec, found),
         _v2(fixed, found, second),
         _longer(fixed["published_longer"], tables),
-        _others(),
         _method(),
+        _fixed(fixed, found),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -91,7 +90,7 @@ def predictions(fixed: Mapping[str, Any], spec: Spec) -> dict[str, Prediction]:
 def of_v3(fixed: Mapping[str, Any], spec: Spec, found: Mapping[str, Prediction]) -> str:
     """The beginning of the page, which is of DeepSeek-V3 alone."""
     calibrated = found[fixed["tables"][-1]["name"]]
-    times = _head(fixed, found), _step(fixed, found), _classes(fixed, spec), _ranks(calibrated)
+    times = _head(fixed), _step(fixed, found), _classes(fixed, spec), _ranks(calibrated)
     return "\n\n".join((*times, _flops(fixed, found), _memory(fixed, calibrated), _bytes(fixed, calibrated)))
 
 
@@ -104,10 +103,6 @@ def _item(*words: str) -> str:
     return fill(" ".join(words), 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _wrapped(texts: Iterable[str]) -> Iterable[str]:
-    return (fill(text, 112, subsequent_indent="     ", break_on_hyphens=False) for text in texts)
-
-
 def rows_of(fixed: Mapping[str, Any], prediction: Prediction) -> dict[str, float]:
     """What is compared: the step, and the rows of the rank that was fixed."""
     step = prediction.step
@@ -116,32 +111,39 @@ def rows_of(fixed: Mapping[str, Any], prediction: Prediction) -> dict[str, float
     }
 
 
-def _head(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
+HEAD = """# Predictions beside DeepSeek's published runs
+
+This page shows how near `dsc plan` comes to published steps of DeepSeek-V3 and V2, so that you can judge its
+predictions. [published-runs.md](published-runs.md) does the same for runs of others. No rate is fitted to a training
+step. Two rate tables ([rates.md](rates.md)) are compared:
+"""
+
+
+def _head(fixed: Mapping[str, Any]) -> str:
+    tables = (_item(f"- **{t['title']}**: `{t['name']}`, {t['why']}.") for t in fixed["tables"])
+    return "\n".join(
+        (HEAD, *tables, "", "`python -m benchmarks.predictions` writes this page; a test keeps it current.")
+    )
+
+
+def _fixed(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
+    """What was fixed before the comparison, and how often the program changed with the answer in sight."""
     stages = next(iter(found.values())).stages
-    split = "; ".join(ranges(row.layers) for row in stages)
     agrees = [list(row.layers) for row in stages] == fixed["layers"]
     return "\n".join(
         (
-            "# Predictions beside published runs\n",
-            _flow(
-                "`python -m benchmarks.predictions` writes this page, and a test compares it with the program.",
-                "No rate is fitted to a training step. What is compared was fixed in",
-                "`benchmarks/predictions.json` before the comparison:\n",
-            ),
-            "",
+            "## What was fixed before the comparison\n",
             _item(
-                f"- **Layers of the stages**: {split}.",
-                "These are the ones that were fixed:" if agrees else "**They are no longer the ones that were fixed**:",
-                f"{fixed['layers_why']}.",
+                f"- **Layers of the stages**: {'; '.join(ranges(row.layers) for row in stages)}.",
+                f"{fixed['layers_why'][0].upper()}{fixed['layers_why'][1:]}.",
+                "" if agrees else "**They are no longer the ones that were fixed.**",
             ),
-            *(_item(f"- **{t['title'].capitalize()}**: table `{t['name']}`, {t['why']}.") for t in fixed["tables"]),
             _item(f"- **Rank**: {fixed['rank']}; {fixed['rank_why']}"),
             _item(
                 f"- **Configurations tried**: {fixed['configurations_tried']}, all with the published answer in sight.",
-                "Split and tables stayed the same. Each change was one of the program, for every run,",
-                "and had its own reason:",
+                "Layers and tables stayed the same; the program changed, for every run, with a reason of its own each",
+                "time. [predictions.json](../benchmarks/predictions.json) lists the changes and what each moved.",
             ),
-            *(f"  {n}. {each}" for n, each in enumerate(_wrapped(fixed["configurations"]), 1)),
         )
     )
 
@@ -170,7 +172,7 @@ def _step(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
         assert interval is not None
         inside = "in it" if interval.low_s <= published["seconds"] <= interval.high_s else "**outside of it**"
         between.append(f"{interval.low_s:.1f} to {interval.high_s:.1f} s ({inside})")
-    rows.append(f"\nThe interval that `dsc plan` prints: {', and '.join(between)}.")
+    rows.append(f"\nThe intervals that `dsc plan` prints: {', and '.join(between)}.")
     return "\n".join(rows)
 
 
@@ -180,9 +182,8 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
     rows = [
         "## One MoE layer, by kernel class\n",
         _flow(
-            "Milliseconds of a micro-batch of 4,096 tokens, forward and backward, beside the public profile of one",
-            "overlapped pair (github.com/deepseek-ai/profile-data). The factors of the calibrated table come from",
-            "these sums.",
+            "Milliseconds of a micro-batch of 4,096 tokens, forward and backward, beside the public profile",
+            "(github.com/deepseek-ai/profile-data) that the calibrated table takes its factors from.",
         ),
         "",
         "| | profile | " + " | ".join(f"{table['title']} | off" for table in fixed["tables"]) + " |",
@@ -265,20 +266,20 @@ def _memory(fixed: Mapping[str, Any], prediction: Prediction) -> str:
     rows = [
         "## Memory of the published set-up\n",
         _flow(
-            f"GiB of a device at its peak. The published run used devices of {fixed['published']['capacity']},",
-            f"of which {prediction.ranks[0].capacity_bytes / GIB:.1f} GiB can be used.",
+            f"GiB of a device at its peak. Of the {fixed['published']['capacity']} of a device,",
+            f"{prediction.ranks[0].capacity_bytes / GIB:.1f} GiB can be used.",
             "Every rank fits." if prediction.fits else "**Not every rank fits.**",
         ),
         "",
-        "| rank | weights | gradients | optimizer | activations | buffers | peak | at | if all rows came to it |",
-        "|---|--:|--:|--:|--:|--:|--:|---|--:|",
+        "| ranks | weights | gradients | optimizer | activations | buffers | peak | if all rows came to it |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    alike: dict[str, list[int]] = defaultdict(list)
     for rank in prediction.ranks:
         parts = (rank.weights, rank.gradients, rank.optimizer, rank.activations, rank.buffers, rank.peak_bytes)
         worst = f"{rank.worst_bytes / GIB:.1f}" if rank.worst_bytes else ""
-        cells = " | ".join(f"{part / GIB:.2f}" for part in parts)
-        action = rank.peak_action.replace("|", "\\|")  # of a pair
-        rows.append(f"| {rank.pp_rank} | {cells} | `{action}` | {worst} |")
+        alike[" | ".join((*(f"{part / GIB:.2f}" for part in parts), worst))].append(rank.pp_rank)
+    rows += [f"| {ranges(of)} | {cells} |" for cells, of in alike.items()]
     return "\n".join(rows)
 
 
@@ -302,9 +303,9 @@ def _v2(fixed: Mapping[str, Any], first: Mapping[str, Prediction], second: Mappi
         _flow(
             f"Published: {hours:,} hours of H800 for a trillion tokens ({published['source']}),",
             f"{published['ratio_to_v3']:g}",
-            "of DeepSeek-V3's. The number of devices, the number of micro-batches, what is recomputed and how layers",
-            f"are split are not published; `{published['run']}` chooses them. Their schedule is their own zero-bubble",
-            "schedule. Together these choices change the hours by more than 15%; the ratio to V3 varies less.",
+            "of DeepSeek-V3's. Devices, micro-batches, recomputation, split and the zero-bubble schedule are not",
+            f"published; `{published['run']}` chooses them. These choices change the hours by more than 15%; the",
+            "ratio to V3 varies less.",
         ),
         "",
         "| | published | " + " | ".join(table["title"] for table in fixed["tables"]) + " |",
@@ -329,9 +330,8 @@ def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
     rows = [
         "## DeepSeek-V3, the two phases of context extension\n",
         _flow(
-            f"Published: {published['device_hours']:,} hours of H800 for both ({published['source']}). The number of",
-            "devices, the degrees of parallelism and what is recomputed are not published;",
-            f"`{published['run']}` chooses them, and what does not fit is said here. Nothing is fitted to this figure.",
+            f"Published: {published['device_hours']:,} hours of H800 for both ({published['source']}). Devices,",
+            f"degrees of parallelism and recomputation are not published; `{published['run']}` chooses them.",
         ),
         "",
         f"| hours of devices | devices | memory | {' | '.join(tables)} |",
@@ -351,43 +351,19 @@ def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
     return "\n".join(rows)
 
 
-def _others() -> str:
-    """The runs of docs/published-runs.md, a row each."""
-    results = stored()
-    rows = [
-        "## Other published runs\n",
-        _flow(
-            "[published-runs.md](published-runs.md) has these runs with their sources and with what their plans say"
-            " otherwise. Tokens per second of a device; a positive error says that the plan is faster than the run was."
-        ),
-        "",
-        "| run | published | predicted | off | step inside the interval |",
-        "|---|--:|--:|--:|:--|",
-    ]
-    for run in all_runs():
-        found = results[run.name]
-        inside = "yes" if found.is_hit(run) else "**no**"
-        tokens = f"{run.tokens_per_s_gpu:,.0f} | {found.tokens_gpu / found.step_s:,.0f}"
-        rows.append(f"| `{run.name}` | {tokens} | {found.off(run):+.1%} | {inside} |")
-    return "\n".join(rows)
-
-
 def _method() -> str:
     steps = (
-        "1. The op rules give the FLOPs and bytes of every kernel of every segment. The rate table gives its rate, by"
-        " class, dtype and shape ([rates.md](rates.md)). Exchanges have bytes, links, and the SMs that they are given.",
-        "2. Each action and each pair is laid on a compute lane and a communication lane, in the order that"
-        " `dsc compile` emits. It ends when the later lane ends. Every stage has its own times.",
-        "3. The schedule is run at these times. A message to a neighbour is on the communication lane of the rank that"
-        " sends it, behind the exchanges before it, and its action ends when it is there. The rows of a rank are sums"
-        " over its actions. The bubble is the rest of the time until the last rank ends.",
-        "4. After the schedule, gradients are summed over their holders (inside nodes, then between them), clipped and"
-        " applied, and weights are gathered.",
+        "1. The op rules give the FLOPs and bytes of every kernel; the rate table gives its rate, by class, dtype and"
+        " shape ([rates.md](rates.md)).",
+        "2. Each action and each pair runs on a compute lane and a communication lane, in the order that `dsc compile`"
+        " emits. It ends when the later lane ends.",
+        "3. The schedule is run at these times. A message to a neighbour is on the sender's communication lane, and its"
+        " action ends when it arrives. The bubble is the rest of the time until the last rank ends.",
+        "4. After the schedule, gradients are summed over their holders, clipped and applied; weights are gathered.",
         "5. The interval: the error of a kernel class is how far each row of its table is from what the other rows say"
-        f" of that shape (at least {LEAST:.0%}; {UNKNOWN:.0%} if there are no other rows). Errors of classes are taken"
-        " as independent: their squares are added, each class with its share of the busiest rank. For a table of"
-        " kernels measured alone, without factors from a profile of training, the upper end also includes the factors"
-        " of the one public profile, because kernels are known to take longer in training.",
+        f" of that shape (at least {LEAST:.0%}; {UNKNOWN:.0%} if there are no other rows). The squares of the errors"
+        " are added, weighted by the share of the class. For kernels measured alone, the upper end also includes the"
+        " factors of the public profile, because kernels take longer in training.",
     )
     wrapped = (fill(each, 118, subsequent_indent="   ", break_on_hyphens=False) for each in steps)
     return "\n".join(("## How it is computed\n", *wrapped))

@@ -12,9 +12,10 @@ MEDIAN, BIAS, INSIDE = 0.10, 0.04, 0.90  # goals
 
 HEAD = """# Published runs beside their plans
 
-`python -m benchmarks.published` plans {runs} runs that others published and writes this page. Each is a spec of
-[benchmarks/published](../benchmarks/published), planned with the rates that `dsc plan` takes by itself. No rate is
-fitted to any of them ([rates.md](rates.md)). DeepSeek-V3 has a page of its own, [predictions.md](predictions.md).
+This page shows how near `dsc plan` comes to {runs} runs that others published, so that you can judge its predictions.
+Each run is a spec of [benchmarks/published](../benchmarks/published), planned with the default rates. No rate is fitted
+to any of them ([rates.md](rates.md)). For DeepSeek-V3 see [predictions.md](predictions.md).
+`python -m benchmarks.published` writes this page.
 
 | tokens per second | | goal |
 |---|--:|:--|
@@ -23,8 +24,11 @@ fitted to any of them ([rates.md](rates.md)). DeepSeek-V3 has a page of its own,
 | farthest | {worst:+.1%}, `{name}` | above {far:.0%} with a reason below |
 | published step inside the interval | {inside:.0%} | at least {inside_goal:.0%}: {inside_met} |
 
-A positive error says that the plan is faster than the run was. Runs of ZB-2p are planned with another schedule, which
-`auto` finds within the same memory; this says less of the rates than the other rows do."""
+Errors are of tokens per second; a positive one means that the plan is faster than the run was. ZB-2p runs are planned
+with another schedule, which `auto` finds within the same memory, so they say less about the rates.
+
+Where an architecture differs from what a spec can say, it is planned with a near one of equal size: GELU of 4h as
+SwiGLU of 8h/3, learned positions and ALiBi as RoPE, LayerNorm as RMSNorm, no biases and no dropout, FP16 as BF16."""
 
 
 def page() -> str:
@@ -61,26 +65,23 @@ def _met(met: bool) -> str:
 def _group(group: Group, results: Mapping[str, Result]) -> str:
     rows = (
         f"## {group.title}\n",
-        _flow(f"Source: {group.source}. What differs: {group.differs}"),
+        _flow(f"Source: {group.source}." + (f" Differences: {group.differs}" if group.differs else "")),
         "",
-        "| run | tokens/s of a device | predicted | off | step, s | predicted | interval | in it |",
-        "|---|--:|--:|--:|--:|--:|--:|:--|",
+        "| run | tokens/s of a device | step, s | predicted | interval | off |",
+        "|---|--:|--:|--:|--:|--:|",
         *(_row(run, results[run.name]) for run in group.runs),
     )
     return "\n".join(rows)
 
 
 def _row(run: Published, result: Result) -> str:
-    tokens = result.tokens_gpu / result.step_s
     cells = (
-        f"{run.config} (`{run.name}`)",
+        f"{run.config} `{run.name}`",
         f"{run.tokens_per_s_gpu:,.0f}",
-        f"{tokens:,.0f}",
-        f"{result.off(run):+.1%}",
         f"{result.published_s(run):.3f}",
         f"{result.step_s:.3f}",
-        f"{result.low_s:.3f} to {result.high_s:.3f}",
-        "yes" if result.is_hit(run) else "**no**",
+        f"{result.low_s:.3f}–{result.high_s:.3f}" + ("" if result.is_hit(run) else " **missed**"),
+        f"{result.off(run):+.1%}",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -4,14 +4,65 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[3] / "docs" / "json.md"
-WRITTEN = re.findall(r"```form (\w+)\n(.*?)```", PAGE.read_text("utf-8"), re.S)
-FORMS = {name: json.loads(text) for name, text in WRITTEN}
-assert len(FORMS) == len(WRITTEN), "two forms of one name"
-TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
+TOKEN = re.compile(r"\.\.\.\w+|<\w+>|\w+|[{}\[\]:;,|?]|(\S)")
+FORMS: dict[str, Any] = {}
+TYPES: dict[str, Any] = {"string": str, "int": int, "number": (int, float), "bool": bool, "null": type(None)}
+
+
+class _Reader:
+    """Reads forms, each `name { keys: type; … }` or `name [type]`; docs/json.md says how they are written."""
+
+    def __init__(self, text: str) -> None:
+        found = list(TOKEN.finditer(text))
+        assert not any(token[1] for token in found), "a character that no form has"
+        self.tokens = [token[0] for token in found]
+
+    def forms(self) -> Iterator[tuple[str, Any]]:
+        while self.tokens:
+            yield self._take(), self._type()
+
+    def _take(self, expected: str = "") -> str:
+        token = self.tokens.pop(0)
+        assert not expected or token == expected, f"{token} where {expected} is expected"
+        return token
+
+    def _type(self) -> Any:
+        if self.tokens[0] == "[":
+            self._take()
+            item = self._type()
+            self._take("]")
+            return [item]
+        if self.tokens[0] == "{":
+            return self._object()
+        kinds = [self._take()]
+        while self.tokens and self.tokens[0] in "|?":
+            kinds.append(self._take() if self._take() == "|" else "null")
+        return " | ".join(kinds)
+
+    def _object(self) -> dict[str, Any]:
+        form: dict[str, Any] = {}
+        while (behind := self._take()) != "}":
+            assert behind in "{;", f"{behind} where a key ends"
+            if self.tokens[0].startswith("..."):
+                form |= FORMS[self._take()[3:]]
+                continue
+            names = [self._take()]
+            while self._take() == ",":
+                names.append(self._take())
+            assert not form.keys() & set(names), f"{names} twice"
+            form |= dict.fromkeys(names, self._type())
+        return form
+
+
+for _text in re.findall(r"```form\n(.*?)```", PAGE.read_text("utf-8"), re.S):
+    for _name, _form in _Reader(_text).forms():
+        assert _name not in FORMS, f"two forms of one name: {_name}"
+        FORMS[_name] = _form
 
 
 def faults(document: Any, form: Any, at: str = "$") -> list[str]:
@@ -42,7 +93,7 @@ def faults(document: Any, form: Any, at: str = "$") -> list[str]:
 
 
 def _is_no_bool(document: Any, kind: str) -> bool:
-    return kind == "boolean" or not isinstance(document, bool)
+    return kind == "bool" or not isinstance(document, bool)
 
 
 def parsed(text: str, name: str) -> Any:

@@ -116,8 +116,8 @@ def test_the_form_finds_faults() -> None:
     """The check of forms is one: it refuses what it should."""
     good = {"file": "a", "line": 1, "column": 1, "end_line": 1, "end_column": 2, "text": ""}
     assert faults(good, FORMS["edit"]) == []
-    assert faults(good | {"line": "1"}, FORMS["edit"]) == ["$.line: '1' is no integer"]
-    assert faults(good | {"line": True}, FORMS["edit"]) == ["$.line: True is no integer"]
+    assert faults(good | {"line": "1"}, FORMS["edit"]) == ["$.line: '1' is no int"]
+    assert faults(good | {"line": True}, FORMS["edit"]) == ["$.line: True is no int"]
     assert faults(good | {"more": 1}, FORMS["edit"]) == ["$: more is not described"]
     assert faults([{"file": "a"}], ["place"]) != []
 
