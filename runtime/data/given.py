@@ -10,8 +10,8 @@ Its standard input has a line of JSON: the length of tokenizer.json, the token t
 chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
 JSON list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
 "end_of_document"}, then {"sizes": tokens of each text}, followed by the ids as i32; or {"error": why not}, and its end.
-For rows there is {"notices": the fields of Notices} beside the sizes, and a token without loss is ~id
-(runtime/data/chat.py).
+For rows there is {"notices": the fields of Notices} beside the sizes, {"at": its place in the batch} beside the error
+of a row that is refused, and a token without loss is ~id (runtime/data/chat.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from runtime.data import tokenizer, tokenizer_files
-from runtime.data.chat import RowEncoder, Settings
+from runtime.data.chat import Encoded, RowEncoder, Settings
 from runtime.data.files import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
@@ -51,7 +51,20 @@ MAX_SHOWN, MAX_SAID = 200, 2000  # characters of what the library says, and of a
 
 
 class _EndedError(Exception):
-    """The process has ended, or has said that it cannot go on; the message is the reason."""
+    """The process has ended, or has said that it cannot go on; the message is the reason. `at`: the text that it is
+    about, where the process knows it."""
+
+    def __init__(self, reason: str, at: int | None = None) -> None:
+        super().__init__(reason)
+        self.at = at
+
+
+class _RowError(DataError):
+    """A row of a batch is refused."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(reason)
+        self.at = at
 
 
 class GivenTokenizer:
@@ -90,8 +103,8 @@ class GivenTokenizer:
         except _EndedError as ended:
             if self._stopped:
                 raise DataError(f"{self.path}: stopped") from None
-            if len(documents) == 1:
-                file, text = documents[0]
+            if len(documents) == 1 or ended.at is not None:
+                file, text = documents[ended.at or 0]
                 if self._chat is not None:
                     raise DataError(f"{place_of(self._chat, file, text)}: {ended}") from None
                 raise DataError(f"{self.path}: cannot encode {file.path}: {ended}") from None
@@ -157,7 +170,7 @@ class GivenTokenizer:
             raise _EndedError(self._reason())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise _EndedError(answer["error"])
+            raise _EndedError(answer["error"], answer.get("at"))
         return answer
 
     def _reason(self) -> str:
@@ -204,7 +217,7 @@ def main(argv: list[str]) -> int:
         return 1
     except BaseException as error:  # a panic of the library is no Exception
         said = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
-        _answer(stdout, {"error": said[:MAX_SAID]})
+        _answer(stdout, {"error": said[:MAX_SAID]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
         return 1
     return 0
 
@@ -218,7 +231,12 @@ def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:
     encoder = (PromptEncoder if settings["prompts"] else RowEncoder)(bpe, settings)
 
     def encode(texts: list[str]) -> tuple[list[list[int]], dict[str, Any]]:
-        rows = encoder.encode(texts)
+        rows: list[Encoded] = []
+        for text in texts:
+            try:
+                rows += encoder.encode([text])
+            except DataError as error:
+                raise _RowError(str(error), len(rows)) from None
         found = Notices(sum(not row.aligned for row in rows), sum(not row.started for row in rows))
         return [row.ids for row in rows], {"notices": asdict(found)}
 

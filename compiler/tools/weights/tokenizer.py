@@ -12,7 +12,7 @@ from compiler.files.text import TextFileError, read_bytes
 from runtime.checkpoint.shard_manifest import CHECKPOINTS
 from runtime.data import tokenizer_files
 from runtime.data.tokenizer import END_TOKENS, MAX_FILE_BYTES
-from runtime.data.tokenizer_files import CONFIG
+from runtime.data.tokenizer_files import CONFIG, GENERATION
 
 NAME = tokenizer_files.TOKENIZER
 FILES = (NAME, *tokenizer_files.BESIDE)  # of a publication
@@ -56,7 +56,21 @@ def _configured(path: Path, content: bytes, context: int) -> tuple[dict[str, byt
         **({"eos_token": token} if token else {}),
     }
     written = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    return {CONFIG: written, **published_files(path.parent)}, number
+    files = {CONFIG: written, **published_files(path.parent)}
+    if GENERATION in files and number is not None:
+        files[GENERATION] = _ending(path, files[GENERATION], number)
+    return files, number
+
+
+def _ending(path: Path, content: bytes, number: int) -> bytes:
+    """generation_config.json with the id that ended the documents of the run among those that end a text.
+
+    `transformers` reads the ids there alone, and a base model that was tuned to a chat has another.
+    """
+    ids = sorted(tokenizer_files.stops(path))
+    if number in ids:
+        return content
+    return (json.dumps(json.loads(content) | {"eos_token_id": [*ids, number]}, indent=2) + "\n").encode()
 
 
 def _end(path: Path, content: bytes) -> tuple[str, int | None]:

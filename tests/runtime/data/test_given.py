@@ -113,6 +113,24 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(raised.value).endswith(said)
 
 
+def test_a_row_that_is_refused_is_named_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process says which row it is: the rows before it are not encoded again, each in a process of its own."""
+    said = {"messages": [{"role": "assistant", "content": "a"}]}
+    rows = [json.dumps(row) for row in (*[said] * 9, {"messages": [{"role": "assistant"}]}, said)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(rows), "utf-8")
+    template = "{% for m in messages %}{% generation %}{{ m.content + '!' }}{% endgeneration %}{% endfor %}"
+    settings = Settings(template, "a.jinja", {"eos_token": tokenizer.END})
+    file = SourceFile("rows.jsonl", path)
+    starts: list[int] = []
+    start = GivenTokenizer._start
+    monkeypatch.setattr(GivenTokenizer, "_start", lambda self: (starts.append(1), start(self)))
+    with pytest.raises(DataError) as raised, GivenTokenizer(Path("own.json"), JSON.encode(), settings) as process:
+        process.encode([(file, row) for row in rows])
+    assert str(raised.value) == f"{path}:10: the chat template fails: 'dict object' has no attribute 'content'"
+    assert len(starts) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

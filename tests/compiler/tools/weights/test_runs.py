@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from compiler.tools.weights.config import NoFamilyError, publication
+from compiler.tools.weights.tokenizer import files_for
 from dsl.load import load as load_spec
 from dsl.schema import Dense, LinearScaling, Rope, YarnScaling
 from runtime.build.build import Build
@@ -88,6 +90,19 @@ def check(capfd: pytest.CaptureFixture[str]) -> str:
     capfd.readouterr()
     assert main(["check", "m.dsc"]) == 2
     return capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(None, [0]), (7, [7, 0]), ([9, 7], [7, 9, 0]), ([7, 0], [7, 0]), (0, 0)])
+def test_a_text_ends_where_the_run_ended_its_documents(ids: object, expected: object, tmp_path: Path) -> None:
+    """`transformers` reads the ids of generation_config.json alone; of a base model these are others than a chat's."""
+    text = tokenizers.to_json(tokenizers.train([TEXT], 290))
+    data = tmp_path / "data" / "key"
+    data.mkdir(parents=True)
+    (data / "tokenizer.json").write_text(text, "utf-8")
+    (data / "generation_config.json").write_text(json.dumps({"top_k": 20, "eos_token_id": ids}), "utf-8")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    files, end = files_for(tmp_path / "checkpoints" / "step-00000001", digest, 64)
+    assert end == 0 and json.loads(files["generation_config.json"]) == {"top_k": 20, "eos_token_id": expected}
 
 
 def test_a_checkpoint_that_is_not_there(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
