@@ -1,4 +1,4 @@
-"""The trainer of a rank: its state, its channels, and the step (forward and backward by the program, then the optimizer).
+"""The trainer of a rank: its state, its channels, and the step (forward and backward, then the optimizer).
 
 A step depends on (build, data, step, position in the data) alone, so a run can be resumed at any step.
 """
@@ -165,7 +165,7 @@ class Trainer:
         return range(self.step + 1 - (self.policy.iterations if self.policy else 1), self.step + 1)
 
     def train_step(self) -> dict[str, Any]:
-        """Train one optimizer step. Return its metrics, equal on every rank. BadStepError before any weight is changed."""
+        """Train one step. Return its metrics, equal on every rank. BadStepError before any weight is changed."""
         start = time.perf_counter()
         with self.time.within("compute"):
             sums = self.accumulate()
@@ -245,7 +245,7 @@ class Trainer:
             self.average.wait()
 
     def evaluate(self) -> dict[str, float]:
-        """Return the losses on the first held-out samples, and those of the moving average if the spec asks for them."""
+        """Return the losses on the first held-out samples, and of the moving average if the spec asks for that."""
         losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
         if self.average and self.average.weights:
             gathers = self._program.update
@@ -365,9 +365,9 @@ class Trainer:
         """Quantise the weights that matrix products read in FP8: after each step, frozen weights once."""
         if self.quantised_at != self.step:
             self.board.set_action("quantise weights")
-            has_frozen = self.quantised_at >= 0 and bool(self.plan.frozen)
+            are_frozen_ready = self.quantised_at >= 0 and bool(self.plan.frozen)
             for each in self.quantised:
-                if not has_frozen or each.is_keyed:
+                if not are_frozen_ready or each.is_keyed:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
@@ -414,7 +414,7 @@ class Trainer:
         return torch.stack([*counts, *([data["real"].sum()] if counts_tokens else [])])
 
     def _tangents(self, counts: Sums) -> dict[str, Tensor]:
-        """Return the gradients of the objective with respect to the loss outputs: constants, known before any forward."""
+        """Return the gradients of the objective with respect to the losses: constants, known before any forward."""
         dtype = wide_dtype(DTYPES[self.plan.precision.compute])
         constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
         if self.plan.mtp_weight is not None:
