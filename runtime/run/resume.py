@@ -152,7 +152,8 @@ def _beginning(step: int, plan: RunPlan, changed: Sequence[tuple[str, str]]) -> 
     assert within is not None
     notes = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
     notes += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
-    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {_listed(notes) or 'nothing differs'}"
+    changes = _listed(notes) or "nothing differs"
+    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {changes}"
 
 
 @dataclass(frozen=True)
@@ -275,10 +276,7 @@ def _flat(plan: Any) -> dict[str, Any]:
         # derived from other values
         if path in ("mesh.sq", "train.optimizer.rest.kind"):
             continue
-        if path in (
-            "train.optimizer.settings",
-            "train.optimizer.rest.settings",
-        ):  # in a spec they are keys of the optimizer
+        if path in ("train.optimizer.settings", "train.optimizer.rest.settings"):  # keys of the optimizer in a spec
             path = "train.optimizer"
         if path == "model.layers":
             value = {str(i): parts for i, parts in _layers(value).items()}

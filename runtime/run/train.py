@@ -58,9 +58,7 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
         if isinstance(error, EarlierError) and (args.compiled or args.unbuilt):
             return EXIT_EARLIER
         if said := "\n".join(map(printable, str(error).splitlines())):
-            clear = (
-                "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""
-            )  # erases the progress line of the compiler
+            clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # erases the compiler's progress line
             print(f"{clear}error: {said}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:  # before the ranks started: after that the launcher handles the signal
