@@ -327,7 +327,7 @@ def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
     try:
         base_manifest = read_manifest(folder)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} has adapters, and their base checkpoint: {error}") from None
+        raise CheckpointError(f"{path} has adapters, and their base checkpoint cannot be used: {error}") from None
     if digest(base_manifest) != sha256:
         raise CheckpointError(f"{path} has adapters, and {printable(str(folder))} has other weights than theirs")
     return folder, base_manifest
