@@ -1,9 +1,9 @@
-"""Copies the checkpoints of a run to another place, in a thread of each rank, while the run trains and saves on.
+"""Copies the checkpoints of a run to another place, in a thread of each rank, while the run continues.
 
-Each rank copies the shard that it wrote, reads it back and compares its sha256. Where all ranks have done so, rank 0
-writes the manifest, reads that back, and removes the checkpoints that do not stay. So whatever ends a copy, the place
-has the checkpoint whole, or no manifest of it. A copy that has begun is ended; of the checkpoints that were published
-meanwhile the newest is next, and the others are not copied. What fails is tried again with the next checkpoint.
+Each rank copies the shard that it wrote, reads it back and compares its sha256. When all ranks have done so, rank 0
+writes the manifest, reads it back, and removes surplus checkpoints. So at any interruption the place has either the
+whole checkpoint or no manifest of it. A started copy is finished; then the newest checkpoint is copied that was
+published meanwhile, and older ones are skipped. After a failure the next checkpoint is tried.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _STOP = -1
 
 
 class CopyMeeting(Protocol):
-    """Where the threads of one place meet, one of each rank."""
+    """Collective operations of the threads that copy to one place, one thread per rank."""
 
     def all(self, yes: bool) -> bool:
-        """Whether every rank says yes."""
+        """Whether `yes` is true on every rank."""
 
     def from_first(self, numbers: list[int]) -> list[int]:
-        """The numbers that rank 0 gives."""
+        """Return the numbers of rank 0."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """How a copy ended on this rank: `reason` says why it failed. `skipped`: a newer checkpoint took its turn."""
+    """The result of a copy on this rank. `reason`: why it failed. `skipped`: a newer checkpoint was copied instead."""
 
     step: int
     name: str
@@ -47,31 +47,31 @@ class Copied:
     seconds: float = 0.0
     reason: str = ""
     skipped: bool = False
-    note: str = ""  # of a copy that is whole: what else went wrong
+    note: str = ""  # a problem after a complete copy
 
 
 @dataclass
 class Copier:
-    """Copies checkpoints of the folder `checkpoints` to one place; every rank of a run makes it."""
+    """Copies checkpoints from the folder `checkpoints` to one place. Every rank of a run constructs it."""
 
     place: CopyPlace
     checkpoints: Path
     rank: int
     keep: Keep
     meeting: CopyMeeting
-    moved: int = 0  # bytes of this rank that were written or read back, of `to_move`
+    moved: int = 0  # bytes of `to_move` that this rank has written or read back
     to_move: int = 0
     _ended: SimpleQueue[Copied] = field(default_factory=SimpleQueue)
     _change: threading.Condition = field(default_factory=threading.Condition)
     _shards: dict[int, CheckpointShard] = field(default_factory=dict)  # of this rank, by step
     _next: PublishedCheckpoint | None = None  # of rank 0
-    _now: str = ""  # what is being copied
+    _now: str = ""  # name of the checkpoint that is being copied
     _closing: bool = False
-    _manifests: dict[str, Manifest] = field(default_factory=dict)  # of the place, as far as they were read
+    _manifests: dict[str, Manifest] = field(default_factory=dict)  # in the place, as far as they were read
     _thread: threading.Thread | None = None
 
     def offer(self, step: int, saved: Saved) -> None:
-        """Copy a checkpoint that was published; called in the thread that saves."""
+        """Queue a published checkpoint for copying. Called in the thread that saves."""
         with self._change:
             self._shards[step] = saved.shard
             if saved.published is not None:
@@ -84,12 +84,12 @@ class Copier:
             self._change.notify()
 
     def held(self) -> frozenset[str]:
-        """The checkpoints of the run that must stay, for they are copied now or next."""
+        """Return the names of checkpoints that must not be removed: they are copied now or next."""
         with self._change:
             return frozenset({self._now, self._next.name if self._next else ""})
 
     def ended(self) -> Iterator[Copied]:
-        """The copies that have ended since this was called last."""
+        """Yield the copies that have ended since the last call."""
         while True:
             try:
                 yield self._ended.get_nowait()
@@ -97,9 +97,9 @@ class Copier:
                 return
 
     def close(self, most_s: float, tick: Callable[[str], None]) -> bool:
-        """Wait until what was offered is copied; whether it was within `most_s`. Every rank calls it.
+        """Wait until queued checkpoints are copied. Return whether that took at most `most_s`. Every rank calls it.
 
-        `tick` is called each second with what is going on.
+        `tick` is called each second with a line of progress.
         """
         if self._thread is None:
             return True
@@ -119,11 +119,11 @@ class Copier:
         try:
             while self._copy_next():
                 pass
-        except RuntimeError:  # another rank has ended: so does the run
+        except RuntimeError:  # another rank has ended, which ends the run
             return
 
     def _copy_next(self) -> bool:
-        """Copy what is next, once there is something; False where there will be nothing."""
+        """Wait for the next checkpoint and copy it. Return False at the end of the run."""
         new = self._wait() if self.rank == 0 else None
         again = int(new.name.partition(".")[2] or 0) if new else 0
         step, again = self.meeting.from_first([new.manifest.step if new else _STOP, again])
@@ -134,7 +134,7 @@ class Copier:
         return True
 
     def _wait(self) -> PublishedCheckpoint | None:
-        """What rank 0 copies next; None where the run has come to its end."""
+        """Return the checkpoint that rank 0 copies next; None at the end of the run."""
         with self._change:
             self._change.wait_for(lambda: self._next is not None or self._closing)
             new, self._next = self._next, None
@@ -142,12 +142,12 @@ class Copier:
             return new
 
     def _copy(self, step: int, name: str, new: PublishedCheckpoint | None) -> None:
-        """`new`: on rank 0."""
+        """Copy a checkpoint. `new`: the checkpoint, on rank 0."""
         start_s = time.perf_counter()
         with self._change:
-            self._change.wait_for(lambda: step in self._shards)  # rank 0 may be the first to know that it is published
+            self._change.wait_for(lambda: step in self._shards)  # rank 0 may learn first that it is published
             shard = self._shards.pop(step)
-            self._shards = {each: of for each, of in self._shards.items() if each > step}
+            self._shards = {later: held for later, held in self._shards.items() if later > step}
             self._now, self.moved, self.to_move = name, 0, 2 * shard.size
         reason = self._attempt(lambda: self._begin(new)) if new else ""
         if self.meeting.all(not reason):
@@ -167,7 +167,7 @@ class Copier:
             self._now = ""
 
     def _attempt(self, action: Callable[[], None]) -> str:
-        """Why `action` failed, or "": a rank that cannot copy must still meet the others."""
+        """Run `action`. Return why it failed, or "": a rank that cannot copy must still meet the others."""
         try:
             action()
         except OSError as error:
@@ -177,7 +177,7 @@ class Copier:
         return ""
 
     def _begin(self, new: PublishedCheckpoint) -> None:
-        """Remove what a copy of this name has left that did not end. CheckpointError where it is another checkpoint."""
+        """Remove an incomplete copy with this name. CheckpointError if the place has another checkpoint of the name."""
         if new.name not in self.place.names():
             return
         there = self._manifest(new.name)
@@ -210,7 +210,7 @@ class Copier:
         self._manifests[new.name] = new.manifest
 
     def _retire(self) -> None:
-        """Remove the checkpoints of the place that do not stay, and copies that did not end."""
+        """Remove surplus checkpoints and incomplete copies from the place."""
         rows = [(name, self._manifest(name)) for name in self.place.names()]
         old = self.keep.surplus([(name, manifest) for name, manifest in rows if manifest is not None])
         for name in (*old, *(name for name, manifest in rows if manifest is None and self._is_left(name))):
@@ -218,7 +218,7 @@ class Copier:
             self._manifests.pop(name, None)
 
     def _is_left(self, name: str) -> bool:
-        """Whether a checkpoint there has no manifest. One that is damaged is for people to look at."""
+        """Whether a copy has no manifest, so it is incomplete. A damaged manifest is left for the user to look at."""
         try:
             next(iter(self.place.read(name, MANIFEST)), b"")
         except FileNotFoundError:
@@ -228,7 +228,7 @@ class Copier:
         return False
 
     def _manifest(self, name: str) -> Manifest | None:
-        """The manifest of a checkpoint there, which is parsed once; None where there is no sound one."""
+        """Return the manifest of a checkpoint in the place, parsed once; None if it is missing or invalid."""
         if name not in self._manifests:
             try:
                 self._manifests[name] = manifest_of(self.place, name)

@@ -1,6 +1,6 @@
-"""Files that survive: every system call a checkpoint makes, in one place, so that tests can interrupt each of them.
+"""Crash-safe files: all system calls of a checkpoint, in one module, so that tests can interrupt each of them.
 
-All names are relative to an open folder and no link is followed, so nothing is read or written outside it.
+Names are relative to an open folder and links are not followed, so nothing outside the folder is read or written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PUBLISHED = re.compile(r"step-([0-9]{8,})(\.[1-9][0-9]*)?")
 
 
 def num_published(path: Path) -> int:
-    """How many checkpoints a folder holds, good or not; 0 where there is no folder. OSError if it cannot be read."""
+    """Count the checkpoints of a folder, valid or not; 0 if it does not exist. OSError if it cannot be read."""
     try:
         with open_folder(path, follow=True) as folder:
             return sum(1 for name in names(folder) if PUBLISHED.fullmatch(name))
@@ -28,7 +28,7 @@ def num_published(path: Path) -> int:
 
 @contextmanager
 def open_folder(path: Path, *, follow: bool = False) -> Iterator[int]:
-    """Descriptor of a folder. `follow`: `path` itself may be a link (one the user named)."""
+    """Open a folder and yield its descriptor. `follow`: `path` itself may be a link (one the user named)."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         yield folder
@@ -41,7 +41,7 @@ def make_folder(folder: int, name: str) -> None:
 
 
 def names(folder: int) -> list[str]:
-    """Entries of a folder, sorted."""
+    """Return the sorted entries of a folder."""
     return sorted(os.listdir(folder))
 
 
@@ -54,7 +54,7 @@ def exists(folder: int, name: str) -> bool:
 
 
 def create(folder: int, name: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a new file and wait until it is on the disk; its size and sha256. OSError if it exists."""
+    """Write a new file and sync it to disk. Return its size and sha256. OSError if it exists."""
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     try:
         size, digest = 0, hashlib.sha256()
@@ -71,7 +71,7 @@ def create(folder: int, name: str, chunks: Iterable[bytes | memoryview]) -> tupl
 
 
 def replace(folder: int, name: str, text: str) -> None:
-    """Give a small file new contents: a reader sees the old or the new ones, never a part."""
+    """Replace a small file atomically: a reader sees the old or the new contents, never a part."""
     new = f".new-{name}"
     if exists(folder, new):
         os.unlink(new, dir_fd=folder)
@@ -80,12 +80,12 @@ def replace(folder: int, name: str, text: str) -> None:
 
 
 def rename(folder: int, old: str, new: str) -> None:
-    """Rename within a folder. `sync` makes it last."""
+    """Rename within a folder. Call `sync` to make it durable."""
     os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def sync(folder: int) -> None:
-    """Wait until a folder's entries are on the disk."""
+    """Sync the entries of a folder to disk."""
     os.fsync(folder)
 
 
@@ -94,7 +94,7 @@ def unlink(folder: int, name: str) -> None:
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove a folder that holds only files."""
+    """Remove a folder that has only files."""
     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
     try:
         for file in names(inner):
@@ -106,7 +106,7 @@ def remove(folder: int, name: str) -> None:
 
 @contextmanager
 def open_file(folder: int, name: str) -> Iterator[int]:
-    """Descriptor of a regular file, to read. OSError for links, pipes, devices and folders."""
+    """Open a regular file for reading and yield its descriptor. OSError for links, pipes, devices and folders."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -121,7 +121,7 @@ def file_size(file: int) -> int:
 
 
 def read_exactly(file: int, start: int, size: int) -> bytearray:
-    """Bytes [start, start + size) of a file; OSError if it is shorter."""
+    """Return bytes [start, start + size) of a file. OSError if it is shorter."""
     data = bytearray(size)
     _fill(memoryview(data), file, start)
     return data
@@ -136,9 +136,9 @@ def _fill(left: memoryview, file: int, start: int) -> None:
 
 
 def chunks(file: int, size: int) -> Iterator[memoryview]:
-    """The first `size` bytes, piece by piece; a piece holds until the next one. OSError if the file is shorter.
+    """Yield the first `size` bytes in chunks. A chunk is valid until the next one. OSError if the file is shorter.
 
-    One buffer is used again: making one holds Python's lock for milliseconds.
+    The buffer is reused, because allocating one holds the GIL for milliseconds.
     """
     buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
     for start in range(0, size, CHUNK_BYTES):
@@ -148,7 +148,7 @@ def chunks(file: int, size: int) -> Iterator[memoryview]:
 
 
 def sha256(file: int, size: int) -> str:
-    """Digest of the first `size` bytes."""
+    """Return the digest of the first `size` bytes."""
     digest = hashlib.sha256()
     for part in chunks(file, size):
         digest.update(part)

@@ -1,4 +1,4 @@
-"""Reading checkpoints: one is used only if every byte is what was written."""
+"""Reading checkpoints. A checkpoint is used only if every byte matches its manifest."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from runtime.checkpoint.shard_manifest import (
 )
 from runtime.contract.slices import Slice
 
-# --- Slices of tensors: what a rank holds of a logical tensor, and how the tensor is put together again
+# --- Slices of logical tensors: cutting out the slice of a rank, and assembling the whole tensor
 
 
-def cut(whole: Tensor, of: Slice | None) -> Tensor:
-    """What a slice has of a logical tensor; the tensor itself for None."""
-    if of is None:
+def cut(whole: Tensor, held: Slice | None) -> Tensor:
+    """Return the slice `held` of a logical tensor; the tensor itself for None."""
+    if held is None:
         return whole
-    ranges = [whole.narrow(of.dimension, begin, end - begin) for begin, end in of.ranges]
-    return ranges[0] if len(ranges) == 1 else torch.cat(ranges, of.dimension)
+    ranges = [whole.narrow(held.dimension, begin, end - begin) for begin, end in held.ranges]
+    return ranges[0] if len(ranges) == 1 else torch.cat(ranges, held.dimension)
 
 
-def place(whole: Tensor, of: Slice, held: Tensor) -> None:
-    """Put what a slice has to its ranges of a logical tensor."""
-    parts = held.split([end - begin for begin, end in of.ranges], of.dimension)
-    for (begin, end), part in zip(of.ranges, parts, strict=True):
-        whole.narrow(of.dimension, begin, end - begin).copy_(part)
+def place(whole: Tensor, held: Slice, values: Tensor) -> None:
+    """Copy the values of a slice into its ranges of a logical tensor."""
+    parts = values.split([end - begin for begin, end in held.ranges], held.dimension)
+    for (begin, end), part in zip(held.ranges, parts, strict=True):
+        whole.narrow(held.dimension, begin, end - begin).copy_(part)
 
 
 # --- loading
@@ -68,12 +68,12 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose manifest is sound. `refused`: newer ones that were not used, and why. `base`: of adapters, the
-    checkpoint of the weights that they are beside, whose tensors are among those that are read here."""
+    """A checkpoint with a valid manifest. `refused`: reasons why newer checkpoints were not used. `base`: for adapters,
+    the checkpoint of their base weights, whose tensors can be read here too."""
 
     path: Path
     manifest: Manifest
-    verified: bool  # every shard's sha256 was compared; else `read` compares those it opens
+    verified: bool  # the sha256 of every shard was compared; else `read` compares the shards that it opens
     refused: tuple[str, ...] = ()
     base: LoadedCheckpoint | None = None
 
@@ -91,13 +91,13 @@ class LoadedCheckpoint:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Logical name → shape, of all tensors it holds."""
+        """Logical name → shape of all tensors."""
         held = {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
         return {**self.base.shapes, **held} if self.base else held
 
     @cached_property
     def _places(self) -> Mapping[str, list[tuple[int, ShardEntry, int]]]:
-        """Logical name → (shard, entry, where in the shard it starts): one for a whole tensor, several for parts."""
+        """Logical name → (shard, entry, start in the shard): one for a whole tensor, several for parts."""
         places: dict[str, list[tuple[int, ShardEntry, int]]] = {}
         for index, shard in enumerate(self.manifest.shards):
             for entry, start in zip(shard.entries, shard_layout(shard.entries)[1], strict=False):
@@ -105,7 +105,7 @@ class LoadedCheckpoint:
         return places
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Whole logical tensors, from whichever shards hold them. CheckpointError names a missing name or bad file."""
+        """Read whole logical tensors from their shards. CheckpointError names a missing tensor or a damaged file."""
         wanted = dict.fromkeys(names)
         if self.base and (beside := [name for name in wanted if name not in self._places]):
             together = self.base.read(beside) | self.read(name for name in wanted if name in self._places)
@@ -116,16 +116,16 @@ class LoadedCheckpoint:
         for name in wanted:
             for index, entry, start in self._places[name]:
                 by_shard[index].append((entry, start))
-        found = _Assembled()
+        assembled = _Assembled()
         for index, places in by_shard.items():
             with self._open(self.manifest.shards[index], compare=not self.verified) as file:
                 for entry, start in places:
-                    found.put(entry, files.read_exactly(file, start, entry.num_bytes))
-        tensors = found.tensors()
+                    assembled.put(entry, files.read_exactly(file, start, entry.num_bytes))
+        tensors = assembled.tensors()
         return {name: tensors[name] for name in wanted}
 
     def verify(self) -> LoadedCheckpoint:
-        """Compare every byte with what was written; CheckpointError names the file that differs."""
+        """Compare every byte with the manifest. CheckpointError names the file that differs."""
         for shard in self.manifest.shards:
             with self._open(shard, compare=True):
                 pass
@@ -133,7 +133,7 @@ class LoadedCheckpoint:
 
     @contextmanager
     def _open(self, shard: CheckpointShard, *, compare: bool) -> Iterator[int]:
-        """A shard's descriptor, its size and (where `compare`) its header and all its bytes as the manifest says."""
+        """Open a shard after checking its size and, with `compare`, its header and its sha256. Yield the descriptor."""
         try:
             with files.open_folder(self.path) as folder, files.open_file(folder, shard.file) as file:
                 if files.file_size(file) != shard.size:
@@ -149,33 +149,34 @@ class LoadedCheckpoint:
 
 
 def load(path: Path, *, verify: bool = True) -> LoadedCheckpoint:
-    """The checkpoint at `path`, or the newest good one of a folder of them; CheckpointError if there is none.
+    """Load the checkpoint at `path`, or the newest valid one in a folder of checkpoints. CheckpointError if there is
+    none.
 
-    `verify=False` leaves the comparison of shards to `read`: for ranks that need few of them.
+    `verify=False` leaves the comparison of shards to `read`, for ranks that need few of them.
     """
     if not (PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file()):
-        found = latest(path, verify=verify)
-        if found is None:
+        checkpoint = latest(path, verify=verify)
+        if checkpoint is None:
             raise CheckpointError(f"{path} holds no checkpoint")
-        return found
+        return checkpoint
     opened = LoadedCheckpoint(path, read_manifest(path), verified=False)
     return opened.verify() if verify else opened
 
 
 def with_base(checkpoint: LoadedCheckpoint) -> LoadedCheckpoint:
-    """A checkpoint of adapters with the weights that they are beside; any other one as it is. CheckpointError where
-    those weights are not there or not whole."""
-    found = base_of(checkpoint.path, checkpoint.manifest)
-    return replace(checkpoint, base=LoadedCheckpoint(*found, verified=False).verify()) if found else checkpoint
+    """Add the base checkpoint to a checkpoint of adapters; return any other as it is. CheckpointError if the base is
+    missing or damaged."""
+    base = base_of(checkpoint.path, checkpoint.manifest)
+    return replace(checkpoint, base=LoadedCheckpoint(*base, verified=False).verify()) if base else checkpoint
 
 
 def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
-    """The newest good checkpoint of a folder, with what was `refused` on the way; None if it holds none.
+    """Return the newest valid checkpoint of a folder, with the reasons of those `refused`; None if there is none.
 
-    CheckpointError if it holds some and none is good: to begin anew then is not ours to decide.
+    CheckpointError if there are checkpoints but none is valid: the user has to decide whether to start over.
     """
-    found, refused = published(folder)
-    for checkpoint in found:
+    candidates, refused = published(folder)
+    for checkpoint in candidates:
         try:
             good = checkpoint.verify() if verify else checkpoint
         except CheckpointError as error:
@@ -188,20 +189,20 @@ def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
 
 
 def published(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[LoadedCheckpoint], list[str]]:
-    """Checkpoints with a sound manifest, the newest first, and why others have none."""
-    found, refused = manifests(folder, parsed)
-    return [LoadedCheckpoint(path, manifest, verified=False) for path, manifest in found], refused
+    """Return the checkpoints with a valid manifest, newest first, and the problems of the others."""
+    valid, refused = manifests(folder, parsed)
+    return [LoadedCheckpoint(path, manifest, verified=False) for path, manifest in valid], refused
 
 
 class _Assembled:
-    """Logical tensors, put together from entries in any order."""
+    """Assembles logical tensors from entries in any order."""
 
     def __init__(self) -> None:
         self._whole: dict[str, Tensor] = {}
-        self._slices: dict[tuple[str, Slice], Tensor] = {}  # those that several shards have parts of
+        self._slices: dict[tuple[str, Slice], Tensor] = {}  # slices with parts in several shards
 
     def put(self, entry: ShardEntry, data: bytearray) -> None:
-        """Put the data of an entry to its place in the whole tensor, or in the slice that it is a part of."""
+        """Copy the data of an entry to its place in the whole tensor, or in its slice."""
         dtype = DTYPES[entry.dtype]
         values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         is_all = entry.count == entry.num_elements
@@ -217,7 +218,7 @@ class _Assembled:
         held.view(-1)[entry.start : entry.start + entry.count] = values
 
     def tensors(self) -> dict[str, Tensor]:
-        """Logical name → tensor; slices that several shards had parts of are placed now that they are complete."""
-        for (name, of), held in self._slices.items():
-            place(self._whole[name], of, held)
+        """Return logical name → tensor, after placing the slices that had parts in several shards."""
+        for (name, held), values in self._slices.items():
+            place(self._whole[name], held, values)
         return self._whole

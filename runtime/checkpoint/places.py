@@ -1,7 +1,7 @@
-"""Places that checkpoints are copied to, beside the folder of the run: folders, and stores that have a URL.
+"""Places that checkpoints are copied to, besides the run folder: folders, and object stores with a URL.
 
-A checkpoint there is a folder with the files that it has in the run. There is no rename in a store, so its manifest is
-written last: a folder without a sound manifest is what a copy left that did not end.
+A copy is a folder with the same files as in the run. A store has no rename, so the manifest is written last: a folder
+without a valid manifest is an incomplete copy.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from runtime.checkpoint.durable_files import CHUNK_BYTES, PUBLISHED
 from runtime.checkpoint.shard_manifest import MANIFEST, CheckpointError, Manifest, parse
 from runtime.system.outcome import ReportedError
 
-LOCAL = "local"  # the folder of the run
+LOCAL = "local"  # the run folder
 _FILE = re.compile(r"(file|local)://(/.*)")
 _INSTALL = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
 class PlaceError(ReportedError):
-    """A place that a run cannot use."""
+    """A run cannot use a place."""
 
 
 class CopyPlace(Protocol):
-    """Where checkpoints are copied to. Every method raises OSError for what goes wrong there."""
+    """A place that checkpoints are copied to. All methods raise OSError if they fail."""
 
     text: str  # as the spec has it
 
     def names(self) -> list[str]:
-        """The checkpoints there, whole or not; none where there is no such folder."""
+        """Return the names of checkpoints there, complete or not; empty if the folder does not exist."""
 
     def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a file of a checkpoint, over one that is there; when this returns it lasts."""
+        """Write a file of a checkpoint durably, replacing an existing one."""
 
     def read(self, name: str, file: str) -> Iterator[bytes | memoryview]:
-        """A file of a checkpoint, piece by piece; a piece holds until the next one."""
+        """Yield a file of a checkpoint in chunks. A chunk is valid until the next one."""
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, its manifest first."""
+        """Remove a checkpoint, starting with its manifest."""
 
 
 class FolderPlace:
-    """A folder, such as that of a mounted store. Nothing below it is reached by a link."""
+    """A folder, for example a mounted store. Links below it are not followed."""
 
     def __init__(self, text: str, path: Path) -> None:
         self.text, self.path = text, path
@@ -59,16 +59,16 @@ class FolderPlace:
             return []
 
     def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
-        self.path.mkdir(exist_ok=True)  # not the folders above: a store that is not mounted would be made here
+        self.path.mkdir(exist_ok=True)  # without parents: these would hide that a store is not mounted
         with files.open_folder(self.path, follow=True) as top:
-            with suppress(FileExistsError):  # another rank was first
+            with suppress(FileExistsError):  # another rank has created it
                 files.make_folder(top, name)
             with files.open_folder(self.path / name) as inner:
                 part = f".part-{file}"
                 if files.exists(inner, part):
                     files.unlink(inner, part)
                 files.create(inner, part, chunks)
-                files.rename(inner, part, file)  # a manifest is there as a whole, or not at all
+                files.rename(inner, part, file)  # so a manifest is complete or absent
                 files.sync(inner)
             files.sync(top)
 
@@ -86,17 +86,17 @@ class FolderPlace:
 
 
 class StorePlace:
-    """A store with a URL that fsspec has a file system for: `s3://bucket/mine`. Its credentials are in the environment.
+    """A store with a URL that fsspec supports, such as `s3://bucket/mine`. Credentials come from the environment.
 
-    Raises PlaceError where there is none.
+    Raises PlaceError if fsspec has no file system for it.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            from fsspec.core import url_to_fs  # where a spec names a store
+            from fsspec.core import url_to_fs  # only if a spec names a store
 
-            found: tuple[Any, str] = url_to_fs(text, **({"auto_mkdir": True} if _FILE.fullmatch(text) else {}))
+            parsed: tuple[Any, str] = url_to_fs(text, **({"auto_mkdir": True} if _FILE.fullmatch(text) else {}))
         except ImportError:
             scheme = text.partition("://")[0]
             package = _INSTALL.get(scheme, f"a package for {scheme}")
@@ -104,7 +104,7 @@ class StorePlace:
             raise PlaceError(f"checkpoints go to {text}, which needs {package}: pip install it{extra}") from None
         except ValueError as error:
             raise PlaceError(f"checkpoints go to {text}: {error}") from None
-        self._files, root = found
+        self._files, root = parsed
         self._root = root.rstrip("/")
 
     def names(self) -> list[str]:
@@ -138,7 +138,7 @@ class StorePlace:
 
 @contextmanager
 def _as_os_error() -> Iterator[None]:
-    """What a client of a store raises, each its own classes, as OSError."""
+    """Convert the exceptions of a store's client to OSError."""
     try:
         yield
     except (OSError, GeneratorExit):
@@ -148,10 +148,10 @@ def _as_os_error() -> Iterator[None]:
 
 
 def places_of(texts: Sequence[str], folder: Path, run: Path) -> list[CopyPlace]:
-    """The places besides LOCAL that a spec names. Paths begin in `folder`; `run`: the folder of the run.
+    """Return the places of a spec except LOCAL. Paths are relative to `folder`; `run`: the run folder.
 
-    Raises PlaceError where one cannot be used: it is in the folder of the run, or two are in one another, be it by a
-    link.
+    Raises PlaceError if a place cannot be used: it is inside the run folder, or one place is inside another, links
+    resolved.
     """
     paths = {text: _folder_of(text, folder) for text in texts if text != LOCAL}
     real = {f"the folder of the run, {run}": run.resolve()}
@@ -170,19 +170,19 @@ def places_of(texts: Sequence[str], folder: Path, run: Path) -> list[CopyPlace]:
 
 
 def _folder_of(text: str, folder: Path) -> Path | None:
-    """The folder of this machine that a place is; None of a store."""
+    """Return the local folder of a place; None for a store."""
     if url := _FILE.fullmatch(text):
         return Path(url[2])
     return None if "://" in text else folder / text
 
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- the contents of places
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What is in the places of a run: names of checkpoints, whole or not, and those that have a sound manifest, each
-    with its place, the newest first. `problems`: places that cannot be listed, and manifests that are not sound."""
+    """The contents of the places of a run. `names`: checkpoints, complete or not. `found`: those with a valid manifest,
+    newest first. `problems`: places that cannot be listed, and invalid manifests."""
 
     names: tuple[str, ...] = ()
     found: tuple[tuple[CopyPlace, str, Manifest], ...] = ()
@@ -190,7 +190,7 @@ class Inventory:
 
     @property
     def serial(self) -> int:
-        """The serial number of the newest checkpoint; 0 where there is none."""
+        """The serial number of the newest checkpoint; 0 if there is none."""
         return max((manifest.serial for _, _, manifest in self.found), default=0)
 
 
@@ -198,7 +198,7 @@ NOTHING = Inventory()
 
 
 def inventory(places: Sequence[CopyPlace]) -> Inventory:
-    """What is in these places. A copy that has not ended has no manifest, which is no problem."""
+    """List the contents of places. A missing manifest is no problem: the copy is incomplete."""
     names: list[str] = []
     found: list[tuple[CopyPlace, str, Manifest]] = []
     problems: list[str] = []
@@ -216,12 +216,13 @@ def inventory(places: Sequence[CopyPlace]) -> Inventory:
                 continue
             except (OSError, ValueError, CheckpointError) as error:
                 problems.append(f"{place.text}: {name}/{MANIFEST}: {error}")
-    found.sort(key=lambda each: each[2].serial, reverse=True)
+    found.sort(key=lambda row: row[2].serial, reverse=True)
     return Inventory(tuple(names), tuple(found), tuple(problems))
 
 
 def manifest_of(place: CopyPlace, name: str) -> Manifest:
-    """The manifest of a checkpoint in a place. Raises OSError, ValueError or CheckpointError where it is not sound."""
+    """Read the manifest of a checkpoint in a place. OSError, ValueError or CheckpointError if it is missing or
+    invalid."""
     manifest = parse(b"".join(place.read(name, MANIFEST)))
     if int(name.partition(".")[0].removeprefix("step-")) != manifest.step:
         raise ValueError(f"it is of step {manifest.step}")

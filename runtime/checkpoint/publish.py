@@ -1,10 +1,10 @@
-"""Checkpoints: safetensors in logical names, published whole or not at all, read by any plan. No pickle.
+"""Checkpoints: safetensors with logical names, published atomically, readable by any plan. No pickle.
 
-    checkpoints/LATEST                    the name of the newest, for people and scripts
+    checkpoints/LATEST                    the name of the newest, for users and scripts
     checkpoints/step-00000300/manifest.json, shard.0.safetensors, shard.1.safetensors, …
 
-A save writes `.tmp-<step>`, waits for the disk, renames it, and only then removes older ones; a kill or a full disk at
-any point leaves the previous checkpoint as it was. A checkpoint is used only if every byte is what was written.
+A save writes `.tmp-<step>`, syncs it to disk, renames it, and only then removes older checkpoints. A kill or a full
+disk at any point leaves the previous checkpoint intact. A checkpoint is used only if every byte matches its manifest.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ShardData: TypeAlias = Mapping[str, Tensor | TensorPart]
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """The name of a checkpoint in its folder, and its manifest."""
+    """The folder name of a checkpoint, and its manifest."""
 
     name: str
     manifest: Manifest
@@ -84,7 +84,7 @@ class PublishedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a rank knows of a checkpoint that it saved: the shard that it wrote, and on rank 0 what was published."""
+    """The result of a save on one rank: the shard that it wrote, and on rank 0 the published checkpoint."""
 
     shard: CheckpointShard
     published: PublishedCheckpoint | None
@@ -92,10 +92,10 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """What one rank of `world` saves checkpoints with. Ranks share the file system, and meet at `barrier`.
+    """Saves checkpoints, as one rank of `world`. Ranks share the file system, and synchronise with `barrier`.
 
-    `keep` says which checkpoints stay in `folder` beside a new one; those that are `held` by name stay, too.
-    `elsewhere`: names and highest serial of checkpoints in other places, than which a new one is newer.
+    `keep`: which older checkpoints stay in `folder`; those `held` by name stay too. `elsewhere`: checkpoints in other
+    places: a new one gets a higher serial, and another name.
     """
 
     folder: Path
@@ -108,14 +108,14 @@ class Publisher:
     _parsed: ParsedManifests = field(default_factory=ParsedManifests)
 
     def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> Saved:
-        """Publish a checkpoint of `step`; every rank calls it with the tensors it answers for.
+        """Publish a checkpoint of `step`. Every rank calls it with its tensors.
 
-        Every element of every logical tensor is given by exactly one rank (names such as `weight/layers.0.ffn.up`).
-        `meta` (JSON, of rank 0) is a part of it. If any rank cannot write, all ranks raise CheckpointError and no
-        checkpoint has changed. ValueError for a bad name or meta. Returns what this rank knows of it.
+        Exactly one rank passes each element of each logical tensor (names such as `weight/layers.0.ffn.up`). `meta` is
+        JSON; that of rank 0 is saved. If any rank cannot write, all ranks raise CheckpointError and no checkpoint has
+        changed. ValueError for a bad name or meta.
         """
         assert step >= 0 and 0 <= self.rank < self.world
-        render(Manifest(step, 1, meta, ()))  # meta and names are refused before any file is made
+        render(Manifest(step, 1, meta, ()))  # refuses bad meta before any file is created
         entries = {e: t for name, t in shard.items() if (e := _entry(name, t)).count or not e.num_elements}
         folder, rank, temporary = self.folder, self.rank, f".tmp-{step}"
         place = folder / temporary
@@ -130,8 +130,8 @@ class Publisher:
         if rank == 0 and not error:
             error = _attempt(folder, lambda: new.append(self._publish(temporary, step, meta)))
         self.barrier()
-        failed = _is_folder(place)  # not renamed: every rank sees it, none needs to be told
-        self.barrier()  # all have looked
+        failed = _is_folder(place)  # not renamed, which every rank can see
+        self.barrier()  # all ranks have checked
         if failed:
             if rank == 0:
                 _attempt(folder, lambda: remove(folder, temporary))
@@ -140,13 +140,13 @@ class Publisher:
         return Saved(written[0], new[0] if new else None)
 
     def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> PublishedCheckpoint:
-        """Write the manifest and rename, on rank 0; from there on the new one stands, and only then old ones go."""
+        """Write the manifest and rename, on rank 0. This publishes the checkpoint; then surplus ones are removed."""
         folder = self.folder
-        found, _ = published(folder, self._parsed)
+        older, _ = published(folder, self._parsed)
         with files.open_folder(folder, follow=True) as opened, files.open_folder(folder / temporary) as inner:
             shards = tuple(_read_note(inner, rank) for rank in range(self.world))
             check_complete(shards)
-            serial = max((c.manifest.serial for c in found), default=0)
+            serial = max((c.manifest.serial for c in older), default=0)
             manifest = Manifest(step, max(serial, self.elsewhere.serial) + 1, meta, shards)
             text = render(manifest).encode()
             files.create(inner, MANIFEST, [text])
@@ -162,7 +162,7 @@ class Publisher:
         return PublishedCheckpoint(name, manifest)
 
     def _take_over(self, opened: int, new: LoadedCheckpoint, text: bytes) -> None:
-        """Make the rename last, point LATEST to the new one, read it back, and remove those that do not stay."""
+        """Make the rename durable, update LATEST, read the manifest back, and remove surplus checkpoints."""
         files.sync(opened)
         files.replace(opened, LATEST, new.path.name + "\n")
         files.sync(opened)
@@ -173,27 +173,26 @@ class Publisher:
         self._retire(opened)
 
     def retire(self) -> None:
-        """Remove the checkpoints that do not stay, on rank 0: those that were held until now. OSError, CheckpointError
-        if that fails."""
+        """Remove surplus checkpoints that are no longer held, on rank 0. OSError or CheckpointError if that fails."""
         with files.open_folder(self.folder, follow=True) as opened:
             self._retire(opened)
 
     def _retire(self, opened: int) -> None:
-        found, _ = published(self.folder, self._parsed)
+        checkpoints, _ = published(self.folder, self._parsed)
         held = self.held()
-        old = [name for each in self.keep.retired(found) if (name := each.path.name) not in held]
+        old = [name for each in self.keep.retired(checkpoints) if (name := each.path.name) not in held]
         for each in old:
             files.rename(opened, each, f".purge-{each}")
         if old:
-            files.sync(opened)  # else a loss of power may show half of one under its published name
+            files.sync(opened)  # else a power loss could leave half a checkpoint under its published name
         for each in old:
             files.remove(opened, f".purge-{each}")
 
 
 def write(folder: Path, step: int, shards: Iterable[Mapping[str, Tensor]], meta: Mapping[str, Any]) -> None:
-    """Publish a checkpoint that one process makes, shard after shard: only one of them is in memory.
+    """Publish a checkpoint from one process, with one shard in memory at a time.
 
-    Raises CheckpointError if it cannot be written; what `shards` raises is passed on. Then the folder is as it was.
+    Raises CheckpointError if it cannot be written, and lets exceptions of `shards` pass. Then the folder is unchanged.
     """
     temporary, count = f".tmp-{step}", 0
     try:
@@ -212,7 +211,7 @@ def write(folder: Path, step: int, shards: Iterable[Mapping[str, Tensor]], meta:
 
 
 def _attempt(place: Path, action: Callable[[], None]) -> str:
-    """Why `action` failed at `place`, or "": a rank that cannot write must still meet the others."""
+    """Run `action`. Return why it failed at `place`, or "": a rank that cannot write must still meet the others."""
     try:
         action()
     except OSError as error:
@@ -227,7 +226,7 @@ def _reason(place: Path, error: OSError) -> str:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is a folder that can be seen."""
+    """Whether the path is an accessible folder."""
     try:
         return path.is_dir()
     except OSError:
@@ -235,7 +234,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def prepare(folder: Path, temporary: str) -> None:
-    """Remove what interrupted saves left, and make the temporary folder."""
+    """Remove leftovers of interrupted saves, and create the temporary folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with files.open_folder(folder, follow=True) as opened:
         for name in files.names(opened):
@@ -262,8 +261,7 @@ def _write_shard(
     tensors: Mapping[ShardEntry, Tensor | TensorPart],
     written: Callable[[CheckpointShard], None],
 ) -> None:
-    """The shard, which `written` is told, and beside it what rank 0 needs to know of it: its row of the manifest, or
-    why there is none."""
+    """Write a shard, and pass it to `written`. Write its row of the manifest, or the error, into a file for rank 0."""
     note = f"note.{rank}.json"
     entries = in_order(tensors)
     head, _ = shard_layout(entries)
@@ -284,9 +282,9 @@ def _write_shard(
 
 
 def _joined(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    """The bytes of these tensors in turn; those that lie behind each other in memory are one piece.
+    """Yield the bytes of these tensors. Tensors that are adjacent in memory are joined into one piece.
 
-    Each piece is a few calls that give up Python's lock and take it again, which a training thread beside it waits for.
+    Each piece takes a few calls that release and retake the GIL, for which the training thread waits.
     """
     begun: Tensor | None = None  # flat bytes
     for tensor in tensors:
@@ -301,10 +299,10 @@ def _joined(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
         yield begun.numpy().data
 
 
-def _follows(tensor: Tensor, other: Tensor) -> bool:
-    """Whether flat bytes begin in the same allocation where others end."""
-    same = tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return same and tensor.storage_offset() == other.storage_offset() + other.numel()
+def _follows(tensor: Tensor, before: Tensor) -> bool:
+    """Whether `tensor` starts where `before` ends in the same allocation. Both are flat bytes."""
+    same = tensor.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    return same and tensor.storage_offset() == before.storage_offset() + before.numel()
 
 
 def _read_note(folder: int, rank: int) -> CheckpointShard:
@@ -320,7 +318,8 @@ def _read_note(folder: int, rank: int) -> CheckpointShard:
 
 
 def free_name(taken: list[str], step: int) -> str:
-    """`step-00000300`, or `step-00000300.1` where an earlier run left one: nothing published is written again."""
+    """Return `step-00000300`, or `step-00000300.1` if that name is taken: a published checkpoint is never
+    overwritten."""
     name, again = f"step-{step:08d}", 0
     while name in taken:
         again += 1

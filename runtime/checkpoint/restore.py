@@ -1,6 +1,6 @@
-"""Takes the newest good checkpoint of all places of a run into its folder, where that has none as new.
+"""Restores the newest valid checkpoint from the places of a run, if the run folder has none as new.
 
-What is taken is compared with its manifest byte by byte before it has its name, as it is in a save.
+A restored checkpoint is compared with its manifest byte by byte before it gets its name, as in a save.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def restore(
     say: Callable[[str], None],
     is_given_up: Callable[[Manifest], bool] = lambda _: False,
 ) -> tuple[str, Manifest, CopyPlace] | None:
-    """Take the newest good checkpoint of `places` into the run folder, unless that has one as new: the name that it has
-    there, its manifest and where it is from.
+    """Copy the newest valid checkpoint of `places` into the run folder, unless that has one as new. Return its name
+    there, its manifest and its place.
 
-    `say` is told what could not be used; what a rollback has given up is passed over. Raises CheckpointError where the
-    folder has no good checkpoint, and the places may have one that cannot be read.
+    `say` reports checkpoints that cannot be used. `is_given_up`: whether a rollback has discarded a checkpoint. Raises
+    CheckpointError if the run folder has no valid checkpoint and a place may have one that cannot be read.
     """
     there, here = inventory(places), _newest(run / CHECKPOINTS)
     problems = list(there.problems)
@@ -49,15 +49,15 @@ def restore(
 
 
 def _newest(folder: Path) -> int:
-    """The serial of the newest good checkpoint of a folder; 0 where there is none."""
+    """Return the serial of the newest valid checkpoint of a folder; 0 if there is none."""
     with suppress(CheckpointError):
-        found = latest(folder)
-        return found.manifest.serial if found else 0
+        checkpoint = latest(folder)
+        return checkpoint.manifest.serial if checkpoint else 0
     return 0
 
 
 def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
-    """Copy a checkpoint of a place into a folder, where it takes the place of its damaged twin. Its name there."""
+    """Copy a checkpoint from a place into a folder, replacing a damaged copy. Return its name there."""
     temporary = f".tmp-of-{name}"
     prepare(folder, temporary)
     try:
@@ -87,7 +87,7 @@ def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
 
 
 def _is(path: Path, manifest: Manifest) -> bool:
-    """Whether a checkpoint has this manifest."""
+    """Whether the checkpoint at a path has this manifest."""
     try:
         return read_manifest(path) == manifest
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay when a new one has been written."""
+"""Retention: which checkpoints of a folder are kept after a new one was written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runtime.checkpoint.loading import LoadedCheckpoint
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
 
 Named = TypeVar("Named")
-LOSS = "validation_loss"  # of a checkpoint's meta, where the run was validated at its step
+LOSS = "validation_loss"  # key of a checkpoint's meta, if the run validated at its step
 
 
 @dataclass(frozen=True)
 class Keep:
-    """The `newest` good checkpoints stay, the `best` by validation loss, and those of every `every`-th step for ever.
+    """Keeps the `newest` valid checkpoints, the `best` by validation loss, and every `every`-th step forever.
 
-    A damaged checkpoint takes nobody's place. One is read only once, unless its files have changed since.
+    A damaged checkpoint does not count. A checkpoint is verified once, and again if its files change.
     """
 
     newest: int = 1
@@ -31,29 +31,29 @@ class Keep:
     def __post_init__(self) -> None:
         assert self.newest >= 1 and self.best >= 0 and (self.every is None or self.every >= 1)
 
-    def retired(self, found: Sequence[LoadedCheckpoint]) -> list[LoadedCheckpoint]:
-        """The checkpoints of `found`, the newest first, that do not stay.
+    def retired(self, checkpoints: Sequence[LoadedCheckpoint]) -> list[LoadedCheckpoint]:
+        """Return the checkpoints to remove. `checkpoints`: newest first.
 
-        Raises CheckpointError if the newest is not what was written. Without anything to remove nothing is read.
+        Raises CheckpointError if the newest is damaged. If there is nothing to remove, nothing is read.
         """
-        if len(found) <= self.newest:
+        if len(checkpoints) <= self.newest:
             return []
-        self._verify(found[0])
-        return self._surplus([(each, each.manifest) for each in found], self._is_good)
+        self._verify(checkpoints[0])
+        return self._surplus([(each, each.manifest) for each in checkpoints], self._is_good)
 
-    def surplus(self, found: Sequence[tuple[str, Manifest]]) -> list[str]:
-        """The names of the checkpoints that do not stay, of several that were compared when they were written."""
-        newest_first = sorted(found, key=lambda each: each[1].serial, reverse=True)
+    def surplus(self, rows: Sequence[tuple[str, Manifest]]) -> list[str]:
+        """Return the names of the checkpoints to remove, of verified checkpoints."""
+        newest_first = sorted(rows, key=lambda row: row[1].serial, reverse=True)
         return self._surplus(newest_first, lambda _: True)
 
-    def _surplus(self, found: Sequence[tuple[Named, Manifest]], is_good: Callable[[Named], bool]) -> list[Named]:
-        """Those of `found`, the newest first, that do not stay."""
-        newest = list(islice((m for each, m in found if is_good(each)), self.newest))
+    def _surplus(self, rows: Sequence[tuple[Named, Manifest]], is_good: Callable[[Named], bool]) -> list[Named]:
+        """Return the entries of `rows` to remove. `rows`: newest first."""
+        newest = list(islice((m for each, m in rows if is_good(each)), self.newest))
         oldest = newest[-1].serial if len(newest) == self.newest else 0
-        scored = sorted((e for e in found if _loss(e[1]) < math.inf), key=lambda e: (_loss(e[1]), -e[1].serial))
+        scored = sorted((e for e in rows if _loss(e[1]) < math.inf), key=lambda e: (_loss(e[1]), -e[1].serial))
         stay = {m.serial for m in islice((m for each, m in scored if is_good(each)), self.best)}
-        stay |= {m.serial for _, m in found if self.every is not None and m.step % self.every == 0}
-        return [each for each, m in found if m.serial < oldest and m.serial not in stay]
+        stay |= {m.serial for _, m in rows if self.every is not None and m.step % self.every == 0}
+        return [each for each, m in rows if m.serial < oldest and m.serial not in stay]
 
     def _is_good(self, checkpoint: LoadedCheckpoint) -> bool:
         try:
@@ -70,7 +70,7 @@ class Keep:
 
 
 def _identity(checkpoint: LoadedCheckpoint) -> object:
-    """Changes when a file of the checkpoint is written or replaced."""
+    """Return a value that changes when a file of the checkpoint is written or replaced."""
     try:
         stats = [(checkpoint.path / shard.file).lstat() for shard in checkpoint.manifest.shards]
     except OSError as error:

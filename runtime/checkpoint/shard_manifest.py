@@ -1,8 +1,8 @@
-"""What a checkpoint holds, as a value: its shards, and in them which elements of which logical tensors.
+"""The manifest of a checkpoint: its shards, and the elements of logical tensors in each shard.
 
 The header of a shard (https://github.com/huggingface/safetensors#format) is a function of the manifest, so a shard is
 never parsed: its first bytes are compared. The manifest is one line of JSON that ends with the sha256 of the rest.
-No torch here: the compiler reads manifests too.
+This module does not import torch: the compiler reads manifests too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_ELEMENTS = 1 << 62
 
 
 class CheckpointError(ReportedError):
-    """A checkpoint that cannot be written, or is not what was written; the file is named."""
+    """A checkpoint cannot be written, or is damaged. The message names the file."""
 
 
 def shard_file(rank: int) -> str:
@@ -52,8 +52,8 @@ def shard_file(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """Elements [start, start + count) of a logical tensor, or of a slice of it, flattened, that one shard holds:
-    usually all of them."""
+    """Elements [start, start + count) of a flattened logical tensor, or of a slice of it, in one shard: usually all of
+    them."""
 
     name: str  # weight/layers.3.ffn.experts.17.up
     dtype: str  # F32
@@ -69,7 +69,7 @@ class ShardEntry:
 
     @property
     def num_elements(self) -> int:
-        """Elements of the slice, of which the entry may have a part."""
+        """Elements of the slice. The entry may have only some of them."""
         return held_elements(self.shape, self.slice)
 
     @property
@@ -85,7 +85,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointShard:
-    """One file. Entries are in the order of their data."""
+    """One file of a checkpoint. Entries are in the order of their data."""
 
     file: str
     size: int
@@ -95,7 +95,7 @@ class CheckpointShard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`serial` counts the checkpoints of a folder: the highest is the newest, whatever its step."""
+    """`serial` counts the checkpoints of a folder: the highest is the newest, regardless of its step."""
 
     step: int
     serial: int
@@ -105,12 +105,12 @@ class Manifest:
 
 # ---------------------------------------------------------------- shards
 def in_order(entries: Iterable[ShardEntry]) -> tuple[ShardEntry, ...]:
-    """The order of the data: wide elements first, so that all are aligned; then by key."""
+    """Sort entries in the order of their data: wide elements first, so that all are aligned; then by key."""
     return tuple(sorted(entries, key=lambda e: (-ITEM_BYTES[e.dtype], e.key)))
 
 
 def shard_layout(entries: Iterable[ShardEntry]) -> tuple[bytes, tuple[int, ...]]:
-    """The bytes before the data of a shard, and for each entry (and the end) where in the file it starts."""
+    """Return the bytes before the data of a shard, and the file offset of each entry and of the end."""
     rows, starts = {}, [0]
     for e in entries:
         end = starts[-1] + e.num_bytes
@@ -124,7 +124,7 @@ def shard_layout(entries: Iterable[ShardEntry]) -> tuple[bytes, tuple[int, ...]]
 
 
 def check_complete(shards: Iterable[CheckpointShard]) -> None:
-    """Every logical tensor has each of its elements exactly once over all shards, else CheckpointError."""
+    """Raise CheckpointError unless the shards have each element of every logical tensor exactly once."""
     parts: dict[str, list[ShardEntry]] = defaultdict(list)
     for shard in shards:
         for entry in shard.entries:
@@ -135,8 +135,8 @@ def check_complete(shards: Iterable[CheckpointShard]) -> None:
             if (e.dtype, e.shape) != (first.dtype, first.shape):
                 raise CheckpointError(f"{name} is {e.dtype} {e.shape} here, {first.dtype} {first.shape} there")
             slices[e.slice].append(e)
-        for of, held in slices.items():
-            _check_parts(name if of is None else f"{name}[{of.text}]", held)
+        for part, held in slices.items():
+            _check_parts(name if part is None else f"{name}[{part.text}]", held)
         if problem := tiling_problem(first.shape, slices):
             raise CheckpointError(f"{name}: {problem}")
 
@@ -164,12 +164,12 @@ def shard_json(shard: CheckpointShard) -> dict[str, Any]:
     return {"file": shard.file, "size": shard.size, "sha256": shard.sha256, "tensors": tensors}
 
 
-def _slice_json(of: Slice) -> list[Any]:
-    return [of.dimension, [list(each) for each in of.ranges]]
+def _slice_json(part: Slice) -> list[Any]:
+    return [part.dimension, [list(pair) for pair in part.ranges]]
 
 
 def shard_from_json(row: Any, file: str) -> CheckpointShard:
-    """ValueError if `row` is not what `shard_json` gives for a shard of that file name."""
+    """Parse the result of `shard_json` for a shard with this file name. ValueError for anything else."""
     _demand(_is_record(row, "file", "size", "sha256", "tensors") and row["file"] == file, f"does not describe {file}")
     _demand(_is_count(row["size"]), f"bad size of {file}")
     _demand(isinstance(row["sha256"], str) and _SHA256.fullmatch(row["sha256"]), f"bad sha256 of {file}")
@@ -181,7 +181,8 @@ def shard_from_json(row: Any, file: str) -> CheckpointShard:
 
 
 def render(manifest: Manifest) -> str:
-    """One line of canonical JSON, its own sha256 last. ValueError if `meta` is not JSON (NaN is not)."""
+    """Return one line of canonical JSON that ends with its own sha256. ValueError if `meta` is not JSON (NaN is
+    not)."""
     fields = {
         "format": FORMAT,
         "step": manifest.step,
@@ -195,12 +196,12 @@ def render(manifest: Manifest) -> str:
 
 
 def digest(manifest: Manifest) -> str:
-    """The sha256 of a manifest, and so of all that its checkpoint has."""
+    """Return the sha256 of a manifest, which covers the whole checkpoint."""
     return hashlib.sha256(render(manifest).encode()).hexdigest()
 
 
 def parse(data: bytes) -> Manifest:
-    """The exact inverse of `render`: any other bytes raise ValueError."""
+    """Parse the exact result of `render`. ValueError for any other bytes."""
     try:
         return _parse(data)
     except RecursionError:
@@ -222,7 +223,7 @@ def _parse(data: bytes) -> Manifest:
 
 
 def check_name(name: str) -> None:
-    """Logical names are ASCII words with dots and slashes; ValueError for anything else."""
+    """Raise ValueError unless a logical name is ASCII words with dots and slashes."""
     _demand(isinstance(name, str) and len(name) <= 500 and _NAME.fullmatch(name), f"bad tensor name {name!r}")
     _demand(name != "__metadata__", "the name __metadata__ is the format's own")
 
@@ -233,22 +234,22 @@ def _entry(row: Any) -> ShardEntry:
     check_name(name)
     _demand(isinstance(dtype, str) and dtype in ITEM_BYTES, f"bad dtype of {name}")
     _demand(isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)), f"bad shape of {name}")
-    of = _slice(sliced[0], tuple(shape), name) if sliced else None
-    entry = ShardEntry(name, dtype, tuple(shape), start, count, of)
+    part = _slice(sliced[0], tuple(shape), name) if sliced else None
+    entry = ShardEntry(name, dtype, tuple(shape), start, count, part)
     sound = _is_count(start) and _is_count(count) and start + count <= entry.num_elements <= _MAX_ELEMENTS
     _demand(sound and (count > 0 or entry.num_elements == 0), f"bad elements of {name}")
     return entry
 
 
 def _slice(value: Any, shape: tuple[int, ...], name: str) -> Slice:
-    """ValueError unless it is a slice of a tensor of this shape, as `_slice_json` gives it."""
+    """Parse the result of `_slice_json` for a tensor of this shape. ValueError for anything else."""
     _demand(isinstance(value, list) and len(value) == 2 and isinstance(value[1], list), f"bad slice of {name}")
     dimension, ranges = value
-    pairs = all(isinstance(each, list) and len(each) == 2 and all(map(_is_count, each)) for each in ranges)
+    pairs = all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_count, pair)) for pair in ranges)
     _demand(_is_count(dimension) and pairs, f"bad slice of {name}")
-    of = Slice(dimension, tuple((begin, end) for begin, end in ranges))
-    _demand(of.fits(shape), f"bad slice of {name}")
-    return of
+    part = Slice(dimension, tuple((begin, end) for begin, end in ranges))
+    _demand(part.fits(shape), f"bad slice of {name}")
+    return part
 
 
 def _is_count(value: Any) -> bool:
@@ -264,21 +265,21 @@ def _demand(condition: object, problem: str) -> None:
         raise ValueError(problem)
 
 
-# --- Reading manifests: which checkpoints a folder has, and what each holds. No torch
+# --- Reading manifests: the checkpoints of a folder, and their contents. No torch
 #
-# A checkpoint is named by its own folder, or as the newest of a folder of checkpoints or of a run, or as RUN@STEP.
+# A path names a checkpoint by its own folder, by a folder of checkpoints or a run (the newest one), or as RUN@STEP.
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"  # of a run folder
-BASE = "base"  # key of a manifest: the checkpoint that adapters are beside
+BASE = "base"  # key of a manifest: the base checkpoint of adapters
 AT_STEP = re.compile(r"(.+)@([0-9]{1,18})")
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
 def find_manifest(path: Path) -> tuple[Path, Manifest]:
-    """The folder of the checkpoint that `path` names, and its manifest. Its shards are not read.
+    """Return the folder of the checkpoint that `path` names, and its manifest, without reading its shards.
 
-    Raises CheckpointError where there is none.
+    Raises CheckpointError if there is none.
     """
     if PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file():
         return path, read_manifest(path)
@@ -286,8 +287,8 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
     if not path.exists() and (named := AT_STEP.fullmatch(path.name)):
         path, step = path.with_name(named[1]), int(named[2])
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
-    found, refused = manifests(folder)
-    wanted = [each for each in found if step in (None, each[1].step)]
+    candidates, refused = manifests(folder)
+    wanted = [each for each in candidates if step in (None, each[1].step)]
     if wanted:
         return wanted[0]
     if not folder.is_dir():
@@ -297,49 +298,49 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
 
 
 def trained_tokens(meta: Mapping[str, Any]) -> int | None:
-    """Tokens that a run had trained on when it wrote a manifest; None where the manifest does not say."""
+    """Return the tokens that a run had trained on when it wrote a manifest; None if not recorded."""
     position = meta.get("position")
     tokens = position.get("tokens") if isinstance(position, dict) else None
     return tokens if type(tokens) is int else None
 
 
 def phase_of(meta: Mapping[str, Any]) -> int | None:
-    """The number of the phase that wrote a manifest; None for a run without phases."""
-    found = meta.get("plan")
+    """Return the number of the phase that wrote a manifest; None for a run without phases."""
+    value = meta.get("plan")
     for key in ("train", "within", "number"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if type(found) is int else None
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if type(value) is int else None
 
 
 def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
-    """The checkpoint of the weights that the adapters of one are beside, with its manifest; None of one without.
+    """Return the base checkpoint of a checkpoint of adapters, with its manifest; None if there are no adapters.
 
-    Raises CheckpointError where it is not there, or is another one.
+    Raises CheckpointError if the base is missing or has changed.
     """
     base = manifest.meta.get(BASE)
     if base is None:
         return None
     where, sha256 = (base.get(key) if isinstance(base, dict) else None for key in ("path", "sha256"))
     if not isinstance(where, str) or not isinstance(sha256, str):
-        raise CheckpointError(f"{path / MANIFEST}: it does not say which weights its adapters are beside")
+        raise CheckpointError(f"{path / MANIFEST}: it does not name the base checkpoint of its adapters")
     folder = Path(os.path.normpath(path.absolute().parent / where))
     try:
-        found = read_manifest(folder)
+        base_manifest = read_manifest(folder)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} has adapters, and the weights that they are beside: {error}") from None
-    if digest(found) != sha256:
+        raise CheckpointError(f"{path} has adapters, and their base checkpoint cannot be used: {error}") from None
+    if digest(base_manifest) != sha256:
         raise CheckpointError(f"{path} has adapters, and {printable(str(folder))} has other weights than theirs")
-    return folder, found
+    return folder, base_manifest
 
 
 def base_named(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
-    """What the manifests in a folder of checkpoints say of the weights that their adapters are beside: `base_of` reads
-    it. The path begins in that folder, so that both may be moved together."""
+    """Return the entry of a manifest in `folder` that names the base checkpoint of its adapters, for `base_of`. The
+    path is relative to `folder`, so that both may be moved together."""
     return {"path": os.path.relpath(base, folder), "sha256": digest(manifest)}
 
 
 class ParsedManifests:
-    """Manifests that were parsed already, so that one is parsed once while its file stays as it is."""
+    """A cache of parsed manifests. A manifest is parsed again only if its file changes."""
 
     def __init__(self) -> None:
         self._found: dict[Path, tuple[object, Manifest]] = {}
@@ -353,21 +354,21 @@ class ParsedManifests:
         return manifest
 
     def put(self, path: Path, manifest: Manifest) -> None:
-        """Keep a manifest that this process has just written and compared."""
+        """Cache a manifest that this process has just written and verified."""
         self._found[path] = _identity(path), manifest
 
 
 def _identity(path: Path) -> object:
-    """Changes when the manifest of a checkpoint is written or replaced."""
+    """Return a value that changes when the manifest of a checkpoint is written or replaced."""
     try:
-        found = (path / MANIFEST).lstat()
+        status = (path / MANIFEST).lstat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def manifests(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[tuple[Path, Manifest]], list[str]]:
-    """Checkpoints of a folder that have a sound manifest, the newest first, and why others have none."""
+    """Return the checkpoints of a folder with a valid manifest, newest first, and the problems of the others."""
     found, refused, read = [], [], parsed.read if parsed else read_manifest
     try:
         with files.open_folder(folder, follow=True) as opened:
@@ -381,7 +382,7 @@ def manifests(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list
             found.append((folder / name, read(folder / name)))
         except CheckpointError as error:
             refused.append(str(error))
-    return sorted(found, key=lambda each: each[1].serial, reverse=True), refused
+    return sorted(found, key=lambda row: row[1].serial, reverse=True), refused
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -1,7 +1,8 @@
-"""Says whether a build, a checkpoint or a run is whole: `python -P -m runtime.checkpoint.verify PATH [--format json]`.
+"""Checks that a build, a checkpoint or a run is complete and undamaged: `python -P -m runtime.checkpoint.verify PATH
+[--format json]`.
 
-Nothing of it is run and nothing is written. Exit codes: 0 whole · 1 damaged · 2 no build, checkpoint or run · 141
-nobody read the output.
+It executes nothing and writes nothing. Exit codes: 0 whole · 1 damaged · 2 no build, checkpoint or run · 141 the output
+pipe was closed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXIT_DAMAGED, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}(\.[1-9][0-9]*)?")
 _OF_A_RUN = ("metrics.jsonl", "checkpoints", "spec.resolved", "trace", "logs")
 _FOLDERS = ("checkpoints", "data", "logs", "memory", "trace")  # of a run
-_LINES = ("metrics.jsonl", "events.jsonl", "trace/*.jsonl")  # files with a JSON object a line
+_LINES = ("metrics.jsonl", "events.jsonl", "trace/*.jsonl")  # files with one JSON object per line
 _JSON = ("load.json", "memory/*.json")
 _TEXTS = ("spec.resolved", "schedule.txt", "program.sha256")
 
@@ -35,7 +36,7 @@ Facts = dict[str, Any]
 
 
 class NoSuchThingError(Exception):
-    """A path is no build, checkpoint or run; the message says what it is."""
+    """A path is no build, checkpoint or run."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,20 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
     try:
-        found = verify(args.path)
+        document = verify(args.path)
     except NoSuchThingError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        print(json.dumps(found, indent=1) if args.format == "json" else text(found), flush=True)
+        print(json.dumps(document, indent=1) if args.format == "json" else text(document), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python's exit fails on what is left to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python's exit fails on the unwritten rest
         return EXIT_BROKEN_PIPE
-    return 0 if found["whole"] else EXIT_DAMAGED
+    return 0 if document["whole"] else EXIT_DAMAGED
 
 
 def verify(path: Path) -> Facts:
-    """The document of docs/json.md. Raises NoSuchThingError."""
+    """Return the document that docs/json.md describes. Raises NoSuchThingError."""
     kind = kind_of(path)
     facts, problems = {"build": _build, "checkpoint": _checkpoint, "run": _run}[kind](path)
     result: Facts = {"version": VERSION, "kind": kind, "path": str(path), "whole": not problems}
@@ -66,7 +67,7 @@ def verify(path: Path) -> Facts:
 
 
 def kind_of(path: Path) -> str:
-    """build, checkpoint or run, by what is in the folder, damaged or not. Raises NoSuchThingError."""
+    """Return "build", "checkpoint" or "run" by the files in the folder, damaged or not. Raises NoSuchThingError."""
     try:
         names = {each.name for each in path.iterdir()}
     except (OSError, ValueError) as error:
@@ -111,22 +112,22 @@ def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
     from runtime.checkpoint.shard_manifest import CheckpointError
 
     try:
-        found = load(path, verify=False)
+        checkpoint = load(path, verify=False)
     except CheckpointError as error:
         none = dict.fromkeys(
             ("step", "tokens", "parameters", "tensors", "bytes", "shards", "model", "plan", "saved_by")
         )
         return none | {"loads": []}, str(error).splitlines()
-    problems = [problem for shard in found.manifest.shards if (problem := _shard_problem(path, shard))]
-    meta, plan = found.meta, _mapping(found.meta.get("plan"))
-    weights = {name: shape for name, shape in found.shapes.items() if StoredName(name).kind == WEIGHT}
+    problems = [problem for shard in checkpoint.manifest.shards if (problem := _shard_problem(path, shard))]
+    meta, plan = checkpoint.meta, _mapping(checkpoint.meta.get("plan"))
+    weights = {name: shape for name, shape in checkpoint.shapes.items() if StoredName(name).kind == WEIGHT}
     facts = {
-        "step": found.step,
-        "tokens": _tokens(path, found.step, meta),
+        "step": checkpoint.step,
+        "tokens": _tokens(path, checkpoint.step, meta),
         "parameters": sum(_product(shape) for shape in weights.values()),
-        "tensors": len(found.shapes),
-        "bytes": sum(shard.size for shard in found.manifest.shards),
-        "shards": len(found.manifest.shards),
+        "tensors": len(checkpoint.shapes),
+        "bytes": sum(shard.size for shard in checkpoint.manifest.shards),
+        "shards": len(checkpoint.manifest.shards),
         "model": _mapping(plan.get("model")).get("name"),
         "plan": {name: plan.get(name) for name in ("mesh", "placement", "zero", "precision")},
         "saved_by": {name: meta.get(name) for name in ("build", "torch", "ops", "data", "tokenizer")},
@@ -136,7 +137,7 @@ def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
 
 
 def _shard_problem(path: Path, shard: Any) -> str:
-    """Why a shard is not what was written, or ""."""
+    """Return why a shard is damaged, or ""."""
     from runtime.checkpoint import durable_files as files
     from runtime.checkpoint.shard_manifest import shard_layout
 
@@ -155,7 +156,7 @@ def _shard_problem(path: Path, shard: Any) -> str:
 
 
 def _tokens(path: Path, step: int, meta: Mapping[str, Any]) -> int | None:
-    """Tokens trained on: what the checkpoint says of its position in the data, or else the metrics of its run."""
+    """Return the trained tokens, from the checkpoint's position in the data or else from the metrics of its run."""
     tokens = _mapping(meta.get("position")).get("tokens")
     if tokens is None and path.resolve().parent.name == "checkpoints":
         rows = _rows(path.resolve().parents[1] / "metrics.jsonl")[0]
@@ -164,7 +165,7 @@ def _tokens(path: Path, step: int, meta: Mapping[str, Any]) -> int | None:
 
 
 def _what_loads(meta: Mapping[str, Any]) -> list[str]:
-    """Which builds go on from a checkpoint, and under what it is bit for bit. The rules are those of resume.py."""
+    """Return which builds can resume from a checkpoint, and when bit for bit. The rules are those of resume.py."""
     import torch
 
     from runtime.ops.native import library
@@ -221,7 +222,7 @@ def _run(folder: Path) -> tuple[Facts, list[str]]:
 
 
 def _file_problems(folder: Path) -> Iterator[str]:
-    """Files of a run that are of the wrong kind, or cannot be read as what they are."""
+    """Yield problems of files of a run: a wrong kind of file, or contents that cannot be parsed."""
     for name in _FOLDERS:
         if os.path.lexists(folder / name) and not (folder / name).is_dir():
             yield f"{folder / name} is no folder"
@@ -236,7 +237,7 @@ def _file_problems(folder: Path) -> Iterator[str]:
 
 
 def _content_problem(path: Path, *, is_json: bool) -> str:
-    """Why a file is no UTF-8 text, or no JSON, or ""."""
+    """Return why a file is not UTF-8 or not JSON, or ""."""
     try:
         text = read_bytes(path).decode("utf-8")
         if is_json:
@@ -251,8 +252,8 @@ def _newest_first(saved: Sequence[Facts]) -> list[Facts]:
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows of metrics.jsonl, and the numbers of the lines that are none; a last line without an end is being
-    written, or was when the run was killed."""
+    """Return the rows of metrics.jsonl, and the numbers of invalid lines. An unfinished last line is ignored: it is
+    being written, or the run was killed."""
     try:
         top = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -277,7 +278,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def _data_problems(path: Path) -> Iterator[str]:
-    """Files of a prepared corpus that are not as its meta.json says."""
+    """Yield problems of files of a prepared corpus that differ from its meta.json."""
     top = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         listed = json.loads(read_file(top, path.name))["files"]
@@ -304,11 +305,13 @@ def _sha256(path: Path) -> str:
 # ---------------------------------------------------------------- text
 
 
-def text(found: Facts) -> str:
-    """For people."""
-    lines = [f"{found['kind']} {found['path']}: {'whole' if found['whole'] else 'damaged'}"]
-    lines += [f"  {problem}" for problem in found["problems"]]
-    rows = {"build": _build_rows, "checkpoint": _checkpoint_rows, "run": _run_rows}[found["kind"]](found[found["kind"]])
+def text(document: Facts) -> str:
+    """Render the document as text."""
+    lines = [f"{document['kind']} {document['path']}: {'whole' if document['whole'] else 'damaged'}"]
+    lines += [f"  {problem}" for problem in document["problems"]]
+    rows = {"build": _build_rows, "checkpoint": _checkpoint_rows, "run": _run_rows}[document["kind"]](
+        document[document["kind"]]
+    )
     lines += [f"  {name:<13}{value}" for name, value in rows if value is not None]
     return "\n".join(map(printable, lines))
 

@@ -1,4 +1,4 @@
-"""Channels over torch.distributed, a communicator for each: gloo between processes, NCCL between GPUs."""
+"""Channels over torch.distributed, one communicator each: gloo between processes, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from runtime.comm.transport import (
 )
 from runtime.system.outcome import ReportedError
 
-# --- How ranks come together before a channel is opened: each says in a store where it is, so who is missing is named
+# --- Rendezvous before a channel is opened: each rank records its progress in a store, so that missing ranks are known
 #
-# A channel that is opened before all its ranks are there holds those that are, on GPUs for ever. So ranks first wait
-# for one another in the store by which they were started, and that wait ends.
+# Opening a channel blocks until all its ranks take part, on GPUs forever. So ranks first wait for each other in the
+# store by which they were started, with a timeout.
 
 
 class MissingRankError(ReportedError):
-    """Ranks did not come in time; the message names them, and what this rank waits in."""
+    """Ranks did not arrive in time. The message names them and the point at which this rank waits."""
 
-    def __init__(self, missing: Sequence[int], timeout_s: float, what: str) -> None:
+    def __init__(self, missing: Sequence[int], timeout_s: float, point: str) -> None:
         who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        super().__init__(f"{who} did not come within {timeout_s:g} s: this rank waits in `{what}`", of_peer=True)
+        super().__init__(f"{who} did not come within {timeout_s:g} s: this rank waits in `{point}`", of_peer=True)
         self.missing = tuple(missing)
 
 
 class Meeting:
-    """The start of a world, as one of its ranks sees it: `arrive` at one thing after the other.
+    """Rendezvous of the ranks of a starting world: a rank calls `arrive` for one point after another.
 
-    All ranks make their meetings in the same order. `set_action`: is told what this rank waits in.
+    All ranks construct their meetings in the same order. `set_action` is called with the point at which the rank waits.
     """
 
     def __init__(
@@ -62,26 +62,27 @@ class Meeting:
         self.store = dist.PrefixStore(f"dsc/start {number}", store)
         self._rank, self._timeout_s, self._set_action = rank, timeout_s, set_action
 
-    def arrive(self, what: str, members: Sequence[int]) -> None:
-        """Return when all members have arrived at `what`, a name that they use once. Raises MissingRankError.
+    def arrive(self, point: str, members: Sequence[int]) -> None:
+        """Return when all members have arrived at `point`, a name that is used once. Raises MissingRankError.
 
-        Three requests to the store and a wait, for whatever number of members.
+        Makes three requests to the store and one wait, for any number of members.
         """
-        self._set_action(what)
-        self.store.set(f"at/{self._rank}", json.dumps([what, [*members]]))
-        self.store.set(f"{what}/{self._rank}", "")
-        if self.store.add(f"{what}/count", 1) == len(members):
-            self.store.set(f"{what}/all", "")
+        self._set_action(point)
+        self.store.set(f"at/{self._rank}", json.dumps([point, [*members]]))
+        self.store.set(f"{point}/{self._rank}", "")
+        if self.store.add(f"{point}/count", 1) == len(members):
+            self.store.set(f"{point}/all", "")
         try:
-            self.store.wait([f"{what}/all"], timedelta(seconds=self._timeout_s))
-        except RuntimeError:  # of which the store's are
-            if missing := self._missing(what, members, {what}):
-                raise MissingRankError(missing, self._timeout_s, what) from None
+            self.store.wait([f"{point}/all"], timedelta(seconds=self._timeout_s))
+        except RuntimeError:  # includes the errors of the store
+            if missing := self._missing(point, members, {point}):
+                raise MissingRankError(missing, self._timeout_s, point) from None
             raise
 
-    def _missing(self, what: str, members: Sequence[int], seen: set[str]) -> list[int]:
-        """The members that keep the others waiting: where they themselves wait elsewhere, those that they wait for."""
-        away = self._away(what, members)
+    def _missing(self, point: str, members: Sequence[int], seen: set[str]) -> list[int]:
+        """Return the ranks that block the others: the absent members, or, if one waits elsewhere, those it waits
+        for."""
+        away = self._away(point, members)
         for rank in away:
             if self.store.check([f"at/{rank}"]):
                 elsewhere, others = json.loads(self.store.get(f"at/{rank}"))
@@ -89,16 +90,14 @@ class Meeting:
                     return self._missing(elsewhere, others, seen | {elsewhere})
         return away
 
-    def _away(self, what: str, members: Sequence[int]) -> list[int]:
-        return [rank for rank in members if not self.store.check([f"{what}/{rank}"])]
+    def _away(self, point: str, members: Sequence[int]) -> list[int]:
+        return [rank for rank in members if not self.store.check([f"{point}/{rank}"])]
 
 
-# --- A group of ranks over torch.distributed, which its members alone make: of gloo between processes, NCCL between
-# GPUs
+# --- A process group of torch.distributed that only its members create: gloo between processes, NCCL between GPUs
 #
-# `torch.distributed.new_group` names a group by how many groups the process has made, so all ranks must make all
-# groups. A communicator has a name of its own in the store instead
-# (docs/adr/0020-channels-are-opened-in-one-proven-order.md).
+# `torch.distributed.new_group` names a group by the number of groups made so far, so all ranks must create all groups.
+# A communicator has its own name in the store instead (docs/adr/0020-channels-are-opened-in-one-proven-order.md).
 
 
 class Communicator:
@@ -107,9 +106,9 @@ class Communicator:
     def __init__(
         self, channel: Channel, rank: int, meeting: Meeting, start_timeout_s: float, timeout_s: float, sms: int = 0
     ) -> None:
-        """Waits for the members, `start_timeout_s` at most; MissingRankError. Later calls wait for `timeout_s`.
+        """Wait for the members, `start_timeout_s` at most (else MissingRankError). Later calls wait `timeout_s`.
 
-        `sms`: those of a GPU that all its communicators together may take; 0: as many as NCCL takes.
+        `sms`: SMs of a GPU that all its communicators together may use; 0 for the default of NCCL.
         """
         self.kind, self.members = channel
         self.rank, self.name, self.sms = rank, name_of(channel), sms
@@ -124,20 +123,20 @@ class Communicator:
         if self.carrier == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=timeout_s)
-            options.group_name = self.name  # type: ignore[assignment]  # a str of its own type
+            options.group_name = self.name  # type: ignore[assignment]  # a str subclass
             if self.sms:
                 options.config.max_ctas = most_ctas(self.kind, self.sms)
             return dist.ProcessGroupNCCL(*place, options)
-        group = dist.ProcessGroupGloo(*place, timedelta(seconds=start_timeout_s))  # it connects at once
+        group = dist.ProcessGroupGloo(*place, timedelta(seconds=start_timeout_s))  # connects immediately
         group._set_default_timeout(timedelta(seconds=timeout_s))
         return group
 
     def index_of(self, rank: int) -> int:
-        """The place of a world rank among the members."""
+        """Return the index of a world rank among the members."""
         return self.members.index(rank)
 
     def greet(self, device: torch.device) -> None:
-        """Use the channel for the first time, as it will be used later. ChannelError: another rank is at its end."""
+        """Test the channel the way it will be used. ChannelError if another rank is at the other end."""
         stamp = digest(self.name)
         mine = torch.tensor([self.rank, stamp], device=device)
         size = len(self.members)
@@ -154,7 +153,7 @@ class Communicator:
             raise ChannelError(f"connect {self.name}: other ranks than these answer: {theirs.tolist()}")
 
     def _greet_peer(self, mine: Tensor, theirs: Tensor) -> None:
-        """A message along the edge, and one back."""
+        """Send a message along the edge, and one back."""
         here = self.index_of(self.rank)
         theirs[here], peer = mine, self.members[1 - here]
         answer = torch.zeros_like(mine)
@@ -162,52 +161,51 @@ class Communicator:
             (self.send(mine, peer) if sends else self.receive(answer, peer)).wait()
         theirs[1 - here] = answer
 
-    # ---- what channels use
+    # ---- operations of channels
 
     def send(self, tensor: Tensor, peer: int) -> Work:
-        """Begin to send a tensor."""
+        """Start to send a tensor."""
         return _work(self._group.send([tensor], self.index_of(peer), 0))
 
     def receive(self, tensor: Tensor, peer: int) -> Work:
-        """Begin to receive into a tensor."""
+        """Start to receive into a tensor."""
         return _work(self._group.recv([tensor], self.index_of(peer), 0))
 
-    def all_to_all(self, room: Tensor, sent: Tensor, taken: Sequence[int], given: Sequence[int]) -> Work:
-        """Begin to give each member `given` rows of `sent`, and to take `taken` rows of each."""
-        return _work(self._group.alltoall_base(room, sent, list(taken), list(given)))
+    def all_to_all(self, room: Tensor, sent: Tensor, incoming: Sequence[int], outgoing: Sequence[int]) -> Work:
+        """Start an all-to-all from `sent` to `room`. `outgoing`, `incoming`: rows to and from each member."""
+        return _work(self._group.alltoall_base(room, sent, list(incoming), list(outgoing)))
 
     def all_reduce(self, tensor: Tensor, largest: bool = False) -> Work:
-        """Begin to sum a tensor over the members, or to take the largest of each of its numbers."""
+        """Start an all-reduce over the members: the sum, or with `largest` the maximum of each element."""
         return _work(self._group.allreduce([tensor], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM))
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
-        """Begin to give each member the sum of the part of `whole` at its place. Parts are equal; `mine` may be one.
-        NCCL has it, gloo has not."""
+        """Start a reduce-scatter of `whole` in equal parts. `mine` may be one of them. NCCL only."""
         return _work(self._group._reduce_scatter_base(mine, whole))
 
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
-        """Give each row the tensor of the member at its place."""
+        """All-gather `mine` into `rows`, one per member."""
         self.start_all_gather(rows, mine).wait()
 
     def start_all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> Work:
-        """Begin to do so. `mine` may be one of the rows."""
+        """Start an all-gather of `mine` into `rows`. `mine` may be one of the rows."""
         return _work(self._group.allgather([list(rows)], [mine]))
 
     def start_flat_gather(self, whole: Tensor, mine: Tensor) -> Work:
-        """Begin to fill `whole` with the equal parts of the members; `mine` may be the one at this one's place."""
+        """Start an all-gather into a flat tensor. `mine` may be the part of this member in `whole`."""
         return _work(self._group._allgather_base(whole, mine))
 
 
 def most_ctas(kind: str, sms: int) -> int:
-    """The thread blocks of NCCL, each of which takes an SM, for a channel of a kind, so that all that may run at a time
-    take no more than `sms`, if that is 7 or more: a rank has at most four directions of messages, its counts, its rows,
-    and sums of gradients, which take a quarter of what is left."""
+    """Return the number of NCCL thread blocks (one SM each) for a kind of channel, so that all channels that may run
+    at once use no more than `sms` SMs (for `sms` ≥ 7): at most four directions of messages, counts, rows, and sums of
+    gradients. The sums get a quarter of the rest."""
     sums = max(1, (sms - 5) // 4)
     return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, sms - 5 - sums))
 
 
 def name_of(channel: Channel) -> str:
-    """edge 3>4, expert 0-63, reduce 0-127, 1920-2047: the kind of a channel, and its ranks."""
+    """Return the kind and the ranks of a channel: edge 3>4, expert 0-63, reduce 0-127, 1920-2047."""
     kind, ranks = channel
     if kind == "edge":
         return f"{kind} {'>'.join(map(str, ranks))}"
@@ -222,9 +220,9 @@ def _work(work: Work | None) -> Work:
     return work
 
 
-# --- Sums over gloo in the order of ranks: the bits are those of ranks that share memory, wherever the ranks are
+# --- Sums over gloo in the order of ranks: they are bit-identical to sums over shared memory
 #
-# The sums that gloo makes itself are in the order of a ring. So a rank gets its share of all holders, and adds them.
+# Gloo itself sums in the order of a ring. So a rank receives its share from all holders, and adds them here.
 
 
 @dataclass(frozen=True)
@@ -256,7 +254,7 @@ class GlooSums:
 
 @dataclass(frozen=True)
 class _PartSums:
-    """Parts of a tensor that are under way: this rank's part of each holder, to its `rows`."""
+    """A pending reduce: this rank's share of each holder's tensor arrives in `rows`."""
 
     communicator: Communicator
     works: Sequence[Work]
@@ -275,24 +273,26 @@ class _PartSums:
 
 
 def _take(communicator: Communicator, parts: Sequence[Sequence[Tensor]]) -> None:
-    """Give each holder the parts of the others, of which each has its own."""
+    """Send this rank's parts to each holder, and receive theirs."""
     mine = parts[communicator.index_of(communicator.rank)]
     for work in _exchange(communicator, [mine] * len(parts), parts):
         work.wait()
 
 
 def _parts(flat: Tensor, shares: Shares) -> list[list[Tensor]]:
-    """The parts of each holder, without those that are empty."""
+    """Return the non-empty parts of each holder."""
     return [[flat[part] for part in share if part.stop > part.start] for share in shares]
 
 
 def _exchange(
-    communicator: Communicator, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]
+    communicator: Communicator, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
 ) -> list[Work]:
-    """Begin to give each other member its tensors, in place, and to take as many from it as there is room for."""
+    """Start to send each other member its `outgoing` tensors, and to receive its `incoming` ones in place."""
     others = [at for at, member in enumerate(communicator.members) if member != communicator.rank]
-    works = [communicator.receive(as_bytes(each), communicator.members[at]) for at in others for each in taken[at]]
-    works += [communicator.send(as_bytes(each), communicator.members[at]) for at in others for each in given[at]]
+    works = [
+        communicator.receive(as_bytes(tensor), communicator.members[at]) for at in others for tensor in incoming[at]
+    ]
+    works += [communicator.send(as_bytes(tensor), communicator.members[at]) for at in others for tensor in outgoing[at]]
     return works
 
 
@@ -302,10 +302,10 @@ class GlooParts:
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
         count = len(self.communicator.members)
-        given, ones = flat.view(count, -1), (1,) * count
-        taken = given.new_empty(given.shape) if room is flat else room.view(count, -1)
-        work = self.communicator.all_to_all(as_bytes(taken), as_bytes(given), ones, ones)
-        return Summed([work], [*taken], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)])
+        outgoing, ones = flat.view(count, -1), (1,) * count
+        incoming = outgoing.new_empty(outgoing.shape) if room is flat else room.view(count, -1)
+        work = self.communicator.all_to_all(as_bytes(incoming), as_bytes(outgoing), ones, ones)
+        return Summed([work], [*incoming], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)])
 
     def gather(self, name: str, flat: Tensor) -> Work:
         parts = flat.chunk(len(self.communicator.members))
@@ -317,7 +317,7 @@ class GlooParts:
 
 
 class CollectiveLinks:
-    """Communicators of a rank, made and used once in the order in which all ranks open their channels."""
+    """The communicators of a rank, opened and tested in the same order on all ranks."""
 
     def __init__(self, communicators: Mapping[Channel, Communicator], checked: bool) -> None:
         self._of, self._checked = communicators, checked
@@ -344,7 +344,7 @@ class CollectiveLinks:
 
 @dataclass
 class CollectiveEdge:
-    """One direction between two ranks. In a checked run, its name and number go before every message."""
+    """One direction between two ranks. In a checked run, the name and number of a message are sent before it."""
 
     communicator: Communicator
     peer: int  # world rank at the other end
@@ -376,40 +376,40 @@ class CollectiveEdge:
 
 @dataclass
 class _Header:
-    """What says which message follows."""
+    """A received header, which names the message that follows."""
 
     work: Work
     header: Tensor
     expected: Tensor
-    what: str
+    prefix: str  # of the error message
 
     def wait(self) -> None:
         self.work.wait()
         if not torch.equal(self.header, self.expected):
-            raise ChannelError(f"{self.what} sent another message ({self.header.tolist()})")
+            raise ChannelError(f"{self.prefix} sent another message ({self.header.tolist()})")
 
 
 @dataclass(frozen=True)
 class CollectiveSwap:
     communicator: Communicator
 
-    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
-        sent, room = given.packed(), taken.room()
-        work = self.communicator.all_to_all(as_bytes(room), as_bytes(sent), taken.counts, given.counts)
-        return [work if room is taken.tensor else _Unpacked(work, room, taken)]
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
+        sent, room = outgoing.packed(), incoming.room()
+        work = self.communicator.all_to_all(as_bytes(room), as_bytes(sent), incoming.counts, outgoing.counts)
+        return [work if room is incoming.tensor else _Unpacked(work, room, incoming)]
 
 
 @dataclass(frozen=True)
 class _Unpacked:
-    """Rows that come member after member, and go to their places once all are there."""
+    """Rows that arrive member after member, and are copied to their places once all have arrived."""
 
     work: Work
     room: Tensor
-    taken: Rows
+    incoming: Rows
 
     def wait(self) -> None:
         self.work.wait()
-        self.taken.fill(Rows(self.room, self.taken.counts))
+        self.incoming.fill(Rows(self.room, self.incoming.counts))
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ class NcclParts:
     communicator: Communicator
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Work:
-        return self.communicator.reduce_scatter(self._mine(room), flat)  # in place, if it is the room itself
+        return self.communicator.reduce_scatter(self._mine(room), flat)  # in place if `flat` is the room
 
     def gather(self, name: str, flat: Tensor) -> Work:
         return self.communicator.start_flat_gather(flat, self._mine(flat))  # in place
@@ -441,13 +441,13 @@ class NcclSums:
         if even and all(len(share) == 1 for share in shares):
             (mine,) = shares[communicator.index_of(communicator.rank)]
             return communicator.reduce_scatter(flat[mine], flat)  # in place
-        return communicator.all_reduce(flat)  # parts of matrices are uneven
+        return communicator.all_reduce(flat)  # shares of whole matrices are uneven
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         communicator = self.communicators["reduce", holders]
         index = communicator.index_of(communicator.rank)
         sizes = [sum(part.stop - part.start for part in share) for share in shares]
-        rows = flat.new_empty(len(shares), max(sizes))  # what is behind the end of a share is not looked at
+        rows = flat.new_empty(len(shares), max(sizes))  # the rest of each row is unused
         mine = flat.new_empty(max(sizes))
         torch.cat([flat[part] for part in shares[index]] or [flat[:0]], out=mine[: sizes[index]])
         communicator.all_gather([as_bytes(row) for row in rows], as_bytes(mine))

@@ -1,6 +1,7 @@
-"""What carries the channels of a rank: on CPUs memory where all members of a channel share it, else gloo; on GPUs NCCL.
+"""Opens the channels of a rank: on CPUs over shared memory if all members of a channel share it, else gloo; on GPUs
+NCCL.
 
-Ranks that share a GPU take what ranks of a CPU would, and copies.
+Ranks that share one GPU use the channels of CPUs and copy tensors to and from the host.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from runtime.comm.transport import (
 )
 from runtime.contract.options import START_TIMEOUT_S
 
-# --- Channels of a rank of several machines: over memory where all members are on one machine, over gloo elsewhere
+# --- Channels over several machines: over memory if all members are on one machine, else over gloo
 
 
 class MixedLinks:
-    """The channels of `host` and those of `collective`, the world's among them: some ranks share no memory."""
+    """The channels of `host`, and those of `collective`, which include the world: some ranks share no memory."""
 
     def __init__(self, host: HostLinks, collective: CollectiveLinks) -> None:
         self._host, self._collective = host, collective
@@ -84,16 +85,15 @@ class MixedSums:
         return self.host if self.carriers["reduce", holders] == "memory" else self.collective
 
 
-# --- Channels of ranks that share a GPU: what they tell each other goes through the host's memory
+# --- Channels of ranks that share a GPU: tensors go through the memory of the host
 #
-# NCCL wants a device for every rank. Where several compute on one, a tensor is copied to the host and given to channels
-# of the host, shared memory or gloo, and what comes is copied to the device when it is waited for. The same program
-# runs and the same numbers are summed in the same order, at the host's pace: it is for trying out a run of several
-# ranks.
+# NCCL needs a device for every rank. If several ranks share one, a tensor is copied to the host and sent over channels
+# of the host (shared memory or gloo); a received tensor is copied to the device on `wait`. The same program runs, and
+# sums are in the same order, at the speed of the host: this is for trying out a run of several ranks.
 
 
 class StagedLinks:
-    """The channels `host`, for tensors of a device."""
+    """Channels for device tensors, over the channels `host`."""
 
     def __init__(self, host: Links) -> None:
         self.host = host
@@ -111,7 +111,7 @@ class StagedLinks:
         return StagedParts(self.host.parts(kind, members))
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
-        return None  # on the device; its copy on the host is made where it is summed
+        return None  # the tensor is on the device; StagedSums makes its copy on the host
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ class StagedEdge:
 class StagedSwap:
     host: Swap
 
-    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
-        sent, room = given.packed().cpu(), taken.room()
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
+        sent, room = outgoing.packed().cpu(), incoming.room()
         staged = _like(room)
-        works = self.host.start(name, Rows(sent, given.counts), Rows(staged, taken.counts))
-        return [_StagedArrival(works, staged, room, keep=sent, places=None if room is taken.tensor else taken)]
+        works = self.host.start(name, Rows(sent, outgoing.counts), Rows(staged, incoming.counts))
+        return [_StagedArrival(works, staged, room, keep=sent, places=None if room is incoming.tensor else incoming)]
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class StagedParts:
 
 @dataclass(frozen=True)
 class _StagedArrival:
-    """What is to come to the host, and then to the device, where rows go on to their `places`. `keep` must live until
-    then."""
+    """A tensor that arrives on the host and is then copied to the device, and its rows to their `places`. `keep` stays
+    alive until then."""
 
     works: Sequence[Work]
     staged: Tensor
@@ -171,7 +171,7 @@ class _StagedArrival:
 
 @dataclass
 class StagedSums:
-    """Flat tensors have one copy each on the host, where the host's channels want it."""
+    """Sums of device tensors. Each flat tensor has one copy on the host, in memory that the host channels choose."""
 
     host: Links
     copies: dict[str, Tensor] = field(default_factory=dict)
@@ -213,10 +213,10 @@ PEER_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A rank's end of all channels: the device that its tensors are on, and how it talks to its peers.
+    """A rank's end of all channels: the device of its tensors, and how it connects to its peers.
 
-    `timeout_s`: how long it waits for one; `start_timeout_s`: how long for all to come to the start. `checked`: every
-    message is verified (tests). `sms`: those that communicate, of a device; 0: as many as NCCL takes.
+    `timeout_s`: how long it waits for a peer; `start_timeout_s`: how long for all peers at the start. `checked`: every
+    message is verified (tests). `sms`: SMs of a device for communication; 0 for the default of NCCL.
     """
 
     device: torch.device = CPU
@@ -227,10 +227,10 @@ class Endpoint:
     sms: int = 0
 
     def connect(self, rank: int, wanted: WantedChannels, set_action: Callable[[str], None] = lambda _: None) -> Links:
-        """Open the channels of `rank`, in the one order of all ranks. `set_action`: is told which.
+        """Open the channels of `rank`, in the same order on all ranks. `set_action` is called with each channel's name.
 
-        Raises MissingRankError where a rank does not come; ChannelError where another one is at the end of a channel;
-        OSError where `memory` was asked for and is not shared.
+        Raises MissingRankError if a rank does not arrive; ChannelError if a wrong rank is at the end of a channel;
+        OSError if the transport `memory` was requested and ranks do not share memory.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return Alone()
@@ -247,22 +247,24 @@ class Endpoint:
     def _collective_links(
         self, rank: int, channels: Sequence[Channel], meeting: Meeting, device: torch.device
     ) -> CollectiveLinks:
-        made: dict[Channel, Communicator] = {}
+        communicators: dict[Channel, Communicator] = {}
         for channel in channels:
-            made[channel] = Communicator(channel, rank, meeting, self.start_timeout_s, self.timeout_s, self.sms)
-            made[channel].greet(device)
-        return CollectiveLinks(made, self.checked)
+            communicators[channel] = Communicator(
+                channel, rank, meeting, self.start_timeout_s, self.timeout_s, self.sms
+            )
+            communicators[channel].greet(device)
+        return CollectiveLinks(communicators, self.checked)
 
     def _host_links(self, rank: int, wanted: WantedChannels, meeting: Meeting) -> Links:
         channels = wanted.channels(rank)
         if self.transport == "gloo":
             return self._collective_links(rank, channels, meeting, CPU)
-        found = share(rank, wanted)
-        if self.transport == "memory" and found.problem:
-            raise OSError(f"ranks cannot share memory: {found.problem}")
-        shared = [channel for channel in channels if found.carries(channel)]
-        _check_ends(rank, shared, found.addresses)
-        host = HostLinks(rank, shared, wanted.flats, found.memories, self.timeout_s)
+        sharing = share(rank, wanted)
+        if self.transport == "memory" and sharing.problem:
+            raise OSError(f"ranks cannot share memory: {sharing.problem}")
+        shared = [channel for channel in channels if sharing.carries(channel)]
+        _check_ends(rank, shared, sharing.addresses)
+        host = HostLinks(rank, shared, wanted.flats, sharing.memories, self.timeout_s)
         if len(shared) == len(channels):
             return host
         others = [channel for channel in channels if channel not in shared]
@@ -270,37 +272,41 @@ class Endpoint:
 
 
 def transport_in_use(links: Links) -> str:
-    """What carries the messages of a rank: "memory", "gloo", "memory and gloo" or "nccl"; "none" of a world of one."""
+    """Return the carriers of a rank's messages: "memory", "gloo", "memory and gloo", "nccl", or "none" in a world of
+    one."""
     return " and ".join(channels_of(links)) or "none"
 
 
 def channels_of(links: Links) -> dict[Carrier, list[str]]:
-    """The names of the channels of a rank, by what carries them."""
-    found = {carrier: [name_of(each) for each, by in links.carriers.items() if by == carrier] for carrier in CARRIERS}
-    return {carrier: names for carrier, names in found.items() if names}
+    """Return the names of the channels of a rank, by carrier."""
+    by_carrier = {
+        carrier: [name_of(channel) for channel, by in links.carriers.items() if by == carrier] for carrier in CARRIERS
+    }
+    return {carrier: names for carrier, names in by_carrier.items() if names}
 
 
-# ---------------------------------------------------------------- who shares memory with whom
+# ---------------------------------------------------------------- which ranks share memory
 @dataclass(frozen=True)
 class Sharing:
-    """The memories that a rank has mapped, and which ranks have mapped which: that is the same on all ranks."""
+    """The memories that a rank has mapped, and which ranks have mapped which. `mapped` is equal on all ranks."""
 
     memories: Mapping[int, SharedMemory]
     addresses: Mapping[int, Address]
     mapped: Sequence[frozenset[int]]  # by each rank
-    problem: str  # why one rank has not mapped another; "": all have mapped all
+    problem: str  # why a rank could not map another's memory; "" if all could
 
     def carries(self, channel: Channel) -> bool:
-        """Whether each member of a channel has mapped the memory of each."""
+        """Whether every member of a channel has mapped the memory of every other."""
         members = frozenset(channel[1])
         return all(members <= self.mapped[rank] for rank in members)
 
 
 def share(rank: int, wanted: WantedChannels) -> Sharing:
-    """Make the memory of this rank, and map those of the others that can be reached. All ranks call it together.
+    """Create the shared memory of this rank, and map the memory of the other ranks if possible. All ranks call this
+    together.
 
-    A rank of another machine cannot be reached, nor can one whose memory this process may not open. Every rank hears
-    what the others have mapped, so the ends of a channel agree on what carries it.
+    The memory of a rank on another machine cannot be mapped, nor memory that this process may not open. Every rank
+    learns what the others have mapped, so the ends of a channel agree on its carrier.
     """
     memories, problems, address = dict[int, SharedMemory](), list[str](), None
     try:
@@ -309,32 +315,35 @@ def share(rank: int, wanted: WantedChannels) -> Sharing:
         memories[rank], address = make_memory(parts_of(rank, wanted))
     except OSError as error:
         problems.append(f"rank {rank}: {error}")
-    told = _tell_all(json.dumps(asdict(address)) if address else "")
-    addresses = {other: Address(**json.loads(text)) for other, text in enumerate(told) if text}
-    for other in (addresses.keys() if address else set()) - {rank}:
+    texts = _tell_all(json.dumps(asdict(address)) if address else "")
+    addresses = {peer: Address(**json.loads(text)) for peer, text in enumerate(texts) if text}
+    for peer in (addresses.keys() if address else set()) - {rank}:
         try:
-            memories[other] = map_memory(addresses[other])
+            memories[peer] = map_memory(addresses[peer])
         except OSError as error:
-            problems.append(f"rank {rank} cannot map that of rank {other}: {error}")
-    found = [json.loads(text) for text in _tell_all(json.dumps([sorted(memories), *problems[:1]]))]
+            problems.append(f"rank {rank} cannot map that of rank {peer}: {error}")
+    reports = [json.loads(text) for text in _tell_all(json.dumps([sorted(memories), *problems[:1]]))]
     if address:
-        os.close(address.descriptor)  # who can map it has done so
+        os.close(address.descriptor)  # all ranks have mapped it that can
     return Sharing(
-        memories, addresses, [frozenset(ranks) for ranks, *_ in found], next((p for _, *ps in found for p in ps), "")
+        memories,
+        addresses,
+        [frozenset(ranks) for ranks, *_ in reports],
+        next((p for _, *ps in reports for p in ps), ""),
     )
 
 
 def _check_ends(rank: int, channels: Sequence[Channel], addresses: Mapping[int, Address]) -> None:
-    """Raise ChannelError unless each rank has in its memory what this one reads and writes there, by its name."""
+    """Raise ChannelError unless the memory of each rank has the parts that this rank reads and writes there."""
     for channel in channels:
-        for other in channel[1]:
-            theirs = part_of(channel, other, rank)
-            if other != rank and theirs is not None and theirs not in addresses[other].parts:
-                raise ChannelError(f"connect {name_of(channel)}: rank {other} has no {theirs!r}")
+        for peer in channel[1]:
+            theirs = part_of(channel, peer, rank)
+            if peer != rank and theirs is not None and theirs not in addresses[peer].parts:
+                raise ChannelError(f"connect {name_of(channel)}: rank {peer} has no {theirs!r}")
 
 
 def _tell_all(text: str) -> list[str]:
-    """The texts of all ranks, on every rank."""
+    """Return the texts of all ranks, on every rank."""
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     longest = torch.tensor(data.numel())
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)

@@ -1,8 +1,8 @@
-"""What the ranks of an expert group exchange in a MoE layer: counts of rows, the rows, and the rows back.
+"""The exchanges of an expert group in a MoE layer: counts of rows, dispatch of the rows, and combine.
 
-`RankExchange` moves rows between ranks. Its host must know how many: it reads the counts of a layer and micro-batch
-once, and waits for nothing else. `LocalExchange` is that of a group of one rank, where rows only make room for padding;
-its host reads nothing on a device.
+`RankExchange` moves rows between ranks. The host needs the number of rows: it reads the counts of a layer and
+micro-batch once, which is its only wait. `LocalExchange` is for a group of one rank, where rows move only to make room
+for padding; the host reads nothing from a device.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from runtime.comm.transport import ChannelError, Pending, RowLayout, Rows, Swap,
 from runtime.contract import MoeLayer
 from runtime.contract.names import ExchangeName
 
-# --- Numbers of a device that its host must know: the counts of rows by which it takes memory and starts exchanges
+# --- Reading small device tensors on the host: the counts of rows, by which it allocates memory and starts exchanges
 
 
 class AwaitedTensor(Protocol):
-    """What a tensor comes from, or is made of, by who waits for it."""
+    """A tensor that is available after `wait`."""
 
     def wait(self) -> torch.Tensor: ...
 
 
 class HostReads:
-    """Reads small tensors of a device on the host.
+    """Reads small device tensors on the host.
 
-    The host waits for what gives a tensor, on a stream of its own, and so not for the compute that was queued since.
+    The host waits on a separate stream for the tensor alone, not for compute that was queued later.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type != "cpu" else None
 
     def read(self, pending: AwaitedTensor) -> Any:
-        """Wait for a tensor; its numbers."""
+        """Wait for a tensor and return its numbers."""
         if self._stream is None:
             return pending.wait().tolist()
         with torch.cuda.stream(self._stream):
@@ -53,13 +53,13 @@ class HostReads:
 
 @dataclass(frozen=True)
 class Route:
-    """Who sends how many rows to whom in one layer and micro-batch; every exchange of the layer follows it."""
+    """The numbers of rows sent between ranks in one layer and micro-batch. All exchanges of the layer use it."""
 
-    num_rows: int  # that this rank has of its experts, R, padding among them
+    num_rows: int  # R: rows of this rank's experts, including padding
 
 
 class Exchange(Protocol):
-    """The exchanges of one expert group. What is started has a name, by which it is waited for once."""
+    """The exchanges of one expert group. Each is started with a name, and waited for once by that name."""
 
     pending: dict[ExchangeName, tuple[Pending, ...]]
 
@@ -69,15 +69,15 @@ class Exchange(Protocol):
         ...
 
     def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
-        """Tell every rank of the group how many rows each of its experts will get from here. E: experts of a layer.
+        """Send every rank of the group the number of rows that each of its experts gets. E: experts of a layer.
 
-        `more`: what else an exchange goes by (nodes.py).
+        `more`: further inputs of an exchange through nodes (nodes.py).
         """
         ...
 
     def wait_counts(self, name: ExchangeName) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
-        """The route, and offsets_L: where the rows of each local expert end among those received (int32), its padding
-        among them. The last one is R. Behind them the tables that `start` takes behind tensors, if there are any."""
+        """Return the route and offsets_L (int32): the end of each local expert's received rows, including padding. The
+        last one is R. Tables that `start` takes after the tensors follow, if there are any."""
         ...
 
     def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
@@ -91,14 +91,14 @@ class Exchange(Protocol):
 
 
 def ends_of(loads_L: Tensor, alignment: int) -> Tensor:
-    """loads_L (int64) -> where the rows of each local expert end, padded to a multiple of `alignment` (int64)."""
+    """loads_L (int64) -> the end of each local expert's rows, padded to a multiple of `alignment` (int64)."""
     return ((loads_L + (alignment - 1)) // alignment * alignment if alignment > 1 else loads_L).cumsum(0)
 
 
 # ---------------------------------------------------------------- between ranks
 @dataclass(frozen=True)
 class RankRoute(Route):
-    """The rows that go to each rank of a group, and those that come from each, and where they lie here."""
+    """The numbers of rows sent to each rank of a group, and the layout of those received from each."""
 
     sent: tuple[int, ...]
     received: RowLayout
@@ -106,9 +106,9 @@ class RankRoute(Route):
 
 @dataclass
 class RankExchange:
-    """The exchanges of a group of several ranks. `rows` and `counts`: their channels.
+    """The exchanges of a group of several ranks. `rows` and `counts`: the channels.
 
-    `alignment`: the rows that an expert receives are padded to a multiple of it.
+    `alignment`: the received rows of an expert are padded to a multiple of it.
     """
 
     rows: Swap
@@ -120,8 +120,8 @@ class RankExchange:
     pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
 
     def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
-        """Behind the counts for each rank goes a stamp: the exchange's place in the group's order, and its name."""
-        both = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # those from here, those that come
+        """Send the counts to each rank, followed by a stamp: the number of the exchange in the group, and its name."""
+        both = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # outgoing and incoming counts
         both[0, :, :-1] = counts_E.view(self.size, -1)
         both[0, :, -1] = self.sequence << 32 | digest(name)
         ones = (1,) * self.size
@@ -148,11 +148,13 @@ class RankExchange:
     def _start_rows(self, name: ExchangeName, tensor: Tensor, route: RankRoute, forward: bool) -> Pending:
         layout = route.received
         if forward:
-            given, taken = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_sources, layout)
+            outgoing, incoming = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_sources, layout)
         else:
-            given = Rows(tensor, layout.of_sources, layout)
-            taken = Rows(empty_rows(tensor, sum(route.sent)), route.sent)
-        return Pending(self._started(self.rows.start(name, given, taken)), taken.tensor, keep=(given.tensor,))
+            outgoing = Rows(tensor, layout.of_sources, layout)
+            incoming = Rows(empty_rows(tensor, sum(route.sent)), route.sent)
+        return Pending(
+            self._started(self.rows.start(name, outgoing, incoming)), incoming.tensor, keep=(outgoing.tensor,)
+        )
 
     def _started(self, works: list[Work]) -> list[Work]:
         self.sequence += 1
@@ -162,20 +164,20 @@ class RankExchange:
 # ---------------------------------------------------------------- within a rank
 @dataclass(frozen=True)
 class LocalRoute(Route):
-    """The rows of each expert, all of which come from here: how many, and where they end behind their padding."""
+    """The local rows of each expert: how many, and where they end after padding."""
 
     loads_L: Tensor
     ends_L: Tensor
     num_sent: int
 
     def places_S(self) -> Tensor:
-        """The row, of `num_rows`, that each row sent goes to. Rows are sent in the order of experts."""
+        """Return the destination of each sent row, below `num_rows`. Rows are sent in the order of experts."""
         sent_L, rows_S = self.loads_L.cumsum(0), torch.arange(self.num_sent, device=self.loads_L.device)
         shifts_L = torch.nn.functional.pad((self.ends_L - sent_L)[:-1], (1, 0))  # the padding before each expert
         return rows_S + shifts_L.index_select(0, torch.searchsorted(sent_L, rows_S, right=True))
 
     def moved(self, tensors: Sequence[Tensor], forward: bool) -> list[Tensor]:
-        """`forward`: the rows of the experts, zeros between them, of rows sent; else the rows sent, of those."""
+        """Move rows. `forward`: from sent rows to rows of experts with zeros as padding; else back."""
         places_S, results = self.places_S(), list[Tensor]()
         for tensor in tensors:
             result = empty_rows(tensor, self.num_rows if forward else self.num_sent)
@@ -189,11 +191,10 @@ class LocalRoute(Route):
 
 @dataclass
 class LocalExchange:
-    """The exchanges of a group of one rank. Rows that are not padded stay where they are; others are moved at once.
+    """The exchanges of a group of one rank. Rows without padding stay in place; others are moved immediately.
 
-    `layers`: by site. A device keeps its counts to itself: it has the most rows that there can be
-    (`MoeLayer.held_rows`), and those that are left over behind the last expert are padding of that one. A CPU has no
-    more than it needs.
+    `layers`: by site. On a device the host does not read the counts: it allocates the largest possible number of rows
+    (`MoeLayer.held_rows`), and the rows after the last expert count as its padding. On a CPU the number is exact.
     """
 
     layers: Mapping[str, MoeLayer]

@@ -1,4 +1,4 @@
-"""Channels over memory that the ranks of one machine share (memory.py): two to twenty times as fast as gloo."""
+"""Channels over memory that ranks of one machine share (memory.py): two to twenty times as fast as gloo."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from runtime.comm.transport import (
 
 
 def parts_of(rank: int, wanted: WantedChannels) -> dict[str, int]:
-    """What lies in a rank's memory, in bytes: pipes to the ranks it writes to, circles, and flat tensors."""
+    """Return the parts of a rank's memory and their bytes: pipes that it writes to, circles, and flat tensors."""
     pipes = [f"edge {ranks}" for ranks in wanted.of(rank, "edge") if ranks[0] == rank]
     swaps = [
         f"{kind} {rank}>{peer}"
@@ -51,20 +51,20 @@ def parts_of(rank: int, wanted: WantedChannels) -> dict[str, int]:
     return dict.fromkeys((*pipes, *swaps), PIPE_BYTES) | of_parts | dict.fromkeys(circles, CIRCLE_BYTES) | flats
 
 
-def part_of(channel: Channel, other: int, rank: int) -> str | None:
-    """What lies in another rank's memory for a channel that it has with `rank`; None: nothing."""
+def part_of(channel: Channel, peer: int, rank: int) -> str | None:
+    """Return the part of another rank's memory that a channel with `rank` uses; None if there is none."""
     kind, ranks = channel
     if kind == "edge":
-        return f"edge {ranks}" if other == ranks[0] else None
+        return f"edge {ranks}" if peer == ranks[0] else None
     if kind in get_args(SwapKind):
-        return f"{kind} {other}>{rank}"
+        return f"{kind} {peer}>{rank}"
     if kind in ("tensor", "context", "choices"):
-        return f"{kind} {ranks} {other}>{rank}"
+        return f"{kind} {ranks} {peer}>{rank}"
     return f"reduce {ranks}" if kind == "reduce" else "world"
 
 
 class HostLinks:
-    """Channels of a rank in the memories of ranks of its machine."""
+    """The channels of a rank over the memories of ranks on its machine."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HostLinks:
         memories: Mapping[int, SharedMemory],
         timeout_s: float,
     ) -> None:
-        """`memories`: by rank, of the members of `channels`. `flats`: as in Wanted."""
+        """`memories`: of the members of `channels`, by rank. `flats`: as in WantedChannels."""
         self._rank, self._memories, self._timeout_s, self._flats = rank, memories, timeout_s, flats
         self.carriers: Mapping[Channel, Carrier] = dict.fromkeys(channels, "memory")
 
@@ -100,7 +100,7 @@ class HostLinks:
     def _pipes(
         self, part: str, members: tuple[int, ...]
     ) -> tuple[int, list[PipeWriter | None], list[PipeReader | None]]:
-        """This rank's place among members, and its pipes to and from each of the others."""
+        """Return this rank's index among members, and its pipes to and from each of the others."""
         here, memories, timeout_s = self._rank, self._memories, self._timeout_s
         return (
             members.index(here),
@@ -135,7 +135,7 @@ class HostEdge:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message of a pipe that is to come."""
+    """A message that will arrive in a pipe."""
 
     reader: PipeReader
     message: int
@@ -150,16 +150,16 @@ class Arrival:
 
 @dataclass
 class HostSwap:
-    """Pipes to and from each member of an expert group. Rows are read from a pipe to their places; what stays here is
-    copied at once."""
+    """Pipes to and from each member of an expert group. Received rows are copied from the pipe to their places; rows of
+    this rank to itself are copied immediately."""
 
     index: int
     writers: Sequence[PipeWriter | None]
     readers: Sequence[PipeReader | None]
     sequence: int = 0
 
-    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
-        parts, places = given.pieces(), taken.pieces()
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
+        parts, places = outgoing.pieces(), incoming.pieces()
         for writer, pieces in zip(self.writers, parts, strict=True):
             if writer is not None:
                 writer.write(pieces, digest(name))
@@ -174,7 +174,7 @@ class HostSwap:
 
 @dataclass
 class HostParts:
-    """Pipes to and from each of the members of a channel. Parts are read from a pipe to their places."""
+    """Pipes to and from each member of a channel. Parts are copied from a pipe to their places."""
 
     index: int
     writers: Sequence[PipeWriter | None]
@@ -182,17 +182,19 @@ class HostParts:
     sequence: int = 0
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
-        given, places = (each.chunk(len(self.writers)) for each in (flat, room))
-        works = self._started(name, given, places)
-        return Summed(works, [*places[: self.index], given[self.index], *places[self.index + 1 :]], places[self.index])
+        outgoing, places = (each.chunk(len(self.writers)) for each in (flat, room))
+        works = self._started(name, outgoing, places)
+        return Summed(
+            works, [*places[: self.index], outgoing[self.index], *places[self.index + 1 :]], places[self.index]
+        )
 
     def gather(self, name: str, flat: Tensor) -> All:
         parts = flat.chunk(len(self.writers))
         return All(self._started(name, [parts[self.index]] * len(parts), parts))
 
-    def _started(self, name: str, given: Sequence[Tensor], places: Sequence[Tensor]) -> list[Work]:
-        """Give each of the others a part, and take one of each to its place."""
-        for writer, part in zip(self.writers, given, strict=True):
+    def _started(self, name: str, outgoing: Sequence[Tensor], places: Sequence[Tensor]) -> list[Work]:
+        """Send each other member its part, and start to receive one from each into its place."""
+        for writer, part in zip(self.writers, outgoing, strict=True):
             if writer is not None:
                 writer.write([part], digest(name))
         self.sequence += 1

@@ -1,9 +1,9 @@
-"""Memory that the ranks of one machine share: pipes between two of them, and sums over several.
+"""Memory that ranks of one machine share: pipes between two ranks, and sums over several.
 
-Each rank makes one file in memory and says where it is; the others map it. A message is copied into the writer's part
-and out of it by the reader, and a word says how far each has come: no system call, no thread, no socket. Who waits
-spins for a moment, then leaves its core to others, then sleeps. That a word is seen after what it stands for is a
-promise of x86; other processors take gloo (`can_share`).
+Each rank creates one file in memory and publishes its address; the others map it. The writer copies a message in, the
+reader copies it out, and a word counts the progress of each: no system call, no thread, no socket. A waiting rank spins
+for a moment, then yields its core, then sleeps. The protocol needs stores to become visible in order, which x86
+guarantees; other processors use gloo (`can_share`).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from runtime.comm.transport import Shares, copy_rows, equal_shares, largest_of, 
 from runtime.system.machine import machine
 
 WORD = 8  # bytes
-LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank
-ENTRIES = 1 << 12  # messages of a pipe that are not yet read
-HEAP_BYTES = 1 << 30  # of a pipe; only what was ever used takes memory
-TOKEN, TOKEN_BYTES = "token", 16  # a part of each file, of random bytes that tell it from every other
-SLOT_BYTES = 1 << 16  # of a rank, for sums of tensors that are not shared
+LINE = 64  # bytes of a cache line; words of different ranks are on different lines
+ENTRIES = 1 << 12  # most unread messages in a pipe
+HEAP_BYTES = 1 << 30  # of a pipe; untouched pages take no memory
+TOKEN, TOKEN_BYTES = "token", 16  # a part with random bytes that identify the file
+SLOT_BYTES = 1 << 16  # of a rank, for sums of tensors outside the shared memory
 SPIN_S, YIELD_S = 20e-6, 500e-6  # how long a waiting rank spins, and then yields, before it sleeps
 SLEEPS_S = (50e-6, 1e-3)  # the shortest and the longest
 
 
 class PeerTimeoutError(RuntimeError):
-    """Another rank did not come in time."""
+    """Another rank did not answer in time."""
 
 
 def can_share() -> bool:
-    """Whether this machine keeps the order of stores, and has files in memory."""
+    """Whether this machine keeps the order of stores and has memory files."""
     return platform.machine().lower() in ("x86_64", "amd64") and hasattr(os, "memfd_create")
 
 
-def wait_until(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Return as soon as `ready()` holds."""
+def wait_until(ready: Callable[[], bool], timeout_s: float, action: str) -> None:
+    """Return as soon as `ready()` is true. PeerTimeoutError after `timeout_s`, which names the `action`."""
     if ready():
         return
     start = time.monotonic()
@@ -57,7 +57,7 @@ def wait_until(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
             time.sleep(sleep_s)
             sleep_s = min(SLEEPS_S[1], 1.1 * sleep_s)
         else:
-            raise PeerTimeoutError(f"{what}: no answer in {timeout_s:.0f} s")
+            raise PeerTimeoutError(f"{action}: no answer in {timeout_s:.0f} s")
 
 
 # ---------------------------------------------------------------- memory
@@ -65,18 +65,18 @@ def wait_until(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 @dataclass(frozen=True)
 class Address:
-    """Where another process finds a file of memory, and where in it what lies."""
+    """The address of a memory file for other processes, and the offsets of its parts."""
 
     machine: str
     pid: int
     descriptor: int
     size: int
     parts: Mapping[str, int]  # name → byte
-    token: str  # what the file begins with, in hexadecimal digits
+    token: str  # the first bytes of the file, in hexadecimal digits
 
 
 class SharedMemory:
-    """A file of memory with named parts: this rank's own, or another rank's, mapped."""
+    """A mapped memory file with named parts, of this rank or of another."""
 
     def __init__(self, mapped: mmap.mmap, parts: Mapping[str, int]) -> None:
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -84,23 +84,23 @@ class SharedMemory:
         self._parts = parts
 
     def tensor(self, part: str, elements: int, dtype: torch.dtype, skip: int = 0) -> Tensor:
-        """A view of so many elements, `skip` bytes into the part."""
+        """Return a view of `elements` elements, `skip` bytes into the part."""
         start = self._parts[part] + skip
         return self._bytes[start : start + elements * dtype.itemsize].view(dtype)
 
     def extent(self, part: str) -> int:
-        """Bytes from the start of a part to that of the next one."""
+        """Return the bytes from the start of a part to the start of the next."""
         start = self._parts[part]
-        return min((other for other in self._parts.values() if other > start), default=len(self._bytes)) - start
+        return min((offset for offset in self._parts.values() if offset > start), default=len(self._bytes)) - start
 
     def words(self, part: str, count: int, skip: int = 0) -> memoryview:
-        """A view of int64s."""
+        """Return a view of `count` int64 words."""
         start = (self._parts[part] + skip) // WORD
         return self._words[start : start + count]
 
 
 def make_memory(sizes: Mapping[str, int]) -> tuple[SharedMemory, Address]:
-    """Memory of this process with parts of so many bytes; untouched, it takes no room."""
+    """Create a memory file of this process, with parts of these sizes in bytes. Untouched pages take no memory."""
     parts, size = {}, 0
     for name, extent in {TOKEN: TOKEN_BYTES, **sizes}.items():
         parts[name] = size
@@ -113,7 +113,7 @@ def make_memory(sizes: Mapping[str, int]) -> tuple[SharedMemory, Address]:
 
 
 def map_memory(address: Address) -> SharedMemory:
-    """Map another rank's memory. OSError where it cannot be reached, as from another machine."""
+    """Map another rank's memory. OSError if that is impossible, for example from another machine."""
     if address.machine != machine():
         raise OSError("another machine")
     descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -130,14 +130,14 @@ def map_memory(address: Address) -> SharedMemory:
 
 
 class Heap:
-    """Blocks of a range of bytes, each at the lowest place where it fits, so that little of the range is ever used."""
+    """Allocates blocks of a byte range, each at the lowest address where it fits, so that few pages are ever used."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._taken: list[tuple[int, int]] = []  # (start, end), ascending
 
     def take(self, size: int) -> int | None:
-        """Where a block of `size` bytes starts; None: there is no room."""
+        """Allocate a block of `size` bytes. Return its start; None if there is no room."""
         size, start = -(-max(size, 1) // LINE) * LINE, 0
         for index, (at, end) in enumerate(self._taken):
             if at - start >= size:
@@ -150,38 +150,38 @@ class Heap:
         return start
 
     def free(self, start: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         self._taken = [block for block in self._taken if block[0] != start]
 
 
-# Words of a pipe's part: how many messages were written; then of each entry where it is, its size and its stamp; then
-# of each entry how many messages the reader had taken when it took this one, plus one. The heap follows.
+# Words of a pipe's part: the number of written messages; then for each entry its start, size and stamp; then for each
+# entry the number of the message that was last read from it, plus one. The heap follows.
 _HEAD, _ENTRY = 0, 3
 _ENTRIES_AT = LINE // WORD
 _ACKS_AT = _ENTRIES_AT + _ENTRY * ENTRIES
 _CONTROL_BYTES = -(-(_ACKS_AT + ENTRIES) * WORD // mmap.PAGESIZE) * mmap.PAGESIZE
 PIPE_BYTES = _CONTROL_BYTES + HEAP_BYTES
-IN_FLIGHT = 16  # messages of divided state in a pipe: of two slots two gathers and two scatters, at each of its ends
+IN_FLIGHT = 16  # sharded-state messages in a pipe: two gathers and two scatters of two slots, at each end
 
 
 def pipe_bytes(message: int) -> int:
-    """Bytes of a pipe in which so many messages of this size have room, so that no writer waits."""
+    """Return the bytes of a pipe with room for `IN_FLIGHT` messages of this size, so that no writer waits."""
     return _CONTROL_BYTES + max(HEAP_BYTES, IN_FLIGHT * (message + LINE))
 
 
 class PipeWriter:
-    """The writing end of a pipe, in memory of its own. A message stays until it was read; `write` seldom waits."""
+    """The writing end of a pipe, in this rank's memory. A message stays until it was read; `write` seldom waits."""
 
     def __init__(self, memory: SharedMemory, part: str, timeout_s: float) -> None:
         self._words = memory.words(part, _ACKS_AT + ENTRIES)
         self._heap = Heap(memory.extent(part) - _CONTROL_BYTES)
         self._heap_bytes = memory.tensor(part, self._heap.size, torch.uint8, _CONTROL_BYTES)
-        self._unread: deque[tuple[int, int]] = deque()  # (message, where)
+        self._unread: deque[tuple[int, int]] = deque()  # (message, start)
         self._written = 0
         self._timeout_s, self._part = timeout_s, part
 
     def write(self, pieces: Sequence[Tensor], stamp: int) -> None:
-        """Copy pieces in, one after another: rows of one tensor, or one tensor."""
+        """Copy pieces into the pipe as one message: rows of one tensor, or one tensor."""
         size = sum(piece.nbytes for piece in pieces)
         assert size <= self._heap.size, f"{self._part}: a message of {size} bytes"
         self._reclaim()
@@ -198,34 +198,34 @@ class PipeWriter:
         self._words[_HEAD] = self._written
 
     def _reclaim(self) -> bool:
-        """Free what was read; whether anything was."""
+        """Free the messages that were read. Return whether there were any."""
         left: deque[tuple[int, int]] = deque()
         for message, start in self._unread:
             if self._words[_ACKS_AT + message % ENTRIES] == message + 1:
                 self._heap.free(start)
             else:
                 left.append((message, start))
-        found = len(left) < len(self._unread)
+        is_freed = len(left) < len(self._unread)
         self._unread = left
-        return found
+        return is_freed
 
 
 class PipeReader:
-    """The reading end, in the writer's memory. Messages have numbers, in the order in which they were written."""
+    """The reading end of a pipe, in the writer's memory. Messages are numbered in the order of writing."""
 
     def __init__(self, memory: SharedMemory, part: str, timeout_s: float) -> None:
         self._words = memory.words(part, _ACKS_AT + ENTRIES)
         self._heap_bytes = memory.tensor(part, memory.extent(part) - _CONTROL_BYTES, torch.uint8, _CONTROL_BYTES)
         self._timeout_s = timeout_s
 
-    def read(self, message: int, places: Sequence[Tensor], what: str) -> int:
-        """Copy a message to the places of its pieces, once it is there; its stamp."""
-        wait_until(lambda: self._words[_HEAD] > message, self._timeout_s, what)
+    def read(self, message: int, places: Sequence[Tensor], action: str) -> int:
+        """Wait for a message and copy it to the places of its pieces. Return its stamp."""
+        wait_until(lambda: self._words[_HEAD] > message, self._timeout_s, action)
         entry = _ENTRIES_AT + _ENTRY * (message % ENTRIES)
         start, size, stamp = self._words[entry : entry + _ENTRY]
         expected = sum(place.nbytes for place in places)
         if size != expected:
-            raise RuntimeError(f"{what}: {size} bytes were sent, {expected} are expected")
+            raise RuntimeError(f"{action}: {size} bytes were sent, {expected} are expected")
         if size:
             copy_rows(places, [_rows_in(self._heap_bytes[start : start + size], places[0])])
         self._words[_ACKS_AT + message % ENTRIES] = message + 1
@@ -233,7 +233,7 @@ class PipeReader:
 
 
 def _rows_in(block: Tensor, like: Tensor) -> Tensor:
-    """The bytes of a block as rows as those of a tensor."""
+    """View the bytes of a block as rows like those of a tensor."""
     return block.view(like.dtype).view(-1, *like.shape[1:])
 
 
@@ -242,11 +242,11 @@ def _rows_in(block: Tensor, like: Tensor) -> Tensor:
 
 @dataclass
 class Circle:
-    """Ranks that meet: `memories` are theirs in one order that is the same on all of them, mine at `index`."""
+    """A barrier and sums over some ranks. `memories`: of all ranks, in the same order on each; this rank is `index`."""
 
     memories: Sequence[SharedMemory]
     index: int
-    part: str  # of the words by which they meet, and of a slot for small tensors
+    part: str  # has the word of the barrier, and a slot for small tensors
     timeout_s: float
     _met: int = 0
     _words: list[memoryview] = field(default_factory=list)
@@ -254,23 +254,23 @@ class Circle:
     def __post_init__(self) -> None:
         self._words = [memory.words(self.part, 1) for memory in self.memories]
 
-    def meet(self, what: str) -> None:
-        """Return when all have come."""
-        self.await_all(self.come(), what)
+    def meet(self, action: str) -> None:
+        """Return when all ranks have arrived."""
+        self.await_all(self.come(), action)
 
     def come(self) -> int:
-        """Come to the next meeting and go on; its number."""
+        """Arrive at the next meeting without waiting. Return its number."""
         self._met += 1
         self._words[self.index][0] = self._met
         return self._met
 
-    def await_all(self, meeting: int, what: str) -> None:
-        """Return when all have come to a meeting, or to one behind it."""
+    def await_all(self, meeting: int, action: str) -> None:
+        """Return when all ranks have arrived at this meeting or a later one."""
         for words in self._words:
-            wait_until(lambda words=words: words[0] >= meeting, self.timeout_s, what)  # type: ignore[misc]
+            wait_until(lambda words=words: words[0] >= meeting, self.timeout_s, action)  # type: ignore[misc]
 
     def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
-        """Sum a small tensor over all, in their order, so that all have the same to the bit, or take the largest."""
+        """Sum a small tensor over all ranks in their order, so that results are bit-identical, or take the maximum."""
         assert tensor.nbytes <= SLOT_BYTES and tensor.is_contiguous(), (tensor.nbytes, tensor.stride())
         slots = [memory.tensor(self.part, tensor.numel(), tensor.dtype, LINE) for memory in self.memories]
         slots[self.index].copy_(tensor.view(-1))
@@ -280,24 +280,24 @@ class Circle:
         tensor.view(-1).copy_(total)
 
     def start_reduce(self, part: str, elements: int, dtype: torch.dtype, owned: Shares = ()) -> Summing:
-        """Say that this rank's tensor in this part of its memory is to be summed with those of the others.
+        """Announce that this rank's tensor in this part of its memory is ready to be summed with the others'.
 
-        `owned`: the shares of all ranks, where nobody needs those of others.
+        `owned`: the shares of all ranks, if each rank needs the sums of its own share alone.
         """
         return Summing(self, self.come(), [memory.tensor(part, elements, dtype) for memory in self.memories], owned)
 
     def sum_parts(self, of_each: Sequence[Tensor], owned: Shares) -> None:
-        """Sum tensors of all ranks, all there by now: each rank sums its share, then copies the others'."""
+        """Sum the tensors of all ranks: each rank sums its share, then copies the shares of the others."""
         mine = of_each[self.index]
         shares = owned or equal_shares(mine.numel(), len(self.memories))
         for share in shares[self.index]:
-            sum_parts([each[share] for each in of_each], mine[share])
+            sum_parts([tensor[share] for tensor in of_each], mine[share])
         self.meet("sums of gradients")
         if not owned:
             self._take(of_each, shares)
 
     def gather_parts(self, part: str, elements: int, dtype: torch.dtype, shares: Shares) -> None:
-        """Give each rank the other ranks' shares of a tensor that lies in this part of each memory."""
+        """All-gather the shares of a tensor that is in this part of each memory."""
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
         self.meet("weights")
         self._take(of_each, shares)
@@ -312,7 +312,7 @@ class Circle:
 
 @dataclass(frozen=True)
 class Summing:
-    """A sum of tensors `of_each` rank of a circle, which come to one of its meetings. A core that waits sums them."""
+    """A pending sum of the tensors `of_each` rank, which are ready at a meeting. `wait` computes the sum."""
 
     circle: Circle
     meeting: int

@@ -1,9 +1,9 @@
-"""The exchange of an expert group that lies on several nodes: over the network a token goes to a node once.
+"""The exchange of an expert group over several nodes: a token crosses the network to each node at most once.
 
-A rank sends one copy of a token to each node that has experts of it: to the rank of the same index there, its column.
-That rank forwards the copy inside its node to the ranks of the experts, a row for each expert. On the way back it adds
-the rows of a token that come from its node, and sends one sum. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024,
-section 3.2.2.
+A rank sends one copy of a token to each node that has chosen experts, to the rank with the same index on that node.
+These ranks form a column. The receiver forwards the copy inside its node to the ranks of the experts, a row for each
+expert. On the way back it adds the rows of a token from its node, and sends one sum. DeepSeek-AI, "DeepSeek-V3
+Technical Report", 2024, section 3.2.2.
 
 N nodes of M ranks · E experts of the layer · T tokens · S rows of a rank, one for each choice of a token, by expert
 P copies that a rank forwards · X rows that it forwards
@@ -38,57 +38,57 @@ from runtime.contract.names import ExchangeName
 
 
 def by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:
-    """The members of an expert group, ascending world ranks, on each of their nodes, of so many each."""
+    """Split the members of an expert group (ascending world ranks) by node, `on_node` ranks each."""
     return tuple(tuple(members[at : at + on_node]) for at in range(0, len(members), on_node))
 
 
 @dataclass(frozen=True)
 class NodeRoute(Route):
-    """Who sends how much to whom in one layer and micro-batch."""
+    """The numbers of rows and copies sent between ranks in one layer and micro-batch."""
 
     sent: tuple[int, ...]  # rows of this rank, to each node
-    received: RowLayout  # of its experts, and where they lie here
+    received: RowLayout  # rows of its experts
     copies_sent: tuple[int, ...]  # to each node
-    copies: tuple[int, ...]  # that came from each rank of the column, to be forwarded
-    rows: tuple[tuple[int, ...], ...]  # to be forwarded, [rank of the node][rank of the column that they come from]
+    copies: tuple[int, ...]  # received from each rank of the column, to be forwarded
+    rows: tuple[tuple[int, ...], ...]  # to be forwarded, [rank of the node][source rank of the column]
 
     @property
     def forwarded(self) -> int:
-        """X."""
+        """X: number of forwarded rows."""
         return sum(map(sum, self.rows))
 
 
 @dataclass
 class TwoHops:
-    """A tensor on its way: what is under way, and what starts the second hop from what the first one brings."""
+    """A tensor in flight: the first hop, and a function that starts the second hop with its result."""
 
     first: Pending
     then: Callable[[Tensor], Pending]
 
 
-Moved = tuple[TwoHops, Tensor]  # and what is to come
+Moved = tuple[TwoHops, Tensor]  # and the result
 
 
 @dataclass(frozen=True)
 class Hops:
-    """The swaps of a rank with its column and inside its node; None where it is alone there."""
+    """The swaps of a rank with its column and inside its node; None if it is alone there."""
 
     column: Swap | None
     node: Swap | None
 
-    def swap(self, at: Literal["column", "node"], name: ExchangeName, given: Rows, taken: Rows) -> Pending:
-        """Start to move rows."""
+    def swap(self, at: Literal["column", "node"], name: ExchangeName, outgoing: Rows, incoming: Rows) -> Pending:
+        """Start to exchange rows."""
         swap, works = getattr(self, at), list[Work]()
         if swap is None:
-            taken.fill(given)
+            incoming.fill(outgoing)
         else:
-            works = swap.start(name, given, taken)
-        return Pending(works, taken.tensor, keep=(given.tensor,))
+            works = swap.start(name, outgoing, incoming)
+        return Pending(works, incoming.tensor, keep=(outgoing.tensor,))
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a rank stands in its expert group: on which of `nodes` nodes. `tokens`: T, those of a micro-batch."""
+    """The position of a rank in its expert group: its `node` of `nodes`. `tokens`: T, tokens of a micro-batch."""
 
     size: int  # ranks of the group
     nodes: int
@@ -103,17 +103,17 @@ class NodePlace:
 
 @dataclass
 class Counts:
-    """The counts of a layer and micro-batch on their way, and the tables that are made of them."""
+    """The pending counts of a layer and micro-batch, and the tables computed from them."""
 
     name: ExchangeName
     hops: Hops
     place: NodePlace
     num_experts: int
     words: Pending
-    made: tuple[Tensor, ...] = ()  # of each local expert the rows, copies_S, forwards_2X with more columns behind
+    tables: tuple[Tensor, ...] = ()  # rows of each local expert, copies_S, forwards_2X with unused columns at the end
 
     def wait(self) -> Tensor:
-        """All numbers that the host must know, in one tensor, as `route` reads them."""
+        """Return all numbers that the host needs in one tensor, in the order in which `route` reads them."""
         place, words = self.place, self.words.wait()
         counts_NE, tokens_NS = words[:, 1 : 1 + self.num_experts], words[:, 1 + self.num_experts :]
         counts = counts_NE.unflatten(1, (place.nodes, place.on_node, -1))  # of each source: [node, rank, expert]
@@ -125,12 +125,12 @@ class Counts:
         forwards, forwarded = forwards_of(place, counts.sum(3), tokens_NS)
         theirs = pending.wait()
         counts_RE = theirs[:, 1:].unflatten(1, (place.nodes, -1)).transpose(0, 1).flatten(0, 1)
-        self.made = counts_RE.sum(0), copies_S, forwards
+        self.tables = counts_RE.sum(0), copies_S, forwards
         stamps = torch.cat([words[:, 0], theirs[:, 0]])
         return torch.cat([stamps, counts_RE.flatten(), *sent, *forwarded])
 
     def route(self, numbers: Sequence[int], alignment: int) -> NodeRoute:
-        """The route of `numbers`. ChannelError: members of the group are in different exchanges."""
+        """Build the route from `numbers`. ChannelError if members of the group are in different exchanges."""
         place, left = self.place, iter(numbers)
 
         def take(count: int) -> tuple[int, ...]:
@@ -146,26 +146,26 @@ class Counts:
 
 
 def copies_of(place: NodePlace, rows_N: Tensor, tokens_S: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """rows_N (to each node), tokens_S -> copies_S, and of each node the rows and the copies that are sent to it.
+    """rows_N (to each node), tokens_S -> copies_S, and for each node the number of rows and of copies sent to it.
 
-    Of the rows of a token on a node the first is copied; copies are in the order of nodes, then of tokens, and 0 fills
-    the rest.
+    The first row of a token on a node is copied. copies_S has the row of each copy, ordered by node, then by token, and
+    is filled with 0.
     """
     row_S = torch.arange(tokens_S.shape[0], device=tokens_S.device)
     node_S = torch.searchsorted(rows_N.cumsum(0), row_S, right=True)
     first = torch.full((place.nodes * place.tokens,), row_S.shape[0], device=row_S.device)
     first.scatter_reduce_(0, node_S * place.tokens + tokens_S, row_S, "amin")
     sent = first < row_S.shape[0]
-    at = torch.where(sent, sent.cumsum(0) - 1, row_S.shape[0])  # behind the end: not sent
+    at = torch.where(sent, sent.cumsum(0) - 1, row_S.shape[0])  # past the end: not sent
     copies_S = row_S.new_zeros(row_S.shape[0] + 1).scatter_(0, at, first)[:-1].clone()
     return copies_S, (rows_N, sent.view(place.nodes, -1).sum(1))
 
 
 def forwards_of(place: NodePlace, rows: Tensor, tokens_NS: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """rows (of each source of the column, [node, rank]), tokens_NS -> forwards_2X with more columns behind, and the
-    copies of each source and the rows [rank, source].
+    """rows (of each source of the column, [node, rank]), tokens_NS -> forwards_2X with unused columns at the end, and
+    the numbers of copies of each source and of rows [rank, source].
 
-    A source's copies are in the order of tokens, its rows in that of experts.
+    The copies of a source are in the order of tokens, its rows in the order of experts.
     """
     here_NM = rows[:, place.node]
     at_NS = torch.arange(tokens_NS.shape[1], device=rows.device) - rows[:, : place.node].sum((1, 2))[:, None]
@@ -187,10 +187,10 @@ def forwards_of(place: NodePlace, rows: Tensor, tokens_NS: Tensor) -> tuple[Tens
 
 @dataclass
 class NodeExchange:
-    """The exchanges of one expert group, each in two hops. The second one starts when the exchange is waited for.
+    """The exchanges of one expert group, each in two hops. `wait` starts the second hop.
 
-    Rows lie with their experts as those of `RankExchange`. Sums are over the experts of a node in their order, made in
-    FP32 if the rows are narrower, and rounded to the rows' dtype once.
+    The layout of rows at their experts is that of `RankExchange`. Sums are over the experts of a node in their order,
+    accumulated in FP32 if the rows are narrower, and rounded once to the dtype of the rows.
     """
 
     rows: Hops
@@ -200,7 +200,7 @@ class NodeExchange:
     alignment: int = 1
     sequence: int = 0
     pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
-    counted: dict[ExchangeName, Counts] = field(default_factory=dict)  # under way
+    counted: dict[ExchangeName, Counts] = field(default_factory=dict)  # pending
     hops: dict[str, tuple[TwoHops, ...]] = field(default_factory=dict)
 
     @property
@@ -209,41 +209,42 @@ class NodeExchange:
         return self.place.size
 
     def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
-        """Tell the column how many rows each expert gets, and of which token each row is. `more`: order_S."""
+        """Send the column the number of rows of each expert, and the token of each row. `more`: order_S."""
         (order_S,) = more
         num_experts, num_rows = counts_E.shape[0], order_S.shape[0]
         words = counts_E.new_empty(1 + num_experts + num_rows)
         words[0] = self.sequence << 32 | digest(name)
         words[1 : 1 + num_experts] = counts_E
         words[1 + num_experts :] = order_S // (num_rows // self.place.tokens)
-        given = words.expand(self.place.nodes, -1)
-        pending = self.counts.swap("column", name, _each(given), _each(torch.empty_like(given)))
+        words_N = words.expand(self.place.nodes, -1)
+        pending = self.counts.swap("column", name, _each(words_N), _each(torch.empty_like(words_N)))
         self.sequence += 1
         self.counted[name] = Counts(name, self.counts, self.place, num_experts, pending)
         self.pending[name] = (pending,)
 
     def wait_counts(self, name: ExchangeName) -> tuple[NodeRoute, Tensor, Tensor, Tensor]:
-        """The route, and offsets_L: where the rows of each local expert end among those received (int32).
+        """Return the route, offsets_L (int32: the end of each local expert's received rows), copies_S and forwards_2X.
 
-        copies_S: which row is that of each copy that is sent, the rest 0. forwards_2X: of each row that is forwarded,
-        rank of the node after rank, which copy it is, and where its gate weight is among those that came.
+        copies_S: the row of each sent copy, the rest 0. forwards_2X: for each forwarded row, ordered by destination
+        rank of the node, the index of its copy, and the index of its gate weight among those received.
         """
         del self.pending[name]
         counted = self.counted.pop(name)
         numbers = self.reads.read(counted)
         route = counted.route(numbers, self.alignment)
-        for table in counted.made:
-            if table.is_cuda:  # made on the stream of reads
+        for table in counted.tables:
+            if table.is_cuda:  # computed on the stream of reads
                 table.record_stream(torch.cuda.current_stream())
-        loads_L, copies_S, forwards = counted.made
+        loads_L, copies_S, forwards = counted.tables
         offsets_L = ends_of(loads_L, self.alignment).to(torch.int32)
         return route, offsets_L, copies_S, forwards[:, : route.forwarded].clone()
 
     # ---- rows
 
     def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
-        """Start moving the rows of each tensor; a tensor of one dimension has a value for each row, the rows of others
-        are alike for the experts of a token, or are to be added. The last two: copies_S and forwards_2X."""
+        """Start to move the rows of each tensor. The last two tensors are copies_S and forwards_2X. A tensor with one
+        dimension has a value for each row. Rows of other tensors are equal for all experts of a token (`forward`), or
+        are summed."""
         *moved, copies_S, forwards_2X = tensors
         assert isinstance(route, NodeRoute)
         copies = copies_S[: sum(route.copies_sent)]
@@ -254,7 +255,7 @@ class NodeExchange:
         self.pending[name] = tuple(Pending([], held) for held in (*results, *(hop.first.result for hop in hops)))
 
     def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:
-        """What came, and what was forwarded on the way, tensor after tensor."""
+        """Return the received tensors, then the tensors that were forwarded."""
         seconds = [hop.then(hop.first.wait()) for hop in self.hops.pop(name)]
         for second in seconds:
             second.wait()
@@ -264,11 +265,11 @@ class NodeExchange:
         self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor
     ) -> Moved:
         if tensor.dim() == 1:
-            given, counts, source = tensor, [sum(column) for column in zip(*route.rows, strict=True)], forwards[1]
-            first = self.rows.swap("column", name, Rows(given, route.sent), _room(tensor, counts))
+            outgoing, counts, source = tensor, [sum(column) for column in zip(*route.rows, strict=True)], forwards[1]
+            first = self.rows.swap("column", name, Rows(outgoing, route.sent), _room(tensor, counts))
         else:
-            given, source = _select(tensor, copies), forwards[0]
-            first = self.rows.swap("column", name, Rows(given, route.copies_sent), _room(tensor, route.copies))
+            outgoing, source = _select(tensor, copies), forwards[0]
+            first = self.rows.swap("column", name, Rows(outgoing, route.copies_sent), _room(tensor, route.copies))
         result = route.received.empty(tensor)
 
         def then(forwarded: Tensor) -> Pending:
@@ -294,7 +295,7 @@ class NodeExchange:
         return TwoHops(first, then), result
 
     def _with_experts(self, tensor: Tensor, route: NodeRoute) -> Rows:
-        """The rows that lie by expert, of which those of a column go through its rank of this node."""
+        """Describe rows in the order of experts. Rows of a column go through its rank on this node."""
         layout = route.received
         on_node = self.place.on_node
         columns = tuple(tuple(range(rank, self.size, on_node)) for rank in range(on_node))
@@ -304,8 +305,8 @@ class NodeExchange:
 
 @dataclass(frozen=True)
 class _PlacedSums:
-    """Sums that come, one for each copy that was sent. They go to the row that was copied; the token's other rows on
-    that node are zero, so that adding a token's rows adds its nodes."""
+    """Pending sums, one for each copy that was sent. A sum is stored in the row that was copied; the other rows of the
+    token on that node are zero, so that the sum of a token's rows is the sum over its nodes."""
 
     came: Pending
     copies: Tensor
@@ -318,7 +319,7 @@ class _PlacedSums:
 def exchange_of(
     rank: int, members: tuple[int, ...], on_node: int, links: Links, reads: HostReads, alignment: int, tokens: int
 ) -> NodeExchange:
-    """The exchange of a rank's expert group, that has so many ranks on each node; `tokens`: of a micro-batch."""
+    """Return the exchange of a rank's expert group with `on_node` ranks per node. `tokens`: of a micro-batch."""
     groups = by_node(members, on_node)
     node = next(index for index, group in enumerate(groups) if rank in group)
     column = tuple(group[groups[node].index(rank)] for group in groups)
@@ -331,7 +332,8 @@ def exchange_of(
 
 
 def sums_of(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:
-    """rows_XD, copy_X -> sums_PD of the rows of each copy, in their order: deterministic. A copy has a row at least."""
+    """rows_XD, copy_X -> sums_PD over the rows of each copy, in order: deterministic. Each copy has at least one
+    row."""
     if num_copies == 0:
         return rows_XD.new_empty(0, rows_XD.shape[1])
     rows_P = copy_X.new_zeros(num_copies).scatter_add_(0, copy_X, torch.ones_like(copy_X))
@@ -340,22 +342,22 @@ def sums_of(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:
 
 
 def _before(counts: Tensor) -> Tensor:
-    """The sum of all counts before each."""
+    """Return the exclusive cumulative sum of counts."""
     return counts.cumsum(0) - counts
 
 
 def _each(words: Tensor) -> Rows:
-    """A row for each member."""
+    """One row for each member."""
     return Rows(words, (1,) * words.shape[0])
 
 
 def _room(like: Tensor, counts: Sequence[int]) -> Rows:
-    """Rows as those of `like` that are yet to come, so many from each member."""
+    """Allocate rows like those of `like`, `counts` from each member."""
     return Rows(empty_rows(like, sum(counts)), tuple(counts))
 
 
 def _select(tensor: Tensor, index: Tensor) -> Tensor:
-    """Some rows of a tensor, which lie column by column if its rows do."""
+    """Select rows of a tensor. The result is column-major if the tensor is."""
     if tensor.dim() == 2 and tensor.shape[1] > 1 and tensor.stride(0) == 1:
         return raw(tensor).t().index_select(1, index).t().view(tensor.dtype)
     return raw(tensor).index_select(0, index).view(tensor.dtype)

@@ -1,9 +1,9 @@
-"""What a rank's channels are: pipeline messages, expert exchanges, sums. `connect` says what carries them.
+"""Interfaces of a rank's channels: pipeline messages, expert exchanges, sums. connect.py chooses their carriers.
 
-One channel per ordered pair of pipeline ranks that talk, so that in-order delivery per direction is all that is asked
-of it; two per expert group, one for rows and one for counts of rows, which so wait for no rows; one per set of holders.
-Every exchange of counts carries its place in the group's order, and messages carry their names where that costs
-nothing, or in a checked run: ends that disagree stop with an error instead of swapping data silently.
+There is one channel per ordered pair of pipeline ranks that communicate, so it only needs in-order delivery; two per
+expert group, for rows and for counts of rows, so that counts do not wait for rows; and one per set of holders. Every
+exchange of counts carries its number in the group, and messages carry their names if that is free, or in a checked run:
+ends that disagree stop with an error instead of swapping data silently.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from torch import Tensor
 
 from runtime.contract import Mesh, Opening
 
-# --- Where the rows of an exchange lie: member after member, or with the rank that receives them, expert after expert
+# --- Layouts of the rows of an exchange: member after member, or on the receiving rank expert after expert
 #
-# Of source 0 two rows for expert a and one for b, of source 1 one for a and two for b, padded to multiples of 4:
+# Source 0 sends two rows for expert a and one for b, source 1 one for a and two for b, padded to multiples of 4:
 #
 #     a0 a0 a1 ·  b0 b1 b1 ·
 #
-# So the rows of an expert are one piece of the tensor, which a product takes whole. Padding is rows of zeros. It is
-# made where it lies, and never sent.
+# So the rows of an expert are contiguous, as a matrix product needs them. Padding is rows of zeros, which the receiver
+# writes; it is never sent.
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The rows that an expert rank receives: expert after expert, of each expert source after source, then padding to a
-    multiple of `alignment` rows."""
+    """The layout of the rows that an expert rank receives: expert after expert, within an expert source after source,
+    then padding to a multiple of `alignment` rows."""
 
     counts: tuple[tuple[int, ...], ...]  # [source][local expert]
     alignment: int = 1
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Rows of each piece: of each expert, those of each source and those of padding."""
-        found: list[int] = []
+        """Rows of each piece: for each expert, the rows from each source, then the padding."""
+        pieces: list[int] = []
         for from_sources in zip(*self.counts, strict=True):
-            found += [*from_sources, -sum(from_sources) % self.alignment]
-        return found
+            pieces += [*from_sources, -sum(from_sources) % self.alignment]
+        return pieces
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where the rows of each expert end, behind their padding."""
+        """End of the rows of each expert, including padding."""
         return list(accumulate(self.sizes))[len(self.counts) :: len(self.counts) + 1]
 
     @property
     def num_rows(self) -> int:
-        """Rows of the tensor, R, padding among them."""
+        """R: rows of the tensor, including padding."""
         return self.ends[-1]
 
     @property
@@ -62,7 +62,7 @@ class RowLayout:
         return tuple(map(sum, self.counts))
 
     def empty(self, like: Tensor) -> Tensor:
-        """A tensor for rows as those of `like`. Padding is zero, the other rows are yet to come."""
+        """Allocate a tensor for rows like those of `like`. Padding is zero, other rows are uninitialised."""
         tensor = empty_rows(like, self.num_rows)
         padding = tensor.split(self.sizes)[len(self.counts) :: len(self.counts) + 1]
         torch._foreach_zero_([raw(rows) for rows in padding])
@@ -75,11 +75,11 @@ class Rows:
 
     tensor: Tensor
     counts: tuple[int, ...]  # of each member
-    layout: RowLayout | None = None  # None: they lie member after member
-    sources: tuple[tuple[int, ...], ...] = ()  # of a layout, that each member brings or takes; (): itself
+    layout: RowLayout | None = None  # None: rows are ordered member after member
+    sources: tuple[tuple[int, ...], ...] = ()  # by member, of a layout; (): itself
 
     def pieces(self) -> list[Sequence[Tensor]]:
-        """The rows of each member, as views."""
+        """Return the rows of each member, as views."""
         if self.layout is None:
             return [(rows,) for rows in self.tensor.split(self.counts)]
         pieces, step = self.tensor.split(self.layout.sizes), len(self.layout.counts) + 1
@@ -87,7 +87,7 @@ class Rows:
         return [[piece for source in each for piece in pieces[source::step]] for each in sources]
 
     def packed(self) -> Tensor:
-        """The rows in a contiguous tensor, member after member: moved, unless they lie so."""
+        """Return the rows in a contiguous tensor, member after member; copied only if the layout differs."""
         if self.layout is None:
             return self.tensor.contiguous()
         packed = self.tensor.new_empty(sum(self.counts), *self.tensor.shape[1:])
@@ -95,13 +95,13 @@ class Rows:
         return packed
 
     def room(self) -> Tensor:
-        """A contiguous tensor for the rows, member after member: this one, if they lie so here."""
+        """Return a contiguous buffer for the rows, member after member: this tensor, if it has that layout."""
         if self.layout is None and self.tensor.is_contiguous():
             return self.tensor
         return self.tensor.new_empty(sum(self.counts), *self.tensor.shape[1:])
 
     def fill(self, source: Rows) -> None:
-        """Copy the rows of `source`, of as many for each member, to their places."""
+        """Copy the rows of `source`, which has as many for each member, to their places."""
         to: list[Tensor] = []
         rows: list[Tensor] = []
         for mine, theirs in zip(self.pieces(), source.pieces(), strict=True):
@@ -111,31 +111,31 @@ class Rows:
 
 
 def copy_rows(to: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-    """Copy pieces of rows to their places, in this order. One side may be a single piece, where they lie together."""
+    """Copy pieces of rows to their places, in order. One side may be a single contiguous piece."""
     torch._foreach_copy_([*_cut_as(rows, to)], [*_cut_as(to, rows)])
 
 
 def _cut_as(others: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The pieces; if they are one, and others several, cut as those are."""
+    """Return the pieces. A single piece is split like the others."""
     if len(pieces) == len(others):
-        found = pieces
+        cut = pieces
     else:
-        found = pieces[0].split([len(each) for each in others]) if len(pieces) == 1 else pieces
-    return [raw(piece) for piece in found]
+        cut = pieces[0].split([len(other) for other in others]) if len(pieces) == 1 else pieces
+    return [raw(piece) for piece in cut]
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """A tensor that is moved and not computed with, as bytes where an element is one."""
+    """View a tensor for copying: as uint8 if its elements have one byte."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor that is moved and not computed with, as bytes where gloo does not know the dtype. Rows stay rows."""
+    """View a tensor for communication: as uint8 if gloo does not support the dtype. Rows stay rows."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else raw(tensor)
 
 
 def empty_rows(like: Tensor, num_rows: int) -> Tensor:
-    """A tensor of so many rows as those of `like`, that lies column by column if `like` does."""
+    """Allocate `num_rows` rows like those of `like`, column-major if `like` is."""
     if like.dim() == 2 and like.shape[1] > 1 and like.stride(0) == 1:
         return like.new_empty(like.shape[1], num_rows).t()
     return like.new_empty(num_rows, *like.shape[1:])
@@ -143,7 +143,7 @@ def empty_rows(like: Tensor, num_rows: int) -> Tensor:
 
 # --- transport
 
-Channel = tuple[str, tuple[int, ...]]  # kind, as of an Opening, and world ranks: ("edge", (source, destination))
+Channel = tuple[str, tuple[int, ...]]  # kind as in Opening, and world ranks: ("edge", (source, destination))
 Carrier = Literal["memory", "gloo", "nccl"]  # of the messages of a channel
 SwapKind = Literal["expert", "counts"]
 PartsKind = Literal["reduce", "tensor", "context", "choices"]
@@ -154,14 +154,14 @@ class ChannelError(RuntimeError):
 
 
 class Work(Protocol):
-    """Something in flight."""
+    """An operation in flight."""
 
     def wait(self) -> object: ...
 
 
 @dataclass
 class Pending:
-    """An operation in flight: what to wait for, what it gives, and what it must keep alive until then."""
+    """An operation in flight: the works to wait for, the result, and tensors to keep alive until then."""
 
     works: list[Work]
     result: Tensor
@@ -179,34 +179,34 @@ def digest(name: str) -> int:
 
 
 class Edge(Protocol):
-    """One direction between two pipeline ranks; in-order, so messages need no tags."""
+    """One direction between two pipeline ranks. Delivery is in order, so messages need no tags."""
 
     def send(self, name: str, tensor: Tensor) -> Pending: ...
 
     def post(self, name: str, buffer: Tensor) -> Pending:
-        """Post a receive; waiting for it fills `buffer`. ChannelError: another message came."""
+        """Post a receive; waiting for it fills `buffer`. ChannelError if another message arrives."""
         ...
 
 
 class Swap(Protocol):
-    """All-to-all of one expert group: what is given to each member, and the places of what is taken from each."""
+    """All-to-all of one expert group: rows sent to each member, and the places of rows received from each."""
 
-    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]: ...
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]: ...
 
 
-Shares = tuple[tuple[slice, ...], ...]  # parts of a flat tensor, without overlap: those of each of its holders
+Shares = tuple[tuple[slice, ...], ...]  # disjoint parts of a flat tensor, by holder
 
 
 def equal_shares(elements: int, members: int) -> Shares:
-    """Equal ranges of the elements, one for each member; the last may be shorter."""
+    """Split the elements into equal ranges, one per member; the last may be shorter."""
     extent = -(-elements // members)
     return tuple((slice(min(r * extent, elements), min((r + 1) * extent, elements)),) for r in range(members))
 
 
 def sum_in_order(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """The sum of tensors of one shape, two at least, from the first to the last: its bits depend on nothing else.
+    """Sum at least two tensors of one shape, from the first to the last, so that the result is deterministic.
 
-    `out`: where it is put; it may be one of the first two parts, and none of the others.
+    `out`: the output; it may be one of the first two parts, but none of the others.
     """
     total = torch.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
@@ -215,48 +215,49 @@ def sum_in_order(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
 
 
 def largest_of(parts: Sequence[Tensor]) -> Tensor:
-    """The largest of each of the numbers of tensors of one shape; NaN where one of them is."""
+    """Return the elementwise maximum of tensors of one shape; NaN if one of them is NaN."""
     return torch.stack([*parts]).amax(0)
 
 
 class Sums(Protocol):
-    """Collectives: over all ranks, and over the holders of a bucket. On CPUs sums are made in the order of ranks, so
-    they have the same bits whatever carries them."""
+    """Reductions over all ranks, and over the holders of a bucket. On CPUs sums are in the order of ranks, so results
+    are bit-identical for every carrier."""
 
     def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
-        """Sum a small tensor over the world, or take the largest of each of its numbers."""
+        """Sum a small tensor over the world, or with `largest` take the maximum of each element."""
         ...
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
-        """Begin to sum a flat tensor over its holders, which is not to be touched until that was waited for. With
-        `shares` each of them then has the sums of the parts that it owns, and nothing that is to be read in the others.
+        """Start to sum a flat tensor over its holders. Do not touch it until the work is done. With `shares` each
+        holder then has valid sums in the parts that it owns alone.
 
-        Never waits for another rank. The holders of several tensors start these in one order, and wait in one order.
+        Never waits for another rank. Holders of several tensors start the sums in the same order, and wait in the same
+        order.
         """
         ...
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        """Fill a flat tensor from the parts that its holders own, `shares` of each of them."""
+        """All-gather a flat tensor from the parts that its holders own (`shares`)."""
         ...
 
 
 class Parts(Protocol):
-    """Flat tensors of equal parts, one for each member of a channel. What is started runs while others compute."""
+    """Collectives on flat tensors with equal parts, one per member of a channel. They overlap with compute."""
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Work:
-        """Start to sum `flat` over the members. In the end this one has the sums of its part in its place of `room`,
-        which is as large; what is in the other places is not to be read. `room` may be `flat`, which else stays."""
+        """Start to reduce-scatter `flat`. This member's part of `room`, which is as large as `flat`, gets the sums; the
+        rest of `room` is undefined. `room` may be `flat`; otherwise `flat` does not change."""
         ...
 
     def gather(self, name: str, flat: Tensor) -> Work:
-        """Start to fill `flat` with the parts of all members; that of this one is in its place."""
+        """Start to all-gather `flat` in place: it has the part of this member."""
         ...
 
 
 @dataclass(frozen=True)
 class WantedChannels:
-    """The channels of a world, in the order in which they are opened, and the flat tensors that are summed and gathered
-    over holders. `parted`: the channels of flat tensors in equal parts, and the bytes of their largest part."""
+    """The channels of a world in the order of opening, and the flat tensors that are summed and gathered over holders.
+    `parted`: channels for flat tensors in equal parts, with the bytes of the largest part."""
 
     mesh: Mesh
     openings: tuple[Opening, ...]
@@ -264,38 +265,38 @@ class WantedChannels:
     parted: Mapping[Channel, int] = field(default_factory=dict)
 
     def channels(self, rank: int) -> list[Channel]:
-        """The channels that a rank is in, in the order in which it opens them."""
-        found = [(opening.kind, opening.channel_of(self.mesh, rank)) for opening in self.openings]
-        return [(kind, ranks) for kind, ranks in found if ranks is not None]
+        """Return the channels of a rank, in the order in which it opens them."""
+        pairs = [(opening.kind, opening.channel_of(self.mesh, rank)) for opening in self.openings]
+        return [(kind, ranks) for kind, ranks in pairs if ranks is not None]
 
     def of(self, rank: int, kind: str) -> list[tuple[int, ...]]:
-        """The channels of a kind that a rank is in."""
+        """Return the member ranks of the channels of a kind that a rank is in."""
         return [ranks for each, ranks in self.channels(rank) if each == kind]
 
 
 class Links(Protocol):
-    """A rank's channels, connected."""
+    """The open channels of a rank."""
 
     sums: Sums
-    carriers: Mapping[Channel, Carrier]  # of each channel of the rank
+    carriers: Mapping[Channel, Carrier]  # by channel of the rank
 
     def edge(self, source: int, destination: int) -> Edge: ...
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
-        """The swap of one expert group, for rows or for counts; None for a group of one."""
+        """Return the swap of one expert group, for rows or for counts; None for a group of one."""
         ...
 
     def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
-        """The channel of holders that divide what they hold, or of a tensor or context group."""
+        """Return the channel of holders that shard a bucket, or of a tensor or context group."""
         ...
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
-        """Memory for a flat tensor, if it must lie in a certain place; zeros."""
+        """Return zeroed memory for a flat tensor, if the transport needs it in a certain place; else None."""
         ...
 
 
 class Alone:
-    """The transport of a world of one rank, which has nobody to talk to."""
+    """The channels of a world with one rank: there are none."""
 
     class _SumsAlone:
         def all_reduce(self, tensor: Tensor, largest: bool = False) -> None: ...
@@ -321,17 +322,17 @@ class Alone:
         return None
 
 
-# --- Flat tensors of equal parts, one for each holder: sums of which each has its part, and what all put together
+# --- Reduce-scatter and all-gather of flat tensors with equal parts, one per holder
 #
-# Both run while others compute. Parts are summed in the order of the holders, as those of a whole bucket are, so that
-# all transports but NCCL give the same bits.
+# Both overlap with compute. Parts are summed in the order of the holders, as for a whole bucket, so that all transports
+# except NCCL give bit-identical results.
 
-BLOCK = 1 << 15  # elements of more than two tensors summed at a time, so that the sum stays in the cache
+BLOCK = 1 << 15  # elements summed at a time, of more than two tensors, so that the sum stays in the cache
 
 
 @dataclass(frozen=True)
 class Summed:
-    """What is in flight are the parts that holders have of this one's place; their sum goes to the part `out`."""
+    """A pending reduce-scatter: the holders' parts for this rank arrive in `parts`, and `out` gets their sum."""
 
     works: Sequence[Work]
     parts: Sequence[Tensor]  # in the order of the holders
@@ -345,7 +346,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class All:
-    """Several things in flight, as one."""
+    """Several operations in flight, as one."""
 
     works: Sequence[Work]
 
@@ -355,9 +356,9 @@ class All:
 
 
 def sum_parts(parts: Sequence[Tensor], out: Tensor) -> None:
-    """Sum flat tensors of one size, in their order. `out` may be one of them."""
+    """Sum flat tensors of one size, in order. `out` may be one of them."""
     size = BLOCK if len(parts) > 2 else max(1, out.numel())
-    is_read_late = any(out.data_ptr() == part.data_ptr() for part in parts[2:])  # after the first two were summed
+    is_read_late = any(out.data_ptr() == part.data_ptr() for part in parts[2:])  # after the first two are summed
     for at in range(0, out.numel(), size):
         block = slice(at, at + size)
         place = out[block]

@@ -1,12 +1,13 @@
 """Prepares the data of a run: `python -P -m runtime.data.__main__ DATA_DIR OUT [--cache DIR] [--resume]`.
 
-The first line of stdin is a DataRequest in JSON (runtime/contract/plan.py). Progress
-goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
-soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
-2 the data cannot be used · 75 the same, for a reason that may pass, such as a full disk. The request is the
-caller's to verify; no torch, which would take a second.
+The first line of stdin is a DataRequest in JSON (runtime/contract/plan.py), which the caller has verified. Progress
+goes to stderr after stdin has ended: until then the caller shows its own. Stdout gets an empty line as soon as the text
+is found, and at the end {"folder": folder of the corpus, "meta": its meta.json}. Exit codes: 0 prepared · 2 the data
+cannot be used · 75 the same, for a temporary reason such as a full disk. Importing torch would take a second, so this
+process does without.
 
-With --resume the data that the checkpoints beside OUT name is used without the text, if it is of the same data block.
+With --resume, data named by the checkpoints next to OUT is used without reading the text, if its data block is the
+same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from runtime.data.prepare import PHASES
 from runtime.system.outcome import printable, refusal_code
 
 MAX_MANIFEST_BYTES = 256 << 20
-CLEAR = "\r\x1b[K"  # of a terminal's line
+CLEAR = "\r\x1b[K"  # clears the line of a terminal
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say: Callable[[str], None]) -> Path:
-    """The prepared corpus of a request, made in this process unless it is there already. `resume`: as --resume."""
+    """Return the folder of the prepared corpus, preparing it in this process if needed. `resume`: as --resume."""
     resumed = data_of_checkpoints(out.parent / "checkpoints") if resume else ()
     said: set[str] = set()
 
@@ -73,11 +74,11 @@ def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say:
 
 
 def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
-    """The sha256 of the data that the manifests of checkpoints name, the newest first.
+    """Return the sha256 of the data that the manifests of checkpoints name, newest first.
 
-    They only say which data to look for: who goes on from a checkpoint verifies it, and what it was trained on.
+    They are only candidates: the resuming run verifies the checkpoint and its data.
     """
-    found: dict[str, int] = {}
+    serials: dict[str, int] = {}
     for path in folder.glob("[!.]*/manifest.json"):
         try:
             with open_regular(path) as stream:
@@ -86,19 +87,19 @@ def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
         except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         if isinstance(name, str) and isinstance(serial, int):
-            found[name] = max(serial, found.get(name, serial))
-    return tuple(sorted(found, key=lambda name: -found[name]))
+            serials[name] = max(serial, serials.get(name, serial))
+    return tuple(sorted(serials, key=lambda name: -serials[name]))
 
 
 class Notes:
-    """What is said of the preparation: a line a phase, and on a terminal the percentage while it runs."""
+    """Messages about the preparation: a line per phase, and on a terminal the percentage while it runs."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._last = 0.0
         self._is_found = False
         self._notes: set[str] = set()
-        self._held: list[str] = []  # lines of what has happened before anything may be said
+        self._held: list[str] = []  # lines that wait until this process may write
 
     def progress(self, phase: str, done: int, total: int) -> None:
         if done >= total:
@@ -115,7 +116,7 @@ class Notes:
             self._show(f"{CLEAR}data: {PHASES[phase]} {100 * done // max(total, 1)}%")
 
     def note(self, text: str) -> None:
-        """Something beside the phases, said once however often it is given."""
+        """Show a note that belongs to no phase. Repeated notes are shown once."""
         if text not in self._notes:
             self._notes.add(text)
             self._held.append(printable(text))
@@ -123,7 +124,7 @@ class Notes:
             self.rest()
 
     def found(self) -> None:
-        """The text is found, or not needed: for the launcher, once."""
+        """Tell the launcher, once, that the text is found or not needed."""
         if not self._is_found:
             self._is_found = True
             print(flush=True)
@@ -132,7 +133,7 @@ class Notes:
         return bool(select.select([0], [], [], 0)[0])
 
     def rest(self) -> None:
-        """What has not been said, when it may be."""
+        """Wait until this process may write, then show the waiting lines."""
         select.select([0], [], [])
         for line in self._held:
             self._show(f"{CLEAR if self._live else ''}data: {line}\n")
@@ -142,7 +143,7 @@ class Notes:
         self._show(f"{CLEAR if self._live else ''}{text}\n")
 
     def _show(self, text: str) -> None:
-        with suppress(OSError):  # nobody reads: the data is wanted all the same
+        with suppress(OSError):  # stderr is closed: prepare the data anyway
             print(text, end="", file=sys.stderr, flush=True)
 
 

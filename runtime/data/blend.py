@@ -1,10 +1,10 @@
 """The order in which samples of several sources are drawn. Sample i is a pure function of (names, weights, seed, i).
 
-Of n samples a source of share w has floor(w·n) or ceil(w·n), after each n: the chairman assignment (Tijdeman, Discrete
-Mathematics 32, 1980). With whole weights that sum to D, the (m+1)-th sample of a source of weight a has its place
-between floor(m·D/a) and ceil((m+1)·D/a) - 1, counted from 0. Of the sources whose next sample may come, the one goes
-that must come first (Steiner and Yeomans, Management Science 39, 1993). After D samples each source has had its weight,
-and the places repeat.
+After any n samples, a source of share w has given floor(w·n) or ceil(w·n): the chairman assignment (Tijdeman, Discrete
+Mathematics 32, 1980). With integer weights that sum to D, the (m+1)-th sample of a source of weight a is at a place
+between floor(m·D/a) and ceil((m+1)·D/a) - 1, counted from 0. Among the sources whose next sample is allowed, the one
+with the earliest deadline is drawn (Steiner and Yeomans, Management Science 39, 1993). After D samples each source has
+given its weight, and the places repeat.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _WALKS = Lock()
 
 
 def seed_of(seed: int, source: str) -> int:
-    """The seed of the order of a source, by the seed of the run. Sources of equal length have different orders."""
+    """Derive the seed of a source's order from the seed of the run. Sources of equal length get different orders."""
     return int.from_bytes(hashlib.blake2b(f"{seed}\0{source}".encode(), digest_size=6).digest(), "big")
 
 
 @dataclass(frozen=True)
 class SourceShare:
-    """A source of a blend. `order`: that of its samples, of which `first` is the first that is drawn; `cuts`: what was
-    drawn of that one's epoch before, under earlier orders."""
+    """A source of a blend. `order`: the order of its samples. `first`: index of the first sample drawn. `cuts`: what
+    was drawn earlier in the epoch of that sample, under other orders."""
 
     name: str
     weight: int
@@ -44,11 +44,11 @@ class SourceShare:
     cuts: tuple[EpochCut, ...] = ()
 
     def index(self, number: int) -> int:
-        """The index in its order of the sample that this source gives after `number` others."""
+        """Return the index, in the order of this source, of the sample that it gives after `number` others."""
         if not self.cuts:
             return self.first + number
         end = (self.cuts[0].epoch + 1) * self.order.windows
-        with _WALKS:  # samples are read by another thread than the one that counts epochs
+        with _WALKS:  # one thread reads samples, another counts epochs
             drawn = _walk(self.order, self.first, self.cuts)
             while len(drawn) <= number and not (drawn and drawn[-1] >= end):
                 index = drawn[-1] + 1 if drawn else self.first
@@ -60,7 +60,7 @@ class SourceShare:
 
 @lru_cache(maxsize=64)
 def _walk(order: Order, first: int, cuts: tuple[EpochCut, ...]) -> list[int]:
-    """The samples that were found not to be left out, to be continued."""
+    """Cache of the samples that are not left out, in order. The caller extends it."""
     return []
 
 
@@ -68,7 +68,8 @@ def _walk(order: Order, first: int, cuts: tuple[EpochCut, ...]) -> list[int]:
 class Blend:
     """The order of samples of several sources. Sample `first` of the run is the first that these shares give.
 
-    Of a phase that another follows, `samples` is how many it draws; `phase` is its number, 0 in a run without phases.
+    `samples`: number of samples of a phase that another follows, else None. `phase`: number of the phase, 0 in a run
+    without phases.
     """
 
     shares: tuple[SourceShare, ...]
@@ -77,7 +78,7 @@ class Blend:
     phase: int = 0
 
     def place(self, index: int) -> tuple[int, int]:
-        """The number of the source that a sample is of, and the sample's index in that source's order."""
+        """Return the number of a sample's source, and the sample's index in the order of that source."""
         period, at = divmod(index - self.first, self._period)
         assert period >= 0, f"sample {index} was drawn before sample {self.first}, by other shares"
         sources, before = _places(self.weights)
@@ -86,30 +87,34 @@ class Blend:
         return number, share.index(period * share.weight + int(before[at]))
 
     def counts(self, index: int) -> tuple[int, ...]:
-        """How many samples each source has given before a sample of the run, of those that these shares give."""
+        """Return how many samples each source has given with these shares before a sample of the run."""
         period, at = divmod(index - self.first, self._period)
         rest = np.bincount(_places(self.weights)[0][:at], minlength=len(self.shares)).tolist()
         return tuple(period * share.weight + more for share, more in zip(self.shares, rest, strict=True))
 
     def nexts(self, index: int) -> dict[str, int]:
-        """By source, the index in its order of the sample that it gives next, where a sample of the run is next."""
+        """Return source → index of its next sample, if sample `index` of the run is next."""
         return {s.name: s.index(count) for s, count in zip(self.shares, self.counts(index), strict=True)}
 
     def epochs(self, index: int) -> dict[str, float]:
-        """By source, how often its text was read, where a sample of the run is next."""
+        """Return source → how often its text was read, if sample `index` of the run is next."""
         windows = {share.name: share.order.windows for share in self.shares}
         return {name: following / windows[name] for name, following in self.nexts(index).items()}
 
-    def goes_on_in(self, other: Blend) -> bool:
-        """Whether a blend as a build has it, whose sources are at their beginnings, is this one."""
-        return (self.weights, self.samples, self.phase) == (other.weights, other.samples, other.phase) and all(
+    def goes_on_in(self, planned: Blend) -> bool:
+        """Whether this blend equals that of a build, whose sources are at their beginnings."""
+        return (self.weights, self.samples, self.phase) == (
+            planned.weights,
+            planned.samples,
+            planned.phase,
+        ) and all(
             (mine.name, mine.order.whole) == (its.name, its.order.whole)
-            for mine, its in zip(self.shares, other.shares, strict=True)
+            for mine, its in zip(self.shares, planned.shares, strict=True)
         )
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Those of the shares."""
+        """Weights of the shares."""
         return tuple(share.weight for share in self.shares)
 
     @property
@@ -117,7 +122,7 @@ class Blend:
         return sum(self.weights)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as a checkpoint has them."""
+        """Return the fields for a checkpoint."""
         shares = [
             vars(share) | {"order": share.order.to_json(), "cuts": [cut.to_json() for cut in share.cuts]}
             for share in self.shares
@@ -130,7 +135,7 @@ Numbers = npt.NDArray[np.int32]
 
 @lru_cache(maxsize=8)
 def _places(weights: tuple[int, ...]) -> tuple[Numbers, Numbers]:
-    """The source of each sample of a period, and how many samples that source has had before."""
+    """Return the source of each sample of a period, and how many samples that source has given before."""
     assert 0 < sum(weights) <= MAX_PERIOD and min(weights) >= 0, weights
     sources = np.fromiter(_sources(weights), np.int32)
     before = np.empty_like(sources)
@@ -140,25 +145,26 @@ def _places(weights: tuple[int, ...]) -> tuple[Numbers, Numbers]:
 
 
 def _sources(weights: Sequence[int]) -> Iterator[int]:
-    """The sources of a period: of those whose next sample may come, the one whose sample must come first."""
+    """Yield the source of each place of a period: among the allowed ones, that with the earliest deadline."""
     period = sum(weights)
-    waiting = [(0, number) for number, weight in enumerate(weights) if weight]  # first place of the next sample, source
-    ready: list[tuple[int, int]] = []  # last place of it, source
-    given = [0] * len(weights)
+    # (First allowed place of the next sample, source).
+    waiting = [(0, number) for number, weight in enumerate(weights) if weight]
+    ready: list[tuple[int, int]] = []  # (last allowed place, source)
+    num_given = [0] * len(weights)
     for place in range(period):
         while waiting and waiting[0][0] <= place:
             _, number = heappop(waiting)
-            heappush(ready, (-(-(given[number] + 1) * period // weights[number]) - 1, number))
+            heappush(ready, (-(-(num_given[number] + 1) * period // weights[number]) - 1, number))
         last, number = heappop(ready)
-        assert last >= place, "each sample has a place between its first and its last"
-        given[number] += 1
-        heappush(waiting, (given[number] * period // weights[number], number))
+        assert last >= place, "each sample has a place between its first and its last allowed one"
+        num_given[number] += 1
+        heappush(waiting, (num_given[number] * period // weights[number], number))
         yield number
 
 
 def in_phase(share: SourceShare, begin: int, samples: int | None) -> SourceShare:
-    """The share of a phase, which reads whole pieces from token `begin` of the source's count on: as many as hold its
-    samples, or all there are."""
+    """Return the share of a phase. It reads whole pieces from token `begin` on, counted over all epochs of the source:
+    as many as its samples need, or all if `samples` is None."""
     order, piece = share.order, share.order.piece
     end = None if samples is None else begin + -(-samples * order.sequence // piece) * piece
     return replace(share, order=replace(order, first=begin, end=end), first=begin // order.sequence)

@@ -1,8 +1,8 @@
-"""The prepared folder of a run: of one source as it is (runtime/data/prepare.py), or of several in one folder.
+"""The prepared folder of a run: of one source (runtime/data/prepare.py), or of several sources in one folder.
 
-Each source of a blend is prepared by itself, in the tokens of one tokenizer, and divided by itself. So a cache has it
-for every blend that it is in, whatever the weights. The folder of the blend is hard links to the files of all, under
-the names of their sources: `web.train.bin`.
+Each source of a blend is encoded (with the same tokenizer) and split separately, so a cache can share it between blends
+with any weights. The folder of the blend has hard links to the files of all sources, under the names of the sources:
+`web.train.bin`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.data.prepare import FORMAT, Guard, PreparationTask, Prepared, Say
 from runtime.data.token_files import TokenTask
 from runtime.data.tokenizer_files import TOKENIZER
 
-OF_A_SOURCE = ("train.bin", "train.idx", "validation.bin", "validation.idx", FILE)  # files of which each has one
+OF_A_SOURCE = ("train.bin", "train.idx", "validation.bin", "validation.idx", FILE)  # files that each source has
 
 
 def prepare_data(
@@ -39,17 +39,17 @@ def prepare_data(
     cache: Path | None = None,
     resumed: Sequence[str] = (),
 ) -> Prepared:
-    """Return the prepared corpus of a request, of one source or several. Arguments and errors: those of `prepare`."""
+    """Return the prepared corpus of a request, with one source or several. Arguments and errors as of `prepare`."""
     if not request.data.sources:
         return prepare.prepare(request, spec_folder, out, progress, say, cache=cache, resumed=resumed)
     asked = prepare.asked_for(request)
     out.mkdir(parents=True, exist_ok=True)
     cache = prepare.usable(cache, say)
     with store.run_lock(out, say):
-        found, damaged = prepare.of_checkpoints(out, asked, resumed, cache)
-        if found is not None:
+        prepared, damaged = prepare.of_checkpoints(out, asked, resumed, cache)
+        if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
-            return found
+            return prepared
         try:
             tasks = {name: prepare.task_of(one, spec_folder, progress) for name, one in _requests(request)}
         except (DataError, OSError) as error:
@@ -70,7 +70,7 @@ def prepare_data(
 def prepare_shared(
     request: DataRequest, spec_folder: Path, cache: Path, progress: Progress, say: Say, jobs: int
 ) -> Prepared:
-    """The prepared corpus of a request in the cache, where runs find it; `jobs` processes encode. Errors: those of
+    """Prepare the corpus of a request in the cache, where runs find it, with `jobs` processes. Errors as of
     `prepare`."""
     cache.mkdir(parents=True, exist_ok=True)
     purpose = f"{cache}"
@@ -83,13 +83,13 @@ def prepare_shared(
     return BlendRequest(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
 
 
-# Makes the folder of a source: its name, what it is made from, and what meta.json says of who asked.
+# Prepares the folder of a source: (name, task, what meta.json records about the request).
 Part = Callable[[str, PreparationTask | TokenTask, dict[str, Any]], Prepared]
 
 
 @dataclass(frozen=True)
 class BlendRequest:
-    """What the folder of several sources is made from. `tasks`: of each source, before the tokenizer is trained."""
+    """The work for a folder of several sources. `tasks`: of each source, before the tokenizer is trained."""
 
     request: DataRequest
     spec_folder: Path
@@ -112,7 +112,7 @@ class BlendRequest:
         }
 
     def shared(self, cache: Path, purpose: str) -> Prepared:
-        """The folder in the cache, made there of those of its sources, unless it is there already."""
+        """Return the folder of the blend in the cache, built from the folders of its sources if it does not exist."""
         with store.shared_lock(cache, self.key, purpose, self.say):
             if (meta := store.verified(cache / self.key)) is not None:
                 return Prepared(cache / self.key, meta, reused=True)
@@ -120,8 +120,8 @@ class BlendRequest:
             return self.made(cache, part, prepare.guard_of(cache, purpose, self.say))
 
     def made(self, where: Path, part: Part, guard: Guard) -> Prepared:
-        """Make the folder in `where`; `part` gives that of a source. Under the lock of `key`, or of a run; `guard`: of
-        the locks of others."""
+        """Build the folder of the blend in `where`. The caller holds the lock of `key`, or of a run. `part`: prepares
+        the folder of a source. `guard`: takes further locks."""
         with store.journal(where, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as aside:
             tokenizer = self.request.data.tokenizer
             if isinstance(tokenizer, TrainedTokenizer):
@@ -130,7 +130,7 @@ class BlendRequest:
             parts = {}
             for name, one in _requests(self.request, tokenizer):
                 task = self.tasks[name]
-                if isinstance(task, PreparationTask):  # of text: with the tokenizer that is known now
+                if isinstance(task, PreparationTask):  # text is encoded with the tokenizer that is known now
                     task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
                 parts[name] = part(name, self._passed(name, task, where, guard), prepare.about_of(one, task))
             meta = store.publish(where, self.key, lambda at: _put_together(parts, at) | self.about)
@@ -139,18 +139,18 @@ class BlendRequest:
     def _passed(
         self, name: str, task: PreparationTask | TokenTask, where: Path, guard: Guard
     ) -> PreparationTask | TokenTask:
-        """The task of a source, of what passes its filters."""
+        """Return the task of a source, restricted to the documents that pass its filters."""
         return task.passed(where, guard, lambda text: self.say(f"{name}: {text}"))
 
     def _trained(
         self, tasks: Collection[PreparationTask | TokenTask], vocab: int, folder: Path, journal: Journal
     ) -> str:
-        """The file of a tokenizer that is trained on the training documents of all sources, whatever their weights."""
+        """Train a tokenizer on the training documents of all sources, regardless of weights. Return its path."""
         texts = [task for task in tasks if isinstance(task, PreparationTask)]
-        assert len(texts) == len(tasks), "token ids were refused: they are of no tokenizer that is trained here"
+        assert len(texts) == len(tasks), "sources of token ids cannot train a tokenizer, and were refused before"
         files = tuple(file for task in texts for file in task.files)
         seed = max(task.divided.seed for task in texts)
-        limit = max(task.divided.limit for task in texts)  # what any source holds out
+        limit = max(task.divided.limit for task in texts)  # held out if any source holds it out
         special = next((task.special for task in texts if task.special), ())
         text = encode.tokenizer_of(files, TextSplit(seed, limit), vocab, seed, self.progress, journal, special)
         write_synced(folder / TOKENIZER, text)
@@ -159,7 +159,7 @@ class BlendRequest:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """A folder for the parts of a blend, which goes with them. What a kill leaves of it goes with the next lock."""
+    """Create a temporary folder for the parts of a blend. The next lock removes what a killed process left."""
     folder = out / f"{store.BUILDING}sources"
     folder.mkdir()
     try:
@@ -169,7 +169,7 @@ def _aside(out: Path) -> Iterator[Path]:
 
 
 def _requests(request: DataRequest, tokenizer: str | None = None) -> Iterator[tuple[str, DataRequest]]:
-    """What preparing each source by itself takes."""
+    """Yield the name of each source and a request for it alone."""
     data = request.data
     for each in data.sources:
         one = replace(data, source=each.files, sources=(), tokenizer=tokenizer or data.tokenizer, fim=each.fim)
@@ -182,7 +182,7 @@ def _folder(folder: Path) -> Path:
 
 
 def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]:
-    """Link the files of all sources into a folder; what meta.json says of them."""
+    """Link the files of all sources into a folder. Return their entries for meta.json."""
     files: dict[str, Any] = {}
     for name, part in parts.items():
         for file, fingerprint in part.meta["files"].items():
@@ -207,9 +207,9 @@ def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]
 
 
 def _by_source(name: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What parts say of their only source, by the name that it has in the blend."""
-    found = {source: part[name][""] for source, part in parts.items() if name in part}
-    return {name: found} if found else {}
+    """Return the entry `name` of the parts by source, for those that have it."""
+    entries = {source: part[name][""] for source, part in parts.items() if name in part}
+    return {name: entries} if entries else {}
 
 
 def _sums(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

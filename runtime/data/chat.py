@@ -1,4 +1,4 @@
-"""Conversations for supervised fine-tuning: rows of `.jsonl` files, and their tokens with what the loss is on.
+"""Conversations for supervised fine-tuning: rows of `.jsonl` files, and their tokens with a loss mask.
 
 A row is an object as TRL reads it: `messages`, or `prompt` and `completion`, which are texts or lists of messages; and
 `tools`. A message has a `role`, and what its template reads: `content`, `tool_calls`.
@@ -8,8 +8,8 @@ The loss is on every token that holds a character of the assistant's text: of wh
 character of a span, or the number of the prompt's tokens. That is the same except where they fail: spans that are
 empty, begin or end without a token, or end within a character; prompts whose tokens change in front of a completion.
 
-A token that the loss is not on is written as its complement, ~id, which is below 0. Its target counts nowhere, and what
-reads it as an input has id = ~(~id).
+A token without loss is stored as its complement ~id, which is below 0. It is not counted as a target; as an input it is
+read as ~(~id) = id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runtime.data.readers import LINE_SUFFIXES, SourceFile, json_lines
 if TYPE_CHECKING:
     from runtime.data.chat_template import Template
 
-FORMAT = 2  # of the tokens that rows become
+FORMAT = 2  # version of the encoding of rows
 SUFFIXES = LINE_SUFFIXES
 MAX_TEMPLATE_BYTES = 1 << 20
 UNMARKED = "the chat template does not mark what the assistant says, so a row of `messages` has no loss"
@@ -42,13 +42,13 @@ PUT_IT = f"put {tokenizer_files.TEMPLATE} beside the tokenizer.json"
 NAME_IT = f"write `template`, or {PUT_IT}"
 
 
-# ---------------------------------------------------------------- what a tokenizer's folder says
+# ---------------------------------------------------------------- settings from the tokenizer's folder
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The chat template of a run, where it is from, and the special tokens by their names. `prompts`: where these are
-    in rows (runtime/data/prompts.py); None: rows are conversations."""
+    """The chat template of a run, its path, and the special tokens by name. `prompts`: how to read prompts from rows
+    (runtime/data/prompts.py); None if rows are conversations."""
 
     template: str | None
     path: str | None
@@ -57,7 +57,7 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """sha256 of what decides the tokens of rows."""
+        """sha256 of the settings that determine the tokens of rows."""
         parts = [self.template, dict(self.tokens), *([asdict(self.prompts)] if self.prompts else [])]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -66,9 +66,9 @@ class Settings:
 
 
 def read_settings(data: ChatRecipe | PromptsRecipe, tokenizer_path: Path, folder: Path) -> Settings:
-    """The template that a spec in `folder` names, or that of the tokenizer's folder, and its special tokens.
+    """Read the template that a spec in `folder` names, or else that of the tokenizer's folder, and the special tokens.
 
-    Raises DataError where a file is named or there, and cannot be used.
+    Raises DataError if a file cannot be used.
     """
     prompts = data if isinstance(data, PromptsRecipe) else None
     named = data.template if isinstance(data, ChatRecipe) else None
@@ -79,7 +79,7 @@ def read_settings(data: ChatRecipe | PromptsRecipe, tokenizer_path: Path, folder
         path = folder / named if named is not None else beside
         return Settings(tokenizer_files.read_text(path, MAX_TEMPLATE_BYTES), str(path), tokens, prompts)
     template = tokenizer_files.config(tokenizer_path).get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several named templates
         by_name = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = by_name.get("default")
     if template is not None and not isinstance(template, str):
@@ -91,7 +91,7 @@ def read_settings(data: ChatRecipe | PromptsRecipe, tokenizer_path: Path, folder
 
 
 def rows(file: SourceFile) -> Iterator[str]:
-    """The rows of a file, each as its line. Raises DataError with file and line for what is none."""
+    """Yield the rows of a file, each as its line. Raises DataError with file and line for an invalid row."""
     for place, line, row in json_lines(file.path):
         try:
             text = line.decode("utf-8-sig")
@@ -103,13 +103,13 @@ def rows(file: SourceFile) -> Iterator[str]:
 
 
 def place_of(file: SourceFile, text: str) -> str:
-    """`file:line` of a row."""
+    """Return `file:line` of a row."""
     content = text.encode()
     return next(place for place, line, _ in json_lines(file.path) if line.endswith(content))
 
 
 def row_fault(row: object) -> str:
-    """Why a value is no row, or ""."""
+    """Return why a value is no row, or ""."""
     if not isinstance(row, dict):
         return 'expected an object with "messages", or with "prompt" and "completion"'
     if "messages" in row:
@@ -128,17 +128,17 @@ def row_fault(row: object) -> str:
     return fault or more_fault(row)
 
 
-def messages_fault(name: str, found: object) -> str:
-    """Why a value under a name is no list of messages, or ""."""
-    if not isinstance(found, list) or not found:
+def messages_fault(name: str, value: object) -> str:
+    """Return why the value under a name is no list of messages, or ""."""
+    if not isinstance(value, list) or not value:
         return f'"{name}" is not a list of messages'
-    if all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in found):
+    if all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in value):
         return ""
     return f'a message of "{name}" is no object with a string under "role"'
 
 
 def more_fault(row: Mapping[str, Any]) -> str:
-    """Why a row's `chat_template_kwargs` or `tools` cannot be given to a template, or ""."""
+    """Return why a row's `chat_template_kwargs` or `tools` cannot be passed to a template, or ""."""
     if not isinstance(row.get("chat_template_kwargs") or {}, dict):
         return '"chat_template_kwargs" is not an object'
     try:
@@ -150,9 +150,9 @@ def more_fault(row: Mapping[str, Any]) -> str:
     return '"tools" is not a list of objects'
 
 
-def _tools(found: object) -> Any:
-    """Tools of a row, which may be JSON in a text."""
-    return (json.loads(found) if isinstance(found, str) else found) or None
+def _tools(value: object) -> Any:
+    """Return the tools of a row, which may be JSON in a string."""
+    return (json.loads(value) if isinstance(value, str) else value) or None
 
 
 # ---------------------------------------------------------------- tokens
@@ -160,10 +160,10 @@ def _tools(found: object) -> Any:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A row as tokens, ~id where the loss is not on one.
+    """The tokens of a row, ~id for tokens without loss.
 
-    `aligned`: the tokens in front of the loss are those of the prompt alone. `started`: the row begins with the tokens
-    that the tokenizer puts in front of texts.
+    `aligned`: the tokens before the loss equal those of the prompt alone. `started`: the row starts with the tokens
+    that the tokenizer puts before texts.
     """
 
     ids: list[int]
@@ -172,13 +172,13 @@ class Encoded:
 
 
 class RowEncoder:
-    """Tokens of rows. Raises DataError where the settings have a template that is none."""
+    """Encodes rows. Raises DataError if the template of the settings is invalid."""
 
     without_template = f"{NO_TEMPLATE}: {NAME_IT}"
 
     def __init__(self, bpe: Tokenizer, settings: Mapping[str, Any]) -> None:
         self._bpe, self._path = bpe, settings["path"]
-        from runtime.data.chat_template import Template  # with jinja2, which only the process that encodes waits for
+        from runtime.data.chat_template import Template  # imports jinja2, which only the encoding process needs
 
         tokenizer.parse_special(bpe)  # a template writes special tokens as text
         self._tokens: Mapping[str, str] = settings["tokens"]
@@ -188,15 +188,15 @@ class RowEncoder:
         assert end is not None, "an id of the vocabulary"
         self._end, self._end_id = end, tokenizer.end_id(bpe, end)
         self._start = tokenizer.in_front(bpe)
-        bpe.post_processor = None  # it would cut spaces from the offsets, and adds tokens that are in no text
+        bpe.post_processor = None  # it would trim spaces from the offsets, and add tokens that are not in the text
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Tokens of each row."""
+        """Return the tokens of each row."""
         return [self._or_end(self._encoded(json.loads(text))) for text in texts]
 
-    def _or_end(self, found: Encoded) -> Encoded:
-        """A row as it is, or one without a token as the end token without loss: it is left out and counted so."""
-        return found if found.ids else replace(found, ids=[~self._end_id])
+    def _or_end(self, row: Encoded) -> Encoded:
+        """Return a row, or the end token without loss if the row is empty, so that it is counted and left out."""
+        return row if row.ids else replace(row, ids=[~self._end_id])
 
     def _encoded(self, row: Mapping[str, Any]) -> Encoded:
         if "messages" in row:
@@ -206,25 +206,25 @@ class RowEncoder:
         return self._answered(row)
 
     def _completed(self, prompt: str, completion: str) -> Encoded:
-        """Tokens of two texts, with the end token behind them. The loss is on the completion."""
+        """Encode two texts and an end token. The loss is on the completion."""
         completion += "" if completion.endswith(self._end) else self._end
-        found = self._encode(prompt + completion)
-        ids = _with_loss(found, [(len(prompt), len(prompt + completion))])
+        encoding = self._encode(prompt + completion)
+        ids = _with_loss(encoding, [(len(prompt), len(prompt + completion))])
         return Encoded(self._begun(ids), _is_aligned(ids, self._encode(prompt).ids))
 
     def _answered(self, row: Mapping[str, Any]) -> Encoded:
-        """Tokens of a prompt and a completion of messages. The loss is on all from the completion on."""
+        """Encode a prompt and a completion that are messages. The loss is on everything from the completion on."""
         whole = [*row["prompt"], *row["completion"]]
         prompt, text = self._rendered(row["prompt"], row, prompt=True), self._rendered(whole, row, prompt=False)
         first = len(prompt) if text.startswith(prompt) else self._first_of_answer(row, text)
-        found = self._encode(text)
-        ids = _with_loss(found, [(first, len(text))])
-        return Encoded(ids, _is_aligned(ids, self._encode(prompt).ids), self._is_begun(found.ids))
+        encoding = self._encode(text)
+        ids = _with_loss(encoding, [(first, len(text))])
+        return Encoded(ids, _is_aligned(ids, self._encode(prompt).ids), self._is_begun(encoding.ids))
 
     def _first_of_answer(self, row: Mapping[str, Any], text: str) -> int:
-        """Return where in a conversation's text its completion begins, for a template that writes the prompt otherwise
-        when a completion follows: it leaves out earlier reasoning, or the `<think>` that ends the prompt. That is
-        where the text changes if the completion says something else."""
+        """Return the start of the completion in a conversation's text, for a template that renders the prompt
+        differently when a completion follows: it drops earlier reasoning, or the `<think>` that ends the prompt. The
+        start is where the text changes when the completion is replaced."""
         from runtime.data.chat_template import instead_of, unused_character
 
         answer, *more = row["completion"]
@@ -233,12 +233,12 @@ class RowEncoder:
         return next((place for place, (one, another) in pairs if one != another), len(text))
 
     def _marked(self, row: Mapping[str, Any]) -> Encoded:
-        """Tokens of messages. The loss is on those that hold a character that the template marks."""
+        """Encode messages. The loss is on tokens with a character that the template marks."""
         text, spans = self._given_template.render_marked(row["messages"], names_of(row))
         if not self._given_template.marks_assistant:
             raise DataError(f"{self._path}: {UNMARKED}: {MARK_IT}")
-        found = self._encode(text)
-        return Encoded(_with_loss(found, spans), started=self._is_begun(found.ids))
+        encoding = self._encode(text)
+        return Encoded(_with_loss(encoding, spans), started=self._is_begun(encoding.ids))
 
     @property
     def _given_template(self) -> Template:
@@ -252,11 +252,11 @@ class RowEncoder:
     def _encode(self, text: str) -> Encoding:
         try:
             return self._bpe.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):  # of a str that has no UTF-8
+        except (TypeError, UnicodeEncodeError):  # a str that UTF-8 cannot encode
             raise DataError("the text holds half of a surrogate pair, which no UTF-8 text has") from None
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """Return the tokens of a text behind those that the tokenizer puts in front, once if the text has them too."""
+        """Prepend the tokens that the tokenizer puts before texts, unless `ids` starts with them."""
         return ids if self._is_begun(ids) else [*(~i for i in self._start), *ids]
 
     def _is_begun(self, ids: Sequence[int]) -> bool:
@@ -264,17 +264,17 @@ class RowEncoder:
 
 
 def names_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row gives its template beside messages."""
+    """Return the variables that a row passes to its template besides messages."""
     return {"tools": _tools(row.get("tools")), **(row.get("chat_template_kwargs") or {})}
 
 
-def _with_loss(found: Encoding, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the ids of tokens that hold a character of a span, and ~id of all others.
+def _with_loss(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return ids for tokens with a character in a span, and ~id for all others.
 
-    A token without a character, which a normalizer may insert, counts as one with the character behind it.
+    A token without a character, which a normalizer may insert, counts as having the next character.
     """
-    ids = np.array(found.ids, np.int64)
-    first, end = np.array(found.offsets, np.int64).reshape(-1, 2).T
+    ids = np.array(encoding.ids, np.int64)
+    first, end = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
     end = np.maximum(end, first + 1)
     loss = np.zeros(len(ids), bool)
     for begin, last in spans:
@@ -287,6 +287,6 @@ def as_inputs(ids: Sequence[int]) -> list[int]:
 
 
 def _is_aligned(ids: Sequence[int], prompt: Sequence[int]) -> bool:
-    """Whether the tokens in front of the loss are those of the prompt alone."""
+    """Whether the tokens before the loss equal those of the prompt alone."""
     in_front = next((place for place, i in enumerate(ids) if i >= 0), len(ids))
     return as_inputs(ids[:in_front]) == list(prompt)

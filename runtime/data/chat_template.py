@@ -1,9 +1,9 @@
 """Chat templates: jinja2 in its sandbox, with the names and filters that `transformers` gives them.
 
-`{% generation %} … {% endgeneration %}` marks what the assistant says. The marked text is found by rendering twice, the
-second time with a character around it that occurs nowhere else, so it is found as well where a template catches its
-output (in a macro, a `set` block or a filter) and writes it later. A template is text from a file: it is rendered in a
-process with limits (runtime/data/given.py), and never becomes code of this program. Source of the names:
+`{% generation %} … {% endgeneration %}` marks what the assistant says. To find the marked text, a conversation is
+rendered twice, the second time with an unused character around it. This also works if a template captures its output
+(in a macro, a `set` block or a filter) and writes it later. A template is untrusted: it is rendered in a process with
+limits (runtime/data/given.py), and never becomes code of this program. Source of the names:
 `_cached_compile_jinja_template` of transformers 5, utils/chat_template_utils.py.
 """
 
@@ -25,16 +25,16 @@ from jinja2.utils import Namespace
 from runtime.data.files import DataError
 
 MAX_RENDERED = 64 << 20  # characters of a row
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a message thinks; templates read the first
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of a message; templates read the first
 NONCHARACTERS = range(0xFDD0, 0xFDF0)
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]  # [first, end) of characters, ascending
 
 
 class Template:
-    """A compiled chat template. `tokens`: the special tokens by their names, `eos_token` and others. `path`: its file.
+    """A compiled chat template. `tokens`: special tokens by name, such as `eos_token`. `path`: its file.
 
-    Raises DataError, naming the file, where the text is no template.
+    Raises DataError that names the file if the text is no template.
     """
 
     def __init__(self, text: str, tokens: Mapping[str, str], path: str | None) -> None:
@@ -49,8 +49,8 @@ class Template:
         self.marks_assistant = any(call.name == "marked" for call in _extension_calls(parsed))
 
     def render(self, messages: Messages, names: Mapping[str, Any], *, prompt: bool) -> str:
-        """Return the text of a conversation. `prompt`: end with the header of the assistant's next turn. `names`: what
-        the template may read besides.
+        """Return the text of a conversation. `prompt`: end with the header of the assistant's next turn. `names`:
+        further variables of the template.
 
         Raises DataError if the template refuses the messages, or writes too much.
         """
@@ -62,17 +62,17 @@ class Template:
         Raises DataError as `render` does, and if the template changes its output behind the marks, so that what it
         marked cannot be found.
         """
-        given = {"add_generation_prompt": False, **_clock(), **names}
-        text = self._render(messages, given)
+        variables = {"add_generation_prompt": False, **_clock(), **names}
+        text = self._render(messages, variables)
         if not self.marks_assistant:
             return text, []
         self._environment.marks = mark = unused_character(text)  # type: ignore[attr-defined]  # read by `_GenerationTag`
         try:
-            marked = self._render(messages, given)
+            marked = self._render(messages, variables)
         finally:
             self._environment.marks = ""  # type: ignore[attr-defined]
-        found, spans = _spans(marked, mark)
-        if found != text:
+        unmarked, spans = _spans(marked, mark)
+        if unmarked != text:
             raise DataError("the chat template changes what is between its `generation` tags: filter it inside of them")
         return text, spans
 
@@ -93,22 +93,22 @@ class Template:
     def _render(self, messages: Messages, names: Mapping[str, Any]) -> str:
         blocks: list[str] = []
         size = 0
-        given = {**self._tokens, "tools": None, "documents": None, **names, "messages": [*map(_message, messages)]}
+        variables = {**self._tokens, "tools": None, "documents": None, **names, "messages": [*map(_message, messages)]}
         try:
-            for block in self._template.generate(given):
+            for block in self._template.generate(variables):
                 blocks.append(block)
                 size += len(block)
                 if size > MAX_RENDERED:
                     raise DataError(f"the chat template writes more than {MAX_RENDERED >> 20}M characters")
         except DataError:
             raise
-        except Exception as error:  # what a template raises is up to it: TypeError, KeyError and others
+        except Exception as error:  # a template may raise anything: TypeError, KeyError and others
             raise DataError(f"the chat template fails: {str(error) or type(error).__name__}") from None
         return "".join(blocks)
 
 
 def unused_character(text: str) -> str:
-    """Return a character that is not in a text: one that Unicode keeps for uses inside of a program.
+    """Return a character that is not in a text, from those that Unicode reserves for internal use.
 
     Raises DataError if the text has all of them.
     """
@@ -119,7 +119,7 @@ def unused_character(text: str) -> str:
 
 
 def _clock() -> dict[str, Any]:
-    """Return the clock of templates, which stands still while one conversation is rendered."""
+    """Return the clock of templates, with the same time throughout one rendering."""
     return {"strftime_now": datetime.now().strftime}
 
 
@@ -131,10 +131,10 @@ def _spans(marked: str, mark: str) -> tuple[str, Spans]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: no key is null, and its reasoning has the names that they read."""
-    found = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((found[name] for name in REASONING if name in found), None)
-    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    """Normalise a message for templates: no value is null, and the reasoning has the keys that they read."""
+    cleaned = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((cleaned[name] for name in REASONING if name in cleaned), None)
+    return cleaned if reasoning is None else {"thinking": reasoning, **cleaned, "reasoning_content": reasoning}
 
 
 def instead_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON without the escapes for HTML that jinja's own filter makes."""
+    """Return JSON without the HTML escapes of jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -227,6 +227,6 @@ def _raise(message: str) -> None:
 
 
 def _extension_calls(parsed: nodes.Template) -> list[nodes.ExtensionAttribute]:
-    """The methods of extensions that the tags of a template call."""
+    """Return the extension methods that the tags of a template call."""
     calls = [block.call.node for block in parsed.find_all(nodes.CallBlock)]
     return [call for call in calls if isinstance(call, nodes.ExtensionAttribute)]

@@ -1,7 +1,7 @@
 """The files of a source.
 
-A source is `python_stdlib`, a folder, or a glob relative to the spec's folder (`corpus/**/*.jsonl`). What is in a file
-is read by runtime/data/readers.py.
+A source is `python_stdlib`, a folder, or a glob relative to the spec's folder (`corpus/**/*.jsonl`).
+runtime/data/readers.py reads the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.data.readers import BOM, COLUMN, SUFFIXES, TEXT_SUFFIXES, SourceFil
 
 STDLIB = "python_stdlib"
 
-# Other people's packages live below the same folder; tests are 58% of the stdlib's bytes (31.5 → 12.1 MB without them,
+# Installed packages are below the same folder. Tests are 58% of the stdlib's bytes (31.5 → 12.1 MB without them,
 # 14.2 → 5.3 s to train a BPE of 4096 and encode, one core), mostly tables of data, and many distributions omit them.
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _GLOB = frozenset("*?[")
@@ -34,7 +34,7 @@ _OF_DATASETS = frozenset({"state.json", "dataset_info.json"})  # beside its .arr
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Files in the order of their names. `skipped`: (reason, number) of files and linked folders that are not read."""
+    """Files in the order of names. `skipped`: (reason, number) of files and linked folders that are not read."""
 
     files: tuple[SourceFile, ...]
     skipped: tuple[tuple[str, int], ...]
@@ -44,10 +44,10 @@ class Corpus:
 
 
 def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, column: str = COLUMN) -> Corpus:
-    """The corpus `source` names, of files with one of the suffixes. Symbolic links below its folder are not followed,
-    so no file comes from elsewhere, and hidden files are read only where the source names them.
+    """Find the files of a source that have one of the suffixes. Symbolic links below its folder are not followed, so
+    all files are inside it, and hidden files are included only if the source names them.
 
-    Raises DataError when nothing is found, naming the folder and the pattern.
+    Raises DataError that names the folder and the pattern if nothing is found.
     """
     folder, paths, names_hidden = _matched(source, spec_folder)
     files: list[SourceFile] = []
@@ -64,9 +64,9 @@ def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, col
 
 
 def find_by_name(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Corpus:
-    """The corpus `source` names, as far as names say: no file is opened, so some of these files may be left out.
+    """Find the files of a source by name alone. No file is opened, so `find` may leave some of them out.
 
-    Raises DataError for a source that is no pattern.
+    Raises DataError if the source is no pattern.
     """
     folder, paths, names_hidden = _matched(source, spec_folder)
     reasons = {path: _why_not_by_name(folder, path, suffixes, names_hidden=names_hidden) for path in paths}
@@ -75,9 +75,9 @@ def find_by_name(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFI
 
 
 def said_of_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> str:
-    """Say how many files that a source matches are not read, and why; "" where all are.
+    """Return a note on the matching files that are not read, and why; "" if all are read.
 
-    num_files: how many are read. skipped: the number of others, by the reason.
+    num_files: number of files that are read. skipped: number of other files by reason.
     """
     if not (num_skipped := sum(skipped.values())):
         return ""
@@ -86,10 +86,10 @@ def said_of_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> 
 
 
 def said_of_shared(files: Mapping[str, Sequence[SourceFile]]) -> str:
-    """Say which files are in several sources of a blend, by their names; "" where none is."""
+    """Return a note on the files that are in several sources of a blend; "" if there are none. `files`: by source."""
     owners: dict[Path, list[str]] = {}
-    for name, found in files.items():
-        for file in found:
+    for name, source_files in files.items():
+        for file in source_files:
             owners.setdefault(file.path.resolve(), []).append(name)
     shared = {path: names for path, names in owners.items() if len(names) > 1}
     if not shared:
@@ -102,7 +102,8 @@ def said_of_shared(files: Mapping[str, Sequence[SourceFile]]) -> str:
 
 
 def _matched(source: str, spec_folder: Path) -> tuple[Path, list[Path], bool]:
-    """The folder of a source, the files and linked folders below it that match, and whether it names hidden ones."""
+    """Return the folder of a source, the matching files and linked folders, and whether the source names hidden
+    ones."""
     if source == STDLIB:
         return stdlib_folder(), _stdlib_paths(), False
     folder, pattern = _split_glob(source, spec_folder)
@@ -113,7 +114,7 @@ def _matched(source: str, spec_folder: Path) -> tuple[Path, list[Path], bool]:
 
 
 def _counted(left_out: Mapping[Path, str]) -> tuple[tuple[str, int], ...]:
-    """(reason, number) of files that are left out. That of other suffixes names some of them."""
+    """Return (reason, number) of files that are left out. The reason for other suffixes lists some of them."""
     counts = Counter(left_out.values())
     if number := counts.pop(OTHER_SUFFIX, 0):
         counts[f"{OTHER_SUFFIX} ({_listed(_other_suffixes(left_out))})"] = number
@@ -129,23 +130,23 @@ def _listed(suffixes: Sequence[str]) -> str:
 
 
 def token_files(source: str, spec_folder: Path) -> tuple[Path, ...]:
-    """The files of token ids that a source names, in the order of their names and without suffixes: `NAME` stands for
-    NAME.idx and NAME.bin where it is nothing else. Empty where it names text. Raises DataError where none is there."""
+    """Return the token files of a source in the order of names, without suffixes: `NAME` stands for NAME.idx and
+    NAME.bin unless it matches something else. Empty if the source is text. DataError if the files do not exist."""
     if source == STDLIB or "\0" in source or (spec_folder / source).is_dir():
         return ()
     named = next((suffix for suffix in TOKEN_SUFFIXES if source.endswith(suffix)), "")
     folder, pattern = _split_glob(source, spec_folder)
     if not named and _matches(source, folder, pattern):
         return ()
-    found = _matches(source, folder, pattern.removesuffix(named) + INDEX)
-    prefixes = tuple(path.with_name(path.name.removesuffix(INDEX)) for path in sorted(found))
+    matches = _matches(source, folder, pattern.removesuffix(named) + INDEX)
+    prefixes = tuple(path.with_name(path.name.removesuffix(INDEX)) for path in sorted(matches))
     if named and not prefixes:
         raise MissingError(f"data source {source!r}: no file of token ids, {INDEX} and .bin, found in {folder}")
     return prefixes
 
 
 def why_nothing(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
-    """Why `find` would raise, or "" where it finds a file: it is only looked for one, not at all of them."""
+    """Return why `find` would raise, or "". Stops at the first file that is found."""
     try:
         if source == STDLIB or token_files(source, spec_folder):
             return ""
@@ -159,7 +160,7 @@ def why_nothing(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIX
 
 
 def stdlib_folder() -> Path:
-    """Where the running Python keeps the sources of its standard library."""
+    """Return the folder of the running Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -169,8 +170,8 @@ def _stdlib_paths() -> list[Path]:
 
 
 def _split_glob(source: str, spec_folder: Path) -> tuple[Path, str]:
-    """The folder before the first component with a wildcard, and the rest: names do not depend on where it lies. A
-    source that is a folder stands for all that is in it."""
+    """Split a source before the first component with a wildcard. Names of files are relative to that folder. A source
+    that is a folder stands for all files in it."""
     if not source or "\0" in source:
         raise DataError(f"data source {source!r}: expected {STDLIB} or a pattern such as corpus/*.jsonl")
     parts = Path(source).parts
@@ -187,7 +188,7 @@ def _split_glob(source: str, spec_folder: Path) -> tuple[Path, str]:
 
 
 def _check_splits(source: str, folder: Path) -> None:
-    """Raise DataError for a folder of several data sets, as `datasets` writes a DatasetDict: one of them may be for
+    """Raise DataError for a folder of several data sets (a DatasetDict of `datasets`), because one of them may be for
     tests."""
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
@@ -209,8 +210,8 @@ def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
 
 
 def _searched(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
-    """Folders and the patterns to match below them: all that the pattern matches, without what the kernel shows as
-    files below /, which are of processes and devices and come and go."""
+    """Yield folders and the patterns to match below them. Leaves out the virtual files of the kernel below /, which
+    belong to processes and devices."""
     first, _, rest = pattern.partition("/")
     if first != "**" or not rest or folder.resolve() != _ROOT:
         yield folder, pattern
@@ -222,7 +223,7 @@ def _searched(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
 
 
 def _why_not(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
-    """Why a match is left out, or ""."""
+    """Return why a match is left out, or ""."""
     if reason := _why_not_by_name(folder, path, suffixes, names_hidden=names_hidden):
         return reason
     suffix = suffix_of(path, suffixes)
@@ -232,7 +233,7 @@ def _why_not(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden:
 
 
 def _why_not_by_name(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
-    """Why a match is left out, as far as that is known before it is opened, or ""."""
+    """Return why a match is left out, as far as its name and type tell, or ""."""
     parts = path.relative_to(folder).parts
     if any(part.is_symlink() for part in (path, *path.parents[: len(parts) - 1])):
         return "symbolic link"
@@ -252,15 +253,15 @@ def _decodes(path: Path) -> bool:
 
 
 def _is_of_dataset(path: Path) -> bool:
-    """Whether an Arrow file is of the data set that `datasets` saved in its folder, and no cache of a `map`."""
+    """Whether an Arrow file belongs to the data set that `datasets` saved in its folder, and is no cache of a `map`."""
     state = path.with_name("state.json")
     if not state.is_file():
         return True
     try:
         with open_regular(state) as stream:
-            found = json.loads(stream.read(MAX_STATE_BYTES))
-        names = [str(each["filename"]) for each in found["_data_files"]]
-        indices = found.get("_indices_data_files") or found.get("_indices_files")
+            saved = json.loads(stream.read(MAX_STATE_BYTES))
+        names = [str(each["filename"]) for each in saved["_data_files"]]
+        indices = saved.get("_indices_data_files") or saved.get("_indices_files")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{state}: not a state.json of `datasets`: {error}") from None
     if indices:
@@ -269,7 +270,7 @@ def _is_of_dataset(path: Path) -> bool:
 
 
 def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str], allowed: Sequence[str]) -> str:
-    """What the pattern matched, and why none of it is read."""
+    """Return an error message: what the pattern matched, and why none of it is read."""
     start = f"data source {source!r}: "
     if left_out:
         count = len(left_out)
@@ -292,21 +293,21 @@ def _reasons(left_out: Mapping[Path, str], allowed: Sequence[str]) -> Iterator[s
 
 
 def _suffix(path: Path) -> str:
-    """The suffix of a name, with the one before it where the file is compressed."""
+    """Return the suffix of a file, with the one before it if the file is compressed."""
     return "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
 
 
-# ---------------------------------------------------------------- what is in it
+# ---------------------------------------------------------------- contents
 
 
 def digest(files: tuple[SourceFile, ...]) -> str:
-    """sha256 over names and contents, and what is read of them: equal corpora in different places are equal."""
+    """Return the sha256 of names, contents and columns. Equal corpora in different folders have equal digests."""
     total = hashlib.sha256()
     if columns := sorted({file.column for file in files} - {COLUMN}):
         total.update(f"{columns}\n".encode())
     for file in files:
         with open_regular(file.path) as stream:
-            if file.is_one_document and stream.read(len(BOM)) != BOM:  # which is no part of the text
+            if file.is_one_document and stream.read(len(BOM)) != BOM:  # the byte order mark is no part of the text
                 stream.seek(0)
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         total.update(f"{file.name}\0{content}\n".encode("utf-8", "surrogateescape"))

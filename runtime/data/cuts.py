@@ -1,4 +1,4 @@
-"""Windows that are cut anew, or put in another order, within an epoch: what of it was seen before."""
+"""Windows that change within an epoch (another length or another order): which tokens were seen before."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from runtime.data.order import Order
 
-MAX_CUTS = 8  # in one epoch; each is looked at for every window that is drawn after it
+MAX_CUTS = 8  # in one epoch; every window drawn later checks each of them
 
 Ranges = tuple[tuple[int, int], ...]  # [first, end) of indices of samples, ascending
 
 
 @dataclass(frozen=True)
 class EpochCut:
-    """What was drawn of an epoch under an earlier order: the samples before `next`, and those in `skip`."""
+    """The samples of an epoch that were drawn under an earlier order: those before `next`, and those in `skip`."""
 
     order: Order
     epoch: int
@@ -23,11 +23,11 @@ class EpochCut:
     skip: Ranges
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as a checkpoint has them."""
+        """Return the fields for a checkpoint."""
         return vars(self) | {"order": self.order.to_json(), "skip": [list(each) for each in self.skip]}
 
     def seen(self, first: int, end: int, earlier: Sequence[EpochCut]) -> Iterator[tuple[int, int]]:
-        """The parts of the tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
+        """Yield the parts of tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
         size, windows = self.order.sequence, self.order.windows
         for window in range(first // size, min(windows, -(-end // size))):
             index = self.order.index(window, self.epoch)
@@ -44,7 +44,7 @@ def left_out(order: Order, index: int, cuts: Sequence[EpochCut]) -> bool:
 
 
 def num_seen(order: Order, index: int, cuts: Sequence[EpochCut]) -> int:
-    """How many tokens of the sample's window were seen in this epoch under earlier orders."""
+    """Return how many tokens of the sample's window were seen in this epoch under earlier orders."""
     first, end = order.tokens_of(index)
     parts = sorted(part for k, cut in enumerate(cuts) for part in cut.seen(first, end, cuts[:k]))
     seen, at = 0, first

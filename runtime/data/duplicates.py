@@ -1,10 +1,10 @@
-"""Documents that were there before: equal ones by a hash, and similar ones by MinHash of `datasketch`.
+"""Duplicate documents: equal ones by a hash, similar ones by MinHash of `datasketch`.
 
-Equal are documents whose text differs in white space and Unicode's forms of composition (NFC) alone. The similarity of
-two documents is the Jaccard similarity of their sets of runs of five words: how many they share, of all that one has.
-Words are compared without case and punctuation; a letter of a script that is written without blanks, such as Chinese
-or Thai, is a word. MinHash estimates it as the share of equal values among 128 minima (Broder, SEQUENCES 1997): it is
-binomial, with a standard deviation of 0.035 at 0.8. An index of bands (LSH) finds what to compare with.
+Documents are equal if their texts differ only in white space and Unicode composition (NFC). The similarity of two
+documents is the Jaccard similarity of their sets of five-word shingles. Words are compared without case and
+punctuation; a letter of a script without spaces, such as Chinese or Thai, is a word. MinHash estimates the similarity
+as the share of equal values among 128 minima (Broder, SEQUENCES 1997): it is binomial, with a standard deviation of
+0.035 at 0.8. An LSH index finds the candidates to compare with.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from runtime.data.files import INSTALL, DataError, extra
 MINIMA = 128
 RUN = 5  # words
 DIGEST_BYTES = 16
-AT_ONCE = 4096  # runs, of which datasketch keeps MINIMA values each
-WEIGHTS = (0.05, 0.95)  # of finding too much and too little in the index: what it finds is compared
-MOST = 0.995  # threshold of an index: near 1 datasketch finds no bands; what the index finds is compared in any case
+AT_ONCE = 4096  # shingles; datasketch holds MINIMA values for each
+WEIGHTS = (0.05, 0.95)  # of false positives and false negatives of the index; candidates are compared exactly
+MOST = 0.995  # threshold of the index: near 1 datasketch finds no bands; candidates are compared in any case
 LIBRARY, PURPOSE = "datasketch", "to find near duplicates"
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying loses nothing: 2⁶⁴ over the golden ratio
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio; odd, so that multiplication is invertible
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
     "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese and Chinese
@@ -40,7 +40,7 @@ Signature = npt.NDArray[np.uint32]
 
 
 def version() -> str:
-    """The version of `datasketch`, which decides signatures. Raises DataError where it is not installed."""
+    """Return the version of `datasketch`, on which signatures depend. DataError if it is not installed."""
     try:
         return metadata.version(LIBRARY)
     except metadata.PackageNotFoundError:
@@ -48,27 +48,27 @@ def version() -> str:
 
 
 def digest(text: str) -> bytes:
-    """The hash by which equal documents are found, DIGEST_BYTES long."""
+    """Return the hash that is equal for equal documents, DIGEST_BYTES long."""
     normal = " ".join(unicodedata.normalize("NFC", text).split())
     return hashlib.blake2b(normal.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of which five in a row are compared."""
+    """Yield the words from which shingles are made."""
     return (match[0] for match in _WORD.finditer(unicodedata.normalize("NFC", text).casefold()))
 
 
 class _Hashes(dict[str, int]):
-    """Hashes of words, 64 bits. A document of 64 MiB has millions of words, but keeps different ones alone."""
+    """64-bit hashes of words. A document of 64 MiB has millions of words; only distinct ones are stored."""
 
     def __missing__(self, word: str) -> int:
-        self[word] = found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-        return found
+        self[word] = hashed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        return hashed
 
 
 def signature(text: str) -> Signature:
-    """The minima of a document, [MINIMA]. A document of fewer than five words has one run, of all of them; one
-    without words has all minima at their greatest value."""
+    """Return the MinHash values of a document, [MINIMA]. A document of fewer than five words has one shingle, of all
+    its words. Without words all values are the maximum."""
     hashes_W = np.fromiter(map(_Hashes().__getitem__, words(text)), np.uint64)
     size = min(RUN, len(hashes_W))
     runs_G = np.zeros(len(hashes_W) - size + 1 if size else 0, np.uint64)
@@ -81,7 +81,7 @@ def signature(text: str) -> Signature:
 
 
 def _minhash(values: Signature | None = None) -> Any:
-    """A MinHash whose items are whole numbers of 32 bits, empty or of a signature."""
+    """Return a MinHash of 32-bit integers, empty or with the values of a signature."""
     return _library().MinHash(
         num_perm=MINIMA, hashfunc=int, hashvalues=values, permutations=_permutations(), scheme="affine32"
     )
@@ -97,9 +97,9 @@ def _library() -> Any:
 
 
 class SeenDocuments:
-    """The documents that were kept so far. `similarity`: None where equal documents alone are duplicates.
+    """The documents that were kept so far. `similarity`: None if only equal documents are duplicates.
 
-    A document that is kept takes about 7 KB of memory where near duplicates are found, else some 100 bytes.
+    A kept document takes about 7 KB of memory with near duplicates, else some 100 bytes.
     """
 
     def __init__(self, similarity: float | None) -> None:
@@ -111,17 +111,17 @@ class SeenDocuments:
             self._num_kept = 0
 
     def is_near(self, signature: Signature) -> bool:
-        """Whether a kept document is similar to that of this signature."""
+        """Whether a kept document is similar to the one with this signature."""
         assert self._least is not None
-        found: Sequence[int] = self._index.query(_minhash(signature))
-        if not found:
+        candidates: Sequence[int] = self._index.query(_minhash(signature))
+        if not candidates:
             return False
-        equal = np.count_nonzero(self._kept[found] == signature, axis=1)
+        equal = np.count_nonzero(self._kept[candidates] == signature, axis=1)
         return bool(equal.max() >= self._least)
 
     def add(self, digest: bytes, signature: Signature | None) -> str:
-        """Whether a document is a duplicate, "exact" or "near"; else "", and it is kept. `signature`: None where no
-        near duplicates are looked for."""
+        """Return "exact" or "near" if a document is a duplicate, else keep it and return "". `signature`: None without
+        near duplicates."""
         if digest in self._digests:
             return "exact"
         if signature is not None and signature.min() < np.iinfo(np.uint32).max:

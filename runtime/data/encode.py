@@ -1,4 +1,4 @@
-"""Documents → train and validation shards of a folder, with what they hold."""
+"""Encodes documents into the train and validation shards of a folder."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from runtime.data.store import Meta
 from runtime.data.tokenizer import Encoder
 from runtime.data.tokenizer_files import TOKENIZER
 
-# --- Which documents are held out for validation
+# --- Splitting documents into training and validation
 #
-# A document is on the side that a hash says: of (seed, name of the file) for a file that is one document, of (seed,
-# text) for a line of a `.jsonl`. So a document stays on its side when others come or go, and lines of equal text are on
-# one side, whatever files they are in.
+# A hash decides the side of a document: of (seed, name of the file) for a file that is one document, of (seed, text)
+# for a line of a `.jsonl`. So a document stays on its side when other documents are added or removed, and lines of
+# equal text are on the same side, in any file.
 
 RANKS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
 class TextSplit:
-    """Held out is what has a rank below `limit`; a limit of 0 holds out nothing."""
+    """Documents with a rank below `limit` are held out; a limit of 0 holds out none."""
 
     seed: int
     limit: int
@@ -54,22 +54,21 @@ def split(
     seed: int,
     read: Callable[[SourceFile], Iterable[str]] = documents,
 ) -> TextSplit:
-    """A split that holds out about `fraction` of the documents, and none of them if it is 0. `read`: those of a file.
+    """Return a split that holds out about `fraction` of the documents, none if it is 0. `read`: reads a file.
 
-    Both sides get at least one: where chance leaves a side empty, the limit is moved to the nearest rank. Reads as many
-    documents as it takes to know that neither is. Raises DataError for a fraction outside [0, 1), or where there are no
-    two documents to divide.
+    Both sides get at least one document: if a side is empty, the limit is moved to the nearest rank. Stops reading once
+    neither side is empty. Raises DataError for a fraction outside [0, 1), or if there are fewer than two documents.
     """
     if not 0 <= fraction < 1:
         raise DataError(f"validation = {fraction!r}: expected a share of the documents, from 0 to below 1")
     if fraction == 0:
-        return TextSplit(0, 0)  # the seed decides nothing
+        return TextSplit(0, 0)  # independent of the seed
     limit = max(1, int(fraction * RANKS))
     lowest, highest, file = RANKS, -1, None
     for file in files:
         for text in read(file):
-            found = rank(seed, file.name if file.is_one_document else text)
-            lowest, highest = min(lowest, found), max(highest, found)
+            document_rank = rank(seed, file.name if file.is_one_document else text)
+            lowest, highest = min(lowest, document_rank), max(highest, document_rank)
             if lowest < limit <= highest:
                 return TextSplit(seed, limit)
     if lowest >= highest:
@@ -81,45 +80,45 @@ def split(
 
 
 def rank(seed: int, word: str) -> int:
-    """A hash of (seed, word), uniform in [0, 2⁶⁴)."""
+    """Return a hash of (seed, word), uniform in [0, 2⁶⁴)."""
     text = f"{seed}\0{word}".encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 # --- encode
 
-MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no merge worth having
+MAX_TRAINING_BYTES = 1 << 30  # of text to train a BPE on; more text makes no useful difference
 Progress = Callable[[str, int, int], None]
 Ids = npt.NDArray[np.int64]
-HEAD = 1 + len(fields(Notices))  # numbers in front of the sizes of a batch in a journal
-Piece = tuple[list[Ids], Notices]  # ids of each document of a batch, and what is to be said of its rows
+HEAD = 1 + len(fields(Notices))  # numbers before the sizes of a batch in a journal
+Piece = tuple[list[Ids], Notices]  # ids of each document of a batch, and notices about its rows
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenizer: its tokenizer.json, what meta.json says of it, and the ids of documents in their order.
+    """A tokenizer: its tokenizer.json, its entry in meta.json, and a function that encodes documents in order.
 
-    `encoded` gives batches of documents with the ids of each document, and the notices of rows among them. `beside`:
-    the files beside tokenizer.json, by their names.
+    `encoded` yields batches of documents with the ids of each document, and notices about rows. `beside`: the files
+    next to tokenizer.json, by name.
     """
 
     json: str
     facts: dict[str, Any]
-    phase: str  # of the progress, while documents are asked for
+    phase: str  # name of the progress while documents are encoded
     encoded: Callable[[Iterable[Batch]], Iterable[tuple[Batch, tuple[Iterable[Ids], Notices]]]]
     beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EncodingWork:
-    """How documents are encoded: in how many processes, what keeps the ids of batches, and the folder of the shards."""
+    """Settings of encoding: number of processes, the journal of encoded batches, and the folder of the shards."""
 
     jobs: int
     journal: Journal
     folder: Path
 
 
-# ---------------------------------------------------------------- where token ids come from
+# ---------------------------------------------------------------- sources of token ids
 @contextmanager
 def trained(
     files: tuple[SourceFile, ...],
@@ -130,7 +129,7 @@ def trained(
     work: EncodingWork,
     special: Sequence[str] = (),
 ) -> Iterator[Tokens]:
-    """A BPE that is trained on the training documents. `special`: tokens that it has beside the end of a document."""
+    """Train a BPE on the training documents. `special`: tokens that it gets besides the end of a document."""
     text = tokenizer_of(files, divided, vocab, seed, progress, work.journal, special)
     bpe = tokenizer.parse(text.encode())
     facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
@@ -140,7 +139,7 @@ def trained(
         encode = lambda batch: ([np.asarray(ids, np.int64) for ids in encoder.encode([t for _, t in batch])], Notices())  # noqa: E731
         yield Tokens(text, facts, "encode", lambda batches: _worked(batches, [encode], work.journal, lambda: None))
     else:
-        path = work.folder / TOKENIZER  # no file is there whose neighbours could say which token ends a document
+        path = work.folder / TOKENIZER  # no file: so no neighbours name the end token
         with _processes(path, text.encode(), None, work) as (_, encoded):
             yield Tokens(text, facts, "encode", encoded)
 
@@ -154,9 +153,9 @@ def tokenizer_of(
     journal: Journal,
     special: Sequence[str] = (),
 ) -> str:
-    """The tokenizer.json of a BPE that is trained on the training documents. It is the first result of the journal."""
-    if (found := journal.next()) is not None:
-        return found.decode()
+    """Train a BPE on the training documents and return its tokenizer.json: the first result of the journal."""
+    if (saved := journal.next()) is not None:
+        return saved.decode()
     text = tokenizer.to_json(tokenizer.train(_sample(files, divided, seed, progress), vocab, special))
     journal.add(text.encode())
     return text
@@ -164,7 +163,7 @@ def tokenizer_of(
 
 @contextmanager
 def given(path: Path, content: bytes, vocab: int, work: EncodingWork, chat: Settings | None = None) -> Iterator[Tokens]:
-    """A user's tokenizer. Raises DataError if it has more tokens than `vocab`, or if it is none."""
+    """Open a user's tokenizer. Raises DataError if it is invalid or has more tokens than `vocab`."""
     with _processes(path, content, chat, work) as (process, encoded):
         facts = {**process.facts, "library": tokenizers.__version__}
         check_vocab(path, facts["vocab"], vocab)
@@ -176,7 +175,7 @@ def given(path: Path, content: bytes, vocab: int, work: EncodingWork, chat: Sett
 def _processes(
     path: Path, content: bytes, chat: Settings | None, work: EncodingWork
 ) -> Iterator[tuple[GivenTokenizer, Callable[[Iterable[Batch]], Iterator[tuple[Batch, Piece]]]]]:
-    """Processes of one tokenizer: the first of them, and what encodes batches in all of them."""
+    """Start processes of one tokenizer. Yield the first, and a function that encodes batches in all of them."""
     with ExitStack() as stack:
         threads = None if work.jobs == 1 else 1
         processes = [stack.enter_context(GivenTokenizer(path, content, chat, threads)) for _ in range(work.jobs)]
@@ -197,9 +196,9 @@ def _ask(process: GivenTokenizer, batch: Batch) -> Piece:
 def _worked(
     batches: Iterable[Batch], workers: Sequence[Callable[[Batch], Piece]], journal: Journal, stop: Callable[[], None]
 ) -> Iterator[tuple[Batch, Piece]]:
-    """Batches with their ids: first those that the journal has, then others, which are added to it."""
-    for batch, found in journaled(batches, [partial(_piece_bytes, worker) for worker in workers], journal, stop):
-        yield batch, _read_piece(found)
+    """Yield batches with their ids: from the journal as far as it has them, then encoded and added to it."""
+    for batch, content in journaled(batches, [partial(_piece_bytes, worker) for worker in workers], journal, stop):
+        yield batch, _read_piece(content)
 
 
 def _piece_bytes(worker: Callable[[Batch], Piece], batch: Batch) -> bytes:
@@ -215,21 +214,21 @@ def _read_piece(content: bytes) -> Piece:
 
 
 def files_beside(path: Path, chat: Settings | None) -> dict[str, str]:
-    """The files beside a user's tokenizer.json. Of rows, conversations or prompts, the chat template is the run's."""
+    """Return the files next to a user's tokenizer.json. For rows the chat template is that of the run."""
     files = tokenizer_files.beside(path)
     return files if chat is None or chat.template is None else files | {tokenizer_files.TEMPLATE: chat.template}
 
 
 def check_vocab(path: Path, size: int, vocab: int) -> None:
-    """Raises DataError if a user's tokenizer has more tokens than the model."""
+    """Raise DataError if a user's tokenizer has more tokens than the model."""
     if size > vocab:
         raise DataError(f"{path}: {size} tokens, more than the model's {vocab}")
 
 
 def again(folder: Path, meta: Meta) -> Tokens:
-    """The tokens of the same text in a verified folder that divides it otherwise: nothing is encoded."""
+    """Return the tokens of a verified folder with the same text but another split: nothing is encoded."""
     was = TextSplit(**meta["split"])
-    is_chat, ends = "chat" in meta, "prompts" not in meta  # a prompt has no end token behind it
+    is_chat, ends = "chat" in meta, "prompts" not in meta  # a prompt has no end token
     sides = [
         _rows(folder / name)
         if is_chat
@@ -238,7 +237,7 @@ def again(folder: Path, meta: Meta) -> Tokens:
     ]
     with open_regular(folder / TOKENIZER) as stream:
         text = stream.read().decode("utf-8")
-    notices = [Notices.of(meta.get("chat") or meta.get("prompts") or {})]  # all of them come with the first batch
+    notices = [Notices.of(meta.get("chat") or meta.get("prompts") or {})]  # all notices come with the first batch
 
     def encoded(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], Notices]]]:
         for batch in batches:
@@ -258,7 +257,7 @@ def _rows(prefix: Path) -> Iterator[Ids]:
 
 
 def _sample(files: tuple[SourceFile, ...], divided: TextSplit, seed: int, progress: Progress) -> Iterator[str]:
-    """What the BPE learns from: the training documents, up to a bound, files in the order of their hash."""
+    """Yield the texts that the BPE is trained on: training documents up to a limit, files in the order of a hash."""
     num_bytes = 0
     for done, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
         progress("tokenizer", done, len(files))
@@ -274,13 +273,13 @@ def _sample(files: tuple[SourceFile, ...], divided: TextSplit, seed: int, progre
 
 # ---------------------------------------------------------------- shards
 class _Side:
-    """One shard while it is written, and what it holds. `end`: the token that is put behind a document."""
+    """One shard that is being written, with statistics. `end`: the token appended to a document."""
 
     def __init__(self, folder: Path, name: str, vocab: int, end: int, chat: Settings | None) -> None:
         self._end = end
         kind = ShardWriter if chat is None else RowWriter if chat.prompts is None else PromptWriter
         self.writer: ShardWriter | RowWriter | PromptWriter = kind(folder / name, vocab)
-        self.documents: dict[str, int] = {}  # of each file
+        self.documents: dict[str, int] = {}  # by file
         self.num_bytes = 0
 
     def add(self, file: SourceFile, text: str, ids: Ids) -> None:
@@ -308,8 +307,8 @@ def write_shards(
     progress: Progress,
     chat: Settings | None = None,
 ) -> dict[str, Any]:
-    """Writes the tokenizer and both shards; returns what meta.json says of them. `chat`: of conversations and prompts,
-    else None."""
+    """Write the tokenizer and both shards. Return their entries for meta.json. `chat`: None unless rows are
+    conversations or prompts."""
     for name, text in {TOKENIZER: tokens.json, **tokens.beside}.items():
         write_synced(folder / name, text)
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
@@ -317,9 +316,9 @@ def write_shards(
     total = max(1, sum(file.path.stat().st_size for file in files))
     done, notices = 0, Notices()
     with train.writer, validation.writer:
-        for batch, (found, more) in tokens.encoded(batches(files, reader_of(chat))):
+        for batch, (batch_ids, more) in tokens.encoded(batches(files, reader_of(chat))):
             notices += more
-            for (file, text), ids in zip(batch, found, strict=True):
+            for (file, text), ids in zip(batch, batch_ids, strict=True):
                 side = validation if divided.is_held(file, text) else train
                 side.add(file, text, ids)
                 done += len(text)
@@ -337,7 +336,7 @@ def write_shards(
 def _facts_of_rows(
     files: Sequence[SourceFile], train: _Side, validation: _Side, chat: Settings | None, notices: Notices
 ) -> dict[str, Any]:
-    """What meta.json says where rows are conversations or prompts. Raises DataError where there is no prompt."""
+    """Return the entries for meta.json about conversations or prompts. Raises DataError if there is no prompt."""
     if chat is None:
         return {}
     if chat.prompts is None:
@@ -350,7 +349,7 @@ def _facts_of_rows(
 
 
 def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) -> Iterator[str]:
-    """The names of the files that are held out, and of others how much of them is."""
+    """Yield the names of files that are held out, with the share if only some of their documents are."""
     for file in files:
         if held := validation.documents.get(file.name, 0):
             trained_on = train.documents.get(file.name, 0)
@@ -358,7 +357,7 @@ def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) ->
 
 
 def _unigram_nats(folder: Path, vocab: int, chat: Settings | None) -> float | None:
-    """What `unigram_nats` gives of the shards of a folder; None of prompts, which no loss is on."""
+    """Return `unigram_nats` of the shards in a folder; None for prompts, which have no loss."""
     if chat is not None and chat.prompts is not None:
         return None
     kind: type[ShardReader | RowReader] = ShardReader if chat is None else RowReader
@@ -366,9 +365,9 @@ def _unigram_nats(folder: Path, vocab: int, chat: Settings | None) -> float | No
 
 
 def unigram_nats(train: ShardReader | RowReader, validation: ShardReader | RowReader, vocab: int) -> float | None:
-    """Cross-entropy, nats a token, of the validation tokens under the training frequencies: what knowing only how
-    often each token occurs achieves. p_i = (count_i + 1) / (training tokens + vocab). Of rows, only tokens count that
-    the loss is on. None without validation tokens.
+    """Return the cross-entropy of the validation tokens under the training frequencies, in nats per token: the loss of
+    a model that knows only how often each token occurs. p_i = (count_i + 1) / (training tokens + vocab). In rows, only
+    tokens with loss count. None without validation tokens.
     """
     train_V, validation_V = (_counts(reader, vocab) for reader in (train, validation))
     num_train, num_validation = int(train_V.sum()), int(validation_V.sum())

@@ -1,4 +1,4 @@
-"""Errors about data that a user can correct, missing libraries, and safe opening of files."""
+"""Errors in data that a user can correct, missing libraries, and safe opening of files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 from runtime.system.outcome import printable
 
-# --- What the user must mend about the data: exceptions whose messages name the file
+# --- Errors that the user must fix: exceptions whose messages name the file
 
 
 class DataError(ValueError):
-    """The corpus, the tokenizer or a shard cannot be used as given.
+    """The corpus, the tokenizer or a shard cannot be used.
 
-    Names of files and parts of their contents are in the message, so it is made safe for a terminal here.
+    Its message has names and contents of files, so it is made safe for a terminal here.
     """
 
     def __init__(self, message: str) -> None:
@@ -28,21 +28,21 @@ class DataError(ValueError):
 
 
 class MissingError(DataError):
-    """Nothing is where a path of a spec says: its paths may start at another folder."""
+    """A path of a spec does not exist. Perhaps it should be relative to another folder."""
 
 
 def where_paths_start(folder: Path) -> str:
-    """Say where paths of a spec are looked for, and how to name another folder."""
+    """Return a hint on where paths of a spec start, and how to name another folder."""
     return printable(f"paths of the spec start at {folder.absolute()}; `--data DIR` names another folder")
 
 
-# --- Libraries that only some data needs: the extra `data` of the package
+# --- Optional libraries: the extra `data` of the package
 
 INSTALL = 'pip install "dsc-trainer[data]"'
 
 
 def extra(name: str, purpose: str) -> Any:
-    """A module of the extra. Raises DataError that says what it is for and how to install it, where it is missing."""
+    """Import a module of the extra. If it is missing, raises DataError with its purpose and how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -51,18 +51,18 @@ def extra(name: str, purpose: str) -> Any:
         raise DataError(f"{purpose}, {error.name} has to be installed: {INSTALL}") from None
 
 
-# --- Files that may be anything: a pipe or a device in the place of a file is refused, where opening it would wait
+# --- Opening untrusted paths: pipes and devices are refused, because opening them could block
 
-MAX_NEAR = 500  # files that are looked at for one that may be meant
+MAX_NEAR = 500  # files to consider for a suggestion
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """`path`, opened for reading. Raises DataError if it is no regular file, OSError if it cannot be opened."""
+    """Open a file for reading. Raises DataError if it is no regular file, OSError if it cannot be opened."""
     return os.fdopen(descriptor_of_regular(path, os.O_RDONLY), "rb")
 
 
 def descriptor_of_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file, opened with `flags` of os.open (and mode rw-rw-rw- if it is created)."""
+    """Open a regular file with `flags` of os.open and return its descriptor. A created file has mode rw-rw-rw-."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -71,24 +71,26 @@ def descriptor_of_regular(path: Path, flags: int) -> int:
 
 
 def near(path: Path) -> str:
-    """Return "; did you mean …?" with the file nearest in name to one that is missing, or "" where none is near."""
+    """Return "; did you mean …?" with the file whose name is closest to a missing one, or "" if none is close."""
     folder = next((each for each in path.parents if each.is_dir()), None)
     if folder is None:
         return ""
     names = (folder.glob(f"{depth}{path.name}") for depth in ("", "*/", "*/*/"))
-    found = [*islice(chain.from_iterable((*names, folder.glob(f"*{path.suffix}"))), MAX_NEAR)]
-    close = get_close_matches(str(path), map(str, found), n=1, cutoff=0.6) or [str(each) for each in found[:1]]
+    candidates = [*islice(chain.from_iterable((*names, folder.glob(f"*{path.suffix}"))), MAX_NEAR)]
+    close = get_close_matches(str(path), map(str, candidates), n=1, cutoff=0.6) or [
+        str(each) for each in candidates[:1]
+    ]
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """{"bytes": size, "sha256": digest} of a regular file."""
+    """Return {"bytes": size, "sha256": digest} of a regular file."""
     with open_regular(path) as stream:
         return {"bytes": os.fstat(stream.fileno()).st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
 def write_synced(path: Path, content: str | bytes) -> None:
-    """Write a new file, text in UTF-8, and wait until it is on the disk."""
+    """Write a new file (text as UTF-8), and sync it to disk."""
     with path.open("xb") as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
@@ -96,7 +98,7 @@ def write_synced(path: Path, content: str | bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Sync the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

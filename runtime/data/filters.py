@@ -1,12 +1,11 @@
-"""Filters of documents: which of a source's are kept, found once for a text and its filters, before it is divided.
+"""Filters of documents: which documents of a source are kept. They run once for a text, before it is split.
 
-A document is judged by itself first: its length, then the rules of quality. Of those that are left, equal and similar
-ones are found: the first in the order of reading stays. What a document is judged by depends on it alone and is made in
-several processes, `python -P -m runtime.data.filters`; the rest goes by the order, in one. A journal has what the
-processes made.
+First each document is judged alone: its length, then the quality rules. Among the rest, equal and similar documents are
+found, and the first in reading order is kept. The judgements of single documents are computed in several processes,
+`python -P -m runtime.data.filters`, and kept in a journal; duplicates are found in one process, in order.
 
-The standard input of such a process has a line of JSON with the filters, then one for each batch: a list of texts. Its
-standard output has for each the length of the answer, eight bytes, and the answer.
+The standard input of such a process has a line of JSON with the filters, then a line per batch: a list of texts. Its
+standard output has for each batch the length of the answer in eight bytes, and the answer.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from runtime.data.store import BUILDING, key_of
 from runtime.system.limited import end_with_parent
 from runtime.system.outcome import death_text
 
-# --- The rules of quality of Gopher (arXiv 2112.11446, appendix A.1.1 and table A1) that need no list of words
+# --- The quality rules of Gopher (arXiv 2112.11446, appendix A.1.1 and table A1), except the one on stop words
 #
-# A rule that is left out, the one on stop words, is of English. Words are parted by white space, lines of white space
-# alone count nowhere, and paragraphs are parted by such lines. Shares of characters are of those of all words, or
-# lines, or paragraphs. What was there before in the document is a repetition: of two equal lines one is.
+# The rule on stop words is for English alone. Words are separated by white space; blank lines do not count, and
+# separate paragraphs. Shares of characters are relative to the characters of all words, lines, or paragraphs. A
+# repetition is what occurred before in the document: of two equal lines, one.
 
 WORDS = (50, 100_000)
 WORD_LENGTH = (3, 10)  # the mean, in characters
@@ -53,15 +52,15 @@ MOST = {  # percent of the words, or of the lines
     "bullet_lines": 90,
     "ellipsis_lines": 30,
 }
-LETTERS = 80  # percent of the words that have one, at least
+LETTERS = 80  # least percent of the words with a letter
 REPEATED = {  # percent: of the lines or paragraphs, and of their characters
     "repeated_lines": 30,
     "repeated_paragraphs": 30,
     "repeated_line_characters": 20,
     "repeated_paragraph_characters": 20,
 }
-TOP = {2: 20, 3: 18, 4: 16}  # percent of the characters that are in the n-gram that occurs most often
-REPEATED_GRAMS = {5: 15, 6: 14, 7: 13, 8: 12, 9: 11, 10: 10}  # percent of those in n-grams that were there before
+TOP = {2: 20, 3: 18, 4: 16}  # percent of the characters in the most frequent n-gram
+REPEATED_GRAMS = {5: 15, 6: 14, 7: 13, 8: 12, 9: 11, 10: 10}  # percent of the characters in repeated n-grams
 RULES = (
     "words",
     "word_length",
@@ -78,7 +77,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def fault(text: str) -> str:
-    """The first of RULES that a document breaks, "" where it keeps all."""
+    """Return the first of RULES that a document breaks, or ""."""
     words = text.split()
     if not WORDS[0] <= len(words) <= WORDS[1]:
         return "words"
@@ -86,14 +85,14 @@ def fault(text: str) -> str:
     if not WORD_LENGTH[0] * len(words) <= characters <= WORD_LENGTH[1] * len(words):
         return "word_length"
     lines = [line for each in text.splitlines() if (line := each.strip())]
-    found = {
+    counts = {
         "hash_signs": (text.count("#"), len(words)),
         "ellipses": (sum(map(text.count, ELLIPSES)), len(words)),
         "bullet_lines": (sum(line.startswith(BULLETS) for line in lines), len(lines)),
         "ellipsis_lines": (sum(line.endswith(ELLIPSES) for line in lines), len(lines)),
     }
-    for name, (count, of) in found.items():
-        if count * 100 > MOST[name] * of:
+    for name, (count, total) in counts.items():
+        if count * 100 > MOST[name] * total:
             return name
     if sum(any(map(str.isalpha, word)) for word in words) * 100 < LETTERS * len(words):
         return "letters"
@@ -102,7 +101,7 @@ def fault(text: str) -> str:
 
 
 def _repetitions(lines: Sequence[str], paragraphs: Sequence[str]) -> Iterator[str]:
-    """The rules on lines and paragraphs that are broken."""
+    """Yield the rules on lines and paragraphs that are broken."""
     parts = {"line": lines, "paragraph": paragraphs}
     repeated = {kind: _repeated(each) for kind, each in parts.items()}
     for kind, each in parts.items():
@@ -120,10 +119,10 @@ def _repeated(parts: Sequence[str]) -> list[str]:
 
 
 def _grams(words: Sequence[str], characters: int) -> Iterator[str]:
-    """The rules on runs of n words that are broken.
+    """Yield the rules on n-grams that are broken.
 
-    Runs get numbers: a run of n words is that of its first n-1 words and its last word. So equal numbers are equal
-    runs, and no hash decides. Where all runs of n words differ, all longer ones do.
+    Each n-gram gets an exact number, from the number of its first n-1 words and its last word, so no hashes are
+    compared. If all n-grams differ, all longer ones do.
     """
     number: dict[str, int] = {}
     words_W = np.fromiter((number.setdefault(word, len(number)) for word in words), np.int64, len(words))
@@ -153,7 +152,7 @@ def _grams(words: Sequence[str], characters: int) -> Iterator[str]:
 
 
 def _inside(begins_G: npt.NDArray[np.bool_], n: int, lengths_W: Numbers) -> int:
-    """Characters of the words that are in some of the runs of n words that begin where it says, each counted once."""
+    """Return the characters of the words that are in any n-gram that starts at `begins_G`, each word counted once."""
     steps = np.zeros(len(lengths_W) + 1, np.int64)
     begins = np.flatnonzero(begins_G)
     np.add.at(steps, begins, 1)
@@ -163,11 +162,11 @@ def _inside(begins_G: npt.NDArray[np.bool_], n: int, lengths_W: Numbers) -> int:
 
 # --- filters
 
-FORMAT = 1  # of NAMES, the rules and the hashes
+FORMAT = 1  # version of NAMES, the rules and the hashes
 KEPT = 0
-NAMES = ("shortest", "longest", *RULES, "exact", "near")  # why a document is left out: 1 is the first
+NAMES = ("shortest", "longest", *RULES, "exact", "near")  # reasons to leave a document out, numbered from 1
 FILE = "filters.dat"  # in a folder of prepared data
-FOUND = ".filtered-"  # beside such folders, for the next one of the same text
+FOUND = ".filtered-"  # next to such folders, for later folders of the same text
 LENGTH = struct.Struct("<Q")
 HEAD = struct.Struct("<ii")
 Progress = Callable[[str, int, int], None]
@@ -176,9 +175,9 @@ Fates = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Filtered:
-    """What becomes of each document of some files: KEPT, or the number of the filter that leaves it out.
+    """The fate of each document of some files: KEPT, or the number of the filter that leaves it out.
 
-    `sizes`: documents of each file. `shown`: the filters that are counted where they leave out nothing, too.
+    `sizes`: number of documents of each file. `shown`: filters that are listed even if they leave out nothing.
     """
 
     fates: Fates
@@ -186,35 +185,36 @@ class Filtered:
     shown: tuple[str, ...]
 
     def of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-        """The files, of which the documents that are kept are read."""
+        """Return the files, restricted to the documents that are kept."""
         places = pairwise(accumulate(self.sizes, initial=0))
         parts = ((self.fates[first:end] == KEPT).tobytes() for first, end in places)
         return tuple(replace(file, kept=part) for file, part in zip(files, parts, strict=True))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What meta.json says: documents that were read and kept, and how many each filter left out."""
+        """Entries for meta.json: documents read and kept, and how many each filter left out."""
         counts = np.bincount(self.fates, minlength=len(NAMES) + 1).tolist()
         left_out = {name: count for name, count in zip(NAMES, counts[1:], strict=True) if count or name in self.shown}
         return {"documents": len(self.fates), "kept": counts[KEPT], "left_out": left_out}
 
     def to_bytes(self) -> bytes:
-        """A line of JSON with the sizes, and the fates, a byte each."""
+        """Return a line of JSON with the sizes, then the fates, a byte each."""
         head = {"sizes": self.sizes, "shown": self.shown}
         sha256 = hashlib.sha256(json.dumps(head).encode() + self.fates.tobytes()).hexdigest()
         return json.dumps(head | {"sha256": sha256}).encode() + b"\n" + self.fates.tobytes()
 
 
 def said(facts: Mapping[str, Any]) -> str:
-    """The facts of a source in a line."""
+    """Return the facts of a source as one line."""
     left_out = facts["left_out"]
     reasons = ", ".join(f"{name} {left_out[name]:,}" for name in NAMES if name in left_out)
     return f"{facts['kept']:,} of {facts['documents']:,} documents pass the filters; left out: {reasons or 'none'}"
 
 
 def key(settings: FiltersRecipe, text: str) -> str:
-    """What the fates of the documents of a text depend on. Raises DataError where a library is missing."""
-    versions = [unicodedata.unidata_version]  # of the letters and the forms of composition
+    """Return a hash of everything that determines the fates of a text's documents. DataError if a library is
+    missing."""
+    versions = [unicodedata.unidata_version]  # for the classes of letters and NFC
     versions += [duplicates.version()] if settings.duplicates == "near" else []
     return key_of(["filters", FORMAT, text, asdict(settings), versions])[:16]
 
@@ -222,7 +222,7 @@ def key(settings: FiltersRecipe, text: str) -> str:
 # ---------------------------------------------------------------- a batch of documents
 @dataclass(frozen=True)
 class Judged:
-    """Documents of a batch by themselves. `digests`, `signatures`: of those that are kept so far."""
+    """Judgements of the documents of a batch. `digests`, `signatures`: of the documents that are kept so far."""
 
     fates: Fates
     digests: Sequence[bytes]
@@ -243,7 +243,7 @@ class Judged:
 
 
 def judged(settings: FiltersRecipe, texts: Sequence[str]) -> bytes:
-    """What is known of each text by itself."""
+    """Judge each text alone. Return `Judged` as bytes."""
     fates = np.array([_fate(settings, text) for text in texts], np.uint8)
     kept = [text for text, fate in zip(texts, fates, strict=True) if fate == KEPT]
     digests = [duplicates.digest(text) for text in kept] if settings.duplicates else []
@@ -264,7 +264,7 @@ def _fate(settings: FiltersRecipe, text: str) -> int:
 def filtered(
     files: Sequence[SourceFile], settings: FiltersRecipe, jobs: int, journal: Journal, progress: Progress
 ) -> Filtered:
-    """What becomes of the documents of some files; `jobs` processes judge them. Raises DataError where none is kept."""
+    """Filter the documents of some files with `jobs` processes. Raises DataError if none is kept."""
     total = max(1, sum(file.path.stat().st_size for file in files))
     sizes, fates, done = dict.fromkeys(files, 0), [], 0
     seen = duplicates.SeenDocuments(settings.similarity if settings.duplicates == "near" else None)
@@ -278,8 +278,8 @@ def filtered(
                 process.stop()
 
         for batch, answer in journaled(batches(files, documents), workers, journal, stop):
-            found = Judged.from_bytes(answer)
-            fates.append(_with_duplicates(found, seen) if settings.duplicates else found.fates)
+            judgement = Judged.from_bytes(answer)
+            fates.append(_with_duplicates(judgement, seen) if settings.duplicates else judgement.fates)
             for file, text in batch:
                 sizes[file] += 1
                 done += len(text)
@@ -293,19 +293,19 @@ def filtered(
     return result
 
 
-def _with_duplicates(found: Judged, seen: duplicates.SeenDocuments) -> Fates:
-    fates = found.fates.copy()
-    signatures = list(found.signatures) or [None] * len(found.digests)
+def _with_duplicates(judgement: Judged, seen: duplicates.SeenDocuments) -> Fates:
+    fates = judgement.fates.copy()
+    signatures = list(judgement.signatures) or [None] * len(judgement.digests)
     places = np.flatnonzero(fates == KEPT).tolist()
-    for place, digest, signature in zip(places, found.digests, signatures, strict=True):
+    for place, digest, signature in zip(places, judgement.digests, signatures, strict=True):
         if name := seen.add(digest, signature):
             fates[place] = 1 + NAMES.index(name)
     return fates
 
 
-# ---------------------------------------------------------------- kept for the next folder of the text
+# ---------------------------------------------------------------- results kept for later folders of the text
 def read(where: Path, key: str) -> Filtered | None:
-    """What was written, if it is there and whole."""
+    """Return the result that `write` wrote, if it exists and is complete."""
     path = where / f"{FOUND}{key}"
     if path.is_symlink() or not path.is_file():
         return None
@@ -313,17 +313,17 @@ def read(where: Path, key: str) -> Filtered | None:
         head, _, content = stream.read().partition(b"\n")
     try:
         values = json.loads(head)
-        found = Filtered(np.frombuffer(content, np.uint8), tuple(values["sizes"]), tuple(values["shown"]))
-        return found if found.to_bytes() == head + b"\n" + content else None
+        result = Filtered(np.frombuffer(content, np.uint8), tuple(values["sizes"]), tuple(values["shown"]))
+        return result if result.to_bytes() == head + b"\n" + content else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def write(where: Path, key: str, found: Filtered) -> None:
-    """Keep a result, which appears whole or not at all. Under the lock of `key`, or of the folder."""
+def write(where: Path, key: str, result: Filtered) -> None:
+    """Write a result atomically. The caller holds the lock of `key`, or of the folder."""
     aside = where / f"{BUILDING}{key}"
-    aside.unlink(missing_ok=True)  # what a kill has left
-    write_synced(aside, found.to_bytes())
+    aside.unlink(missing_ok=True)  # left by a killed process
+    write_synced(aside, result.to_bytes())
     aside.replace(where / f"{FOUND}{key}")
     sync_folder(where)
 
@@ -345,17 +345,17 @@ class _Judge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        with suppress(BrokenPipeError):  # of a batch that it did not read
+        with suppress(BrokenPipeError):  # a batch was not read
             _pipe(self._process.stdin).close()
         with self._process:  # closes its pipes
             pass
 
     def stop(self) -> None:
-        """End the process; a question that waits gets an error."""
+        """Kill the process. A pending `ask` raises an error."""
         self._process.kill()
 
     def ask(self, batch: Batch) -> bytes:
-        """The bytes of `judged`. Raises DataError if the process ends."""
+        """Return the bytes of `judged`. Raises DataError if the process ends."""
         self._send([text for _, text in batch])
         stream = _pipe(self._process.stdout)
         if len(head := stream.read(LENGTH.size)) == LENGTH.size:
@@ -368,7 +368,7 @@ class _Judge:
 
     def _send(self, value: Any) -> None:
         stdin = _pipe(self._process.stdin)
-        with suppress(BrokenPipeError):  # it has ended, which its answer says
+        with suppress(BrokenPipeError):  # the process has ended, which `ask` reports
             stdin.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
             stdin.flush()
 

@@ -1,10 +1,10 @@
-"""A user's `tokenizer.json`, in a process of its own: `python -P -m runtime.data.given CPU_S DATA_BYTES`.
+"""A user's `tokenizer.json` in a separate process: `python -P -m runtime.data.given CPU_S DATA_BYTES`.
 
-What such a file asks of the tokenizers library is code: a pattern may backtrack without end, a normalizer may make one
-letter a million, and the library panics where its limits are passed. So the process has limits on its memory and on the
-processor time of each batch, and what ends it becomes a DataError that names the tokenizer and the document.
+Such a file can make the tokenizers library misbehave: a pattern may backtrack without end, a normalizer may turn one
+letter into a million, and the library panics beyond its limits. So the process has limits on its memory and on the
+processor time of each batch, and if it ends, a DataError names the tokenizer and the document.
 
-A chat template is code, too, and is rendered there.
+A chat template is code, too, and is rendered in this process.
 
 Its standard input has a line of JSON: the length of tokenizer.json, the token that ends a document, or null, and the
 chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
@@ -43,11 +43,12 @@ from runtime.data.tokenizer import Encoder
 from runtime.system.limited import end_with_parent, limit, too_much_memory
 
 Ids = npt.NDArray[np.int64]
-Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]  # texts → ids of each, and what else to say
-CPU_S = 60.0  # for a batch, and again for each MiB of it: a hundred times what published tokenizers take
+# Texts → ids of each, and further entries of the answer.
+Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]
+CPU_S = 60.0  # for a batch, and again for each MiB of it: a hundred times the need of published tokenizers
 DATA_BYTES = 4 << 30
 DATA_BYTES_PER_BYTE = 128  # of a batch: the library keeps several alignments of each byte
-MAX_SHOWN, MAX_SAID = 200, 2000  # characters of what the library says, and of a reason
+MAX_SHOWN, MAX_SAID = 200, 2000  # characters of a message of the library, and of a reason
 
 
 class _EndedError(Exception):
@@ -70,13 +71,13 @@ class _RowError(DataError):
 class GivenTokenizer:
     """A tokenizer in a process with limits, as a context manager.
 
-    Entering it raises DataError, naming the file, if `content` is no tokenizer.json or no token of it ends a document.
+    Entering it raises DataError that names the file if `content` is no tokenizer.json or has no end token.
     """
 
-    facts: dict[str, Any]  # what the process says first
+    facts: dict[str, Any]  # the first answer of the process
 
     def __init__(self, path: Path, content: bytes, chat: Settings | None = None, threads: int | None = None) -> None:
-        """threads: of the library in the process; None: one for each core."""
+        """threads: threads of the library in the process; None for one per core."""
         self.path = path
         self._threads = {} if threads is None else {"RAYON_NUM_THREADS": f"{threads}"}
         self._stopped = False
@@ -95,7 +96,7 @@ class GivenTokenizer:
         self._end()
 
     def encode(self, documents: Sequence[tuple[SourceFile, str]]) -> list[Ids]:
-        """Token ids of each document. Raises DataError that names the first that cannot be encoded."""
+        """Return the token ids of each document. Raises DataError that names the first that cannot be encoded."""
         if self._stopped:
             raise DataError(f"{self.path}: stopped")
         try:
@@ -109,14 +110,14 @@ class GivenTokenizer:
                     raise DataError(f"{place_of(self._chat, file, text)}: {ended}") from None
                 raise DataError(f"{self.path}: cannot encode {file.path}: {ended}") from None
         ids: list[Ids] = []
-        for document in documents:  # which of them it is
+        for document in documents:  # find the document that fails
             self._end()
             self._start()
             ids += self.encode([document])
         return ids
 
     def stop(self) -> None:
-        """End what another thread asks of the process; its call raises DataError."""
+        """Kill the process. A call in another thread raises DataError."""
         self._stopped = True
         self._process.kill()
 
@@ -136,15 +137,15 @@ class GivenTokenizer:
             self._end()
             names_file = self._chat is not None and str(ended).startswith(f"{self._chat.path}:")
             if not names_file and self._chat is not None and self._chat.template is not None:
-                marks_assistant(self._chat)  # raises where it is the template
+                marks_assistant(self._chat)  # raises if the template is the cause
             template = self._chat.path if self._chat is not None and self._chat.template is not None else None
             who = f"{self.path}, or its chat template {template}" if template else f"{self.path}"
             raise DataError(f"{ended}" if names_file else f"{who}: {ended}") from None
 
     def _end(self) -> None:
-        """Ends the process, if it has not ended."""
+        """Kill the process, if it has not ended."""
         self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # of a question that it did not read
+        with contextlib.suppress(BrokenPipeError):  # a question was not read
             _pipe(self._process.stdin).close()
         with self._process:  # closes its pipes
             self._errors.close()
@@ -162,7 +163,7 @@ class GivenTokenizer:
 
     def _reply(self, question: bytes) -> dict[str, Any]:
         stdin = _pipe(self._process.stdin)
-        with contextlib.suppress(BrokenPipeError):  # it has ended: what it said is read below
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: its last answer is read below
             stdin.write(question)
             stdin.flush()
         line = _pipe(self._process.stdout).readline()
@@ -174,7 +175,7 @@ class GivenTokenizer:
         return answer
 
     def _reason(self) -> str:
-        """Why the process has ended."""
+        """Return why the process has ended."""
         code = self._process.wait()
         said = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace")
         if code == -signal.SIGXCPU:
@@ -215,7 +216,7 @@ def main(argv: list[str]) -> int:
     except MemoryError:
         _answer(stdout, {"error": too_much_memory(data_bytes)})
         return 1
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a Rust panic is no Exception
         said = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
         _answer(stdout, {"error": said[:MAX_SAID]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
         return 1
@@ -237,14 +238,14 @@ def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:
                 rows += encoder.encode([text])
             except DataError as error:
                 raise _RowError(str(error), len(rows)) from None
-        found = Notices(sum(not row.aligned for row in rows), sum(not row.started for row in rows))
-        return [row.ids for row in rows], {"notices": asdict(found)}
+        notices = Notices(sum(not row.aligned for row in rows), sum(not row.started for row in rows))
+        return [row.ids for row in rows], {"notices": asdict(notices)}
 
     return encode
 
 
 def _allow(cpu_s: float, data_bytes: int, num_bytes: int) -> None:
-    """Limits for a batch of so many bytes."""
+    """Set the limits for a batch of `num_bytes`."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     seconds = int(used + cpu_s * (1 + num_bytes / 2**20)) + 1
     limit(resource.RLIMIT_CPU, seconds)

@@ -1,9 +1,9 @@
-"""Fill-in-the-middle: documents whose middle is moved to the end, between tokens of the tokenizer for that.
+"""Fill-in-the-middle: documents whose middle is moved to the end, marked by sentinel tokens.
 
 A document of tokens `prefix middle suffix end` is read as `BEGIN prefix HOLE suffix END middle end` (PSM, the order of
-DeepSeek-V3, arXiv 2412.19437, §4.1), three tokens more. Which documents, and where they are cut, is a pure function of
-the seed and the number of the document in its source. Two cuts are drawn among all places between tokens, as in
-Bavarian et al. (arXiv 2207.14255); a part may be empty. Nothing is stored: the text is arranged where it is read.
+DeepSeek-V3, arXiv 2412.19437, §4.1), with three more tokens. The choice of documents and of the cuts is a pure function
+of the seed and the number of the document in its source. Two cuts are drawn among all places between tokens, as in
+Bavarian et al. (arXiv 2207.14255); a part may be empty. Nothing is stored: documents are rearranged when they are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from runtime.data.shards import Stream, Tokens
 
-ADDED = 3  # tokens that a document has more
+ADDED = 3  # tokens added to a document
 # BEGIN, HOLE and END: of tokenizers that are trained here, DeepSeek's, StarCoder's, SantaCoder's, Qwen's and
 # CodeGemma's, Code Llama's.
 SENTINELS = (
@@ -30,37 +30,37 @@ SENTINELS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
 OF_TRAINED = SENTINELS[0]
-_WHETHER, _FIRST, _SECOND = range(3)  # what is drawn for a document
+_WHETHER, _FIRST, _SECOND = range(3)  # the random draws of a document
 
 Draws = npt.NDArray[np.uint64]
 
 
 class Rate(NamedTuple):
-    """Share of the documents whose middle is at their end, and the seed that chooses them."""
+    """The share of documents that are rearranged, and the seed that chooses them."""
 
     rate: float
     seed: int
 
 
 def sentinels(tokenizer_json: str) -> tuple[int, ...] | None:
-    """The ids of BEGIN, HOLE and END in a tokenizer.json; None where it has none that are known here."""
-    found = json.loads(tokenizer_json)
-    inner = found["model"].get("vocab")
+    """Return the ids of BEGIN, HOLE and END in a tokenizer.json; None if it has no known sentinels."""
+    tokenizer = json.loads(tokenizer_json)
+    inner = tokenizer["model"].get("vocab")
     ids = {**inner} if isinstance(inner, Mapping) else {}
-    ids |= {each["content"]: each["id"] for each in found.get("added_tokens") or ()}
+    ids |= {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
     return next((tuple(ids[name] for name in names) for names in SENTINELS if all(name in ids for name in names)), None)
 
 
 def is_infilled(documents: int, rate: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which of the first so many documents of a source have their middle at the end."""
+    """Return which of the first `documents` documents of a source are rearranged."""
     drawn = _draws(np.arange(documents, dtype=np.uint64), seed, _WHETHER)
     return (drawn >> np.uint64(11)).astype(np.float64) < rate * 2**53
 
 
 class Infilled(Stream):
-    """A stream of documents, a share `rate` of which have their middle at the end.
+    """A stream of documents, of which a share `rate` is rearranged.
 
-    `sentinels`: ids of BEGIN, HOLE and END. `end`: the id that ends a document; where a document has it, it stays last.
+    `sentinels`: ids of BEGIN, HOLE and END. `end`: the id that ends a document; it stays last.
     """
 
     def __init__(self, stream: Stream, rate: float, seed: int, sentinels: Sequence[int], end: int) -> None:
@@ -71,7 +71,7 @@ class Infilled(Stream):
         self.num_tokens = int(self.starts[-1])
 
     def tokens(self, first: int, last: int) -> Tokens:
-        """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
+        """Return tokens [first, last) of the stream of all documents: [last - first] int64, a copy."""
         assert 0 <= first <= last <= self.num_tokens, f"[{first}, {last}) of {self.num_tokens} tokens"
         parts = [np.zeros(0, np.int64)]
         document = int(np.searchsorted(self.starts, first, "right")) - 1
@@ -83,30 +83,30 @@ class Infilled(Stream):
         return np.concatenate(parts)
 
     def _part(self, document: int, first: int, last: int) -> list[Tokens]:
-        """Tokens [first, last) of a document. Of a long one, no others are read."""
+        """Return tokens [first, last) of a document, without reading its other tokens."""
         begin, until = (int(self._stream.starts[each]) for each in (document, document + 1))
         if not self._moved[document]:
             return [self._stream.tokens(begin + first, begin + last)]
         stop = until - int(self._stream.tokens(until - 1, until)[0] == self._end)
         a, b = sorted(begin + self._cut(document, which, stop - begin) for which in (_FIRST, _SECOND))
-        found, at = [], 0
+        parts, at = [], 0
         spans = ((begin, a), (b, stop), (a, b), (stop, until))
         for sentinel, (low, high) in zip((*self._sentinels, None), spans, strict=True):
             if sentinel is not None:
                 if first <= at < last:
-                    found.append(np.array([sentinel]))
+                    parts.append(np.array([sentinel]))
                 at += 1
-            found.append(self._stream.tokens(*(min(max(low, low + each - at), high) for each in (first, last))))
+            parts.append(self._stream.tokens(*(min(max(low, low + each - at), high) for each in (first, last))))
             at += high - low
-        return found
+        return parts
 
     def _cut(self, document: int, which: int, length: int) -> int:
-        """One of the places 0 to `length` between the tokens of a document."""
+        """Draw one of the places 0 to `length` between the tokens of a document."""
         return int(_draws(np.array([document], np.uint64), self._seed, which)[0]) * (length + 1) >> 64
 
 
 def _draws(documents: Draws, seed: int, which: int) -> Draws:
-    """64 random bits for each document: SplitMix64 of its number, from a place that seed and purpose say."""
+    """Return 64 random bits for each document: SplitMix64 of its number, keyed by the seed and the draw `which`."""
     key = hashlib.blake2b(f"infill\0{seed}\0{which}".encode(), digest_size=8).digest()
     z = (documents + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(key, "little"))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,9 +1,9 @@
-"""The order in which samples of a text are drawn. Sample i is a pure function of (seed, i): no state, nothing stored.
+"""The order in which samples of a text are drawn. Sample i is a pure function of (seed, i): there is no state.
 
-An epoch visits each window of the text once, in an order of its own. In a run whose phases have sequences of several
-lengths the text lies in pieces as long as the longest of them. The pieces of an epoch are permuted, and each phase has
-as many of them as it trains on, one after the other; the windows of its pieces are permuted among themselves. So each
-token of the pieces is in one window of an epoch, whichever phase draws it.
+An epoch visits each window of the text once, in its own order. If the phases of a run have different sequence lengths,
+the text is divided into pieces as long as the longest sequence. The pieces of an epoch are permuted, and each phase
+takes the next pieces that it needs; the windows of its pieces are permuted among themselves. So each token of the
+pieces is in one window of an epoch, in any phase.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from runtime.contract import EXTRA_TOKENS
 from runtime.data.permutation import Numbers, permuted, permuted_all, unpermuted
 
-PADDING = -(1 << 31)  # behind the last token of a sample of rows: no token, and below every ~id
+PADDING = -(1 << 31)  # fills a sample of rows after its last token: no token, and below every ~id
 
 
 def windows_in(tokens: int, sequence: int, longest: int | None = None) -> int:
-    """How many windows of `sequence` tokens a text of so many tokens has.
+    """Return the number of windows of `sequence` tokens in a text of `tokens` tokens.
 
-    longest: the longest sequence of a run with phases, whose text lies in pieces of that length.
+    longest: in a run with phases, the longest sequence, which is the length of pieces.
     """
     piece = longest or sequence
     return max(0, tokens - EXTRA_TOKENS) // piece * (piece // sequence)
@@ -33,19 +33,19 @@ def windows_in(tokens: int, sequence: int, longest: int | None = None) -> int:
 class Order:
     """The order of training samples: an epoch has `windows` windows of `sequence` tokens, permuted by `seed`.
 
-    Of a phase, `piece` is the longest sequence of the run. The phase draws the tokens from `first` on, counted over all
-    epochs of the run, up to `end`; None: to the end of the run. Sample i begins at token i · sequence of that count.
+    In a phase, `piece` is the longest sequence of the run. The phase draws tokens [first, end), counted over all epochs
+    of the run; `end` is None for the last phase. Sample i begins at token i · sequence of that count.
     """
 
     sequence: int
     windows: int
     seed: int
-    piece: int = 0  # 0: windows are permuted by themselves
+    piece: int = 0  # 0: no pieces, windows are permuted
     first: int = 0
     end: int | None = None
 
     def window(self, index: int) -> int:
-        """The window of the text that a sample is: 0 ≤ window < windows."""
+        """Return the window of a sample: 0 ≤ window < windows."""
         epoch, place = divmod(index, self.windows)
         if not self.piece:
             return permuted(place, self.windows, self.seed, epoch)
@@ -56,7 +56,7 @@ class Order:
         return permuted(piece, self._pieces, self.seed, epoch) * self._parts + part
 
     def windows_of(self, indices: Numbers) -> Numbers:
-        """The windows of several samples, as `window` says them."""
+        """Return the windows of several samples, as `window` does."""
         epochs, places = np.divmod(indices, self.windows)
         for epoch in np.unique(epochs).tolist():
             at = epochs == epoch
@@ -64,7 +64,7 @@ class Order:
         return places
 
     def _windows(self, places: Numbers, epoch: int) -> Numbers:
-        """The windows at these places of an epoch."""
+        """Return the windows at these places of an epoch."""
         if not self.piece:
             return permuted_all(places, self.windows, self.seed, epoch)
         low, high = self._span(epoch)
@@ -75,7 +75,7 @@ class Order:
         return permuted_all(pieces, self._pieces, self.seed, epoch) * self._parts + parts
 
     def index(self, window: int, epoch: int) -> int:
-        """The sample of an epoch that is this window: what `window` sends to it."""
+        """Return the sample of an epoch that has this window; the inverse of `window`."""
         if not self.piece:
             return epoch * self.windows + unpermuted(window, self.windows, self.seed, epoch)
         piece, part = divmod(window, self._parts)
@@ -86,12 +86,12 @@ class Order:
         return epoch * self.windows + place
 
     def tokens_of(self, index: int) -> tuple[int, int]:
-        """[first, end) of the tokens of a sample in the text, its targets beyond the window left out."""
+        """Return [first, end) of a sample's tokens in the text, without the targets beyond its window."""
         first = self.window(index) * self.sequence
         return first, first + self.sequence
 
     def goes_on_in(self, other: Order) -> bool:
-        """Whether another order draws, of the same pieces, what follows the end of this one."""
+        """Whether another order continues at the end of this one, with the same pieces."""
         return self.has_pieces_of(other) and self.end == other.first
 
     def has_pieces_of(self, other: Order) -> bool:
@@ -100,7 +100,7 @@ class Order:
 
     @property
     def whole(self) -> Order:
-        """The order of a phase that has the whole run."""
+        """This order for the whole run, without the bounds of a phase."""
         return replace(self, first=0, end=None)
 
     @property
@@ -114,24 +114,24 @@ class Order:
         return self.windows // self._parts
 
     def _span(self, epoch: int) -> tuple[int, int]:
-        """The places [low, high) of an epoch that are this phase's."""
+        """Return the places [low, high) of an epoch that belong to this phase."""
         begin = epoch * self.windows
         low = self.first // self.sequence - begin
         high = self.windows if self.end is None else self.end // self.sequence - begin
         return max(0, min(low, self.windows)), max(0, min(high, self.windows))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; of a run without phases, those that it has."""
+        """Return the fields; without phases, those of a plain order."""
         plain = {"sequence": self.sequence, "windows": self.windows, "seed": self.seed}
         return plain | ({"piece": self.piece, "first": self.first, "end": self.end} if self.piece else {})
 
 
 def put_by_cost(samples: Numbers, seen: Numbers, order: Sequence[int]) -> Numbers:
-    """The samples of a step, put so that those of one micro-batch of all data ranks cost attention about the same.
+    """Order the samples of a step so that in each micro-batch all data ranks have about the same cost of attention.
 
-    `seen`: what each sample costs. `order`: at each position of the schedule, the rank of its micro-batch among all,
-    the cheapest being 0. Every second micro-batch has its samples in falling order, so that no data rank has the
-    dearest of each.
+    `seen`: cost of each sample. `order`: for each position of the schedule, the rank of its micro-batch by cost, the
+    cheapest being 0. Every second micro-batch has its samples in descending order, so that no data rank always has the
+    most expensive ones.
     """
     ranked = samples[np.argsort(seen, kind="stable")].reshape(len(order), -1)
     ranked[1::2] = ranked[1::2, ::-1].copy()

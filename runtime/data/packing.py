@@ -1,7 +1,7 @@
-"""Packing: which rows share a sequence. Best fit, the longest first, within windows of rows.
+"""Packing rows into sequences: best-fit decreasing, within windows of rows.
 
-A row goes to the fullest sequence that has room for it, of several to the one that was begun first, else it begins one:
-what TRL calls `bfd`. There are at most 11/9 as many sequences as there must be, and 4 more (Johnson et al., "Worst-case
+A row goes to the fullest sequence that has room for it (the oldest of equal ones), else it starts a new sequence. TRL
+calls this `bfd`. It needs at most 11/9 of the optimal number of sequences, plus 4 (Johnson et al., "Worst-case
 performance bounds for simple one-dimensional packing algorithms", 1974). Windows bound time and memory.
 """
 
@@ -20,45 +20,45 @@ WINDOW = 1 << 14  # rows
 
 
 class Packs:
-    """Rows by the sequence that they share, in the order in which they are there."""
+    """The rows of each sequence, in order."""
 
     def __init__(self, packs: Iterable[list[int]]) -> None:
-        found = list(packs)
-        self._rows = np.fromiter(chain.from_iterable(found), np.int64)
-        self._ends = np.cumsum([len(each) for each in found], dtype=np.int64)
+        lists = list(packs)
+        self._rows = np.fromiter(chain.from_iterable(lists), np.int64)
+        self._ends = np.cumsum([len(each) for each in lists], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def rows(self, pack: int) -> Numbers:
-        """The rows of a sequence, by their numbers."""
+        """Return the numbers of the rows of a sequence."""
         return self._rows[self._ends[pack - 1] if pack else 0 : self._ends[pack]]
 
     def rows_of(self, packs: Numbers) -> tuple[Numbers, Numbers]:
-        """The rows of several sequences, one after the other, and how many each has."""
+        """Return the concatenated rows of several sequences, and the number of rows of each."""
         counts = np.diff(self._ends, prepend=0)[packs]
         return self._rows[runs(self._ends[packs] - counts, counts)], counts
 
 
 def runs(first: Numbers, counts: Numbers) -> Numbers:
-    """So many numbers from each first one on, one run after the other."""
+    """Concatenate the ranges [first, first + count)."""
     return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
 def sums(values: Numbers, counts: Numbers) -> Numbers:
-    """The sums of runs of so many values each, at least one."""
+    """Return the sums of consecutive runs of values. Each run has at least one value."""
     return np.asarray(np.add.reduceat(values, np.cumsum(counts) - counts))
 
 
 def packed(rows: Numbers, sizes: Numbers, room: int) -> Packs:
-    """The rows, of so many tokens each, in sequences of `room` tokens. A row has `room` tokens at most."""
+    """Pack rows into sequences of `room` tokens. `sizes`: tokens of each row, at most `room`."""
     windows = ((rows[first : first + WINDOW], sizes[first : first + WINDOW]) for first in range(0, len(rows), WINDOW))
     return Packs(chain.from_iterable(_best_fit(*window, room) for window in windows))
 
 
 def _best_fit(rows: Numbers, sizes: Numbers, room: int) -> list[list[int]]:
     packs: list[list[int]] = []
-    left: dict[int, deque[list[int]]] = {}  # by the room that is left, the first begun in front
+    left: dict[int, deque[list[int]]] = {}  # by remaining room, the oldest first
     rooms: list[int] = []  # keys of `left`, ascending
     for place in np.argsort(-sizes, kind="stable").tolist():
         size, row = int(sizes[place]), int(rows[place])

@@ -1,7 +1,8 @@
-"""Permutations of range(num) that a seed and an epoch name: any place of them is found by itself.
+"""Permutations of range(num) by seed and epoch, with random access to any place.
 
-A Feistel network permutes the least 4^k ≥ num; walking its cycle until below num gives a permutation of range(num)
-(Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in 4 steps or fewer on average.
+A Feistel network permutes range(4^k) for the least 4^k ≥ num. Following its cycle until the value is below num gives a
+permutation of range(num) (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in at most 4 steps on
+average.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def permuted(place: int, num: int, seed: int, epoch: int) -> int:
-    """Where `place` goes under the permutation of range(num) that (seed, epoch) names."""
+    """Return the image of `place` under the permutation of range(num) for (seed, epoch)."""
     assert 0 <= place < num
     key, half = _network(num, seed, epoch)
     place = _feistel(place, half, key)
@@ -29,17 +30,17 @@ def permuted(place: int, num: int, seed: int, epoch: int) -> int:
 
 
 def permuted_all(places: Numbers, num: int, seed: int, epoch: int) -> Numbers:
-    """Where several places go, as `permuted` says it."""
+    """Return the images of several places, as `permuted` does."""
     key, half = _network(num, seed, epoch)
     rounds = _rounds(key, half)
-    found = _feistel_all(places, half, key, rounds)
-    while (out := np.flatnonzero(found >= num)).size:
-        found[out] = _feistel_all(found[out], half, key, rounds)
-    return found
+    images = _feistel_all(places, half, key, rounds)
+    while (out := np.flatnonzero(images >= num)).size:
+        images[out] = _feistel_all(images[out], half, key, rounds)
+    return images
 
 
 def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
-    """The place that `permuted` sends to `window`."""
+    """Return the place whose image is `window`; the inverse of `permuted`."""
     assert 0 <= window < num
     key, half = _network(num, seed, epoch)
     window = _feistel_back(window, half, key)
@@ -49,13 +50,13 @@ def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
 
 
 def _network(num: int, seed: int, epoch: int) -> tuple[bytes, int]:
-    """Key and half of the bits of the network that permutes range(num)."""
+    """Return the key of the network that permutes range(num), and half its number of bits."""
     key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
     return key, max(1, ((num - 1).bit_length() + 1) // 2)
 
 
 def _feistel(value: int, half: int, key: bytes) -> int:
-    """One permutation of [0, 4^half)."""
+    """Permute [0, 4^half)."""
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for number in range(_ROUNDS):
@@ -64,8 +65,7 @@ def _feistel(value: int, half: int, key: bytes) -> int:
 
 
 def _feistel_all(values: Numbers, half: int, key: bytes, rounds: Numbers) -> Numbers:
-    """`_feistel` of several values. `rounds`, [number, half of a value]: what each round makes of it, -1 where that was
-    not asked for yet."""
+    """Apply `_feistel` to several values. `rounds`: cache of round results, [round, half of a value], -1 if missing."""
     mask = (1 << half) - 1
     left, right = values >> half, values & mask
     for number, table in enumerate(rounds):
@@ -75,9 +75,9 @@ def _feistel_all(values: Numbers, half: int, key: bytes, rounds: Numbers) -> Num
     return left << half | right
 
 
-@lru_cache(maxsize=8)  # an epoch has one permutation, in a run of phases two; a step may lie in two epochs
+@lru_cache(maxsize=8)  # an epoch has one permutation, with phases two; a step may span two epochs
 def _rounds(key: bytes, half: int) -> Numbers:
-    """The rounds of a network, to be filled: a value's half is one of few, and a run asks for most of them again."""
+    """Return an empty cache of round results. There are few halves, and a run needs most of them again."""
     return np.full((_ROUNDS, 1 << half), -1, np.int64)
 
 

@@ -1,7 +1,7 @@
-"""Pieces of a long computation: worked on by several processes, taken in order, and kept so that a kill loses little.
+"""A long computation in pieces: run by several processes, returned in order, and journaled to survive a kill.
 
-A `Journal` is a file of results, one behind the other. Each has its sha256, so what a kill or a loss of power leaves of
-the last one is not read. Results depend on the piece alone, so a journal that is read again changes no bit.
+A `Journal` is a file of consecutive results. Each has its sha256, so a partial result after a kill or a power loss is
+ignored. Results depend on the piece alone, so results from a journal are bit-identical.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from typing import TypeVar
 
 from runtime.data.files import descriptor_of_regular
 
-HEAD = struct.Struct("<Q32s")  # bytes of a result, sha256 of its number and its content
-AHEAD = 2  # pieces that wait, for each worker
+HEAD = struct.Struct("<Q32s")  # size of a result, sha256 of its number and its content
+AHEAD = 2  # waiting pieces per worker
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Journal:
-    """Results in a file, as a context manager. `about` says what they are of: under another text it begins anew.
+    """Results in a file, as a context manager. `about` identifies the computation: with another value the journal
+    starts empty.
 
-    First the results that are there are taken, by `next`; after the last of them, others are added.
+    Existing results are read first, with `next`. After the last one, new ones are added.
     """
 
     def __init__(self, path: Path, about: str) -> None:
         self.path = path
-        self.num_found = 0  # results that an earlier process left
+        self.num_found = 0  # results from an earlier process
         self._about = about.encode()
         self._number = 0
 
@@ -51,12 +52,12 @@ class Journal:
     ) -> None:
         try:
             self._stream.close()
-        except OSError:  # what a full disk did not take, which `add` has said
+        except OSError:  # unwritten data on a full disk, which `add` has reported
             if kind is None:
                 raise
 
     def next(self) -> bytes | None:
-        """The next result, None behind the last one that is whole; what follows it is cut off."""
+        """Return the next result, or None after the last complete one. The rest of the file is cut off."""
         begin = self._stream.tell()
         head = self._stream.read(HEAD.size)
         if len(head) == HEAD.size:
@@ -70,11 +71,11 @@ class Journal:
         return None
 
     def add(self, content: bytes) -> None:
-        """Put a result behind the last one. OSError where the disk is full."""
+        """Append a result. OSError if the disk is full."""
         try:
             self._stream.write(HEAD.pack(len(content), _digest(self._number, content)) + content)
             self._stream.flush()
-        except OSError as error:  # which names no file
+        except OSError as error:  # without a file name
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._number += 1
 
@@ -95,14 +96,14 @@ def _digest(number: int, content: bytes) -> bytes:
 def journaled(
     items: Iterable[Item], workers: Sequence[Callable[[Item], bytes]], journal: Journal, stop: Callable[[], None]
 ) -> Iterator[tuple[Item, bytes]]:
-    """Each item with its result, in the order of the items: first those that the journal has, then others, by
-    `in_order`, which are added to it."""
+    """Yield each item with its result, in the order of items: from the journal as far as it has them, then computed by
+    `in_order` and added to it."""
     rest = iter(items)
     for item in rest:
-        if (found := journal.next()) is None:
+        if (saved := journal.next()) is None:
             rest = chain([item], rest)
             break
-        yield item, found
+        yield item, saved
     for item, result in in_order(rest, workers, stop):
         journal.add(result)
         yield item, result
@@ -111,10 +112,10 @@ def journaled(
 def in_order(
     items: Iterable[Item], workers: Sequence[Callable[[Item], Result]], stop: Callable[[], None]
 ) -> Iterator[tuple[Item, Result]]:
-    """Each item with its result, in the order of the items. Workers are called in threads, each by one at a time.
+    """Yield each item with its result, in the order of items. Each worker is called in one thread at a time.
 
-    The error of the first item that has one is raised. `stop` is called where not all results are taken; calls that
-    are going on have to end then.
+    Raises the error of the first item that has one. `stop` is called if the caller does not take all results; it must
+    end running calls.
     """
     if len(workers) == 1:
         for item in items:

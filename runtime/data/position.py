@@ -1,13 +1,13 @@
-"""Where a run is in its data: what it has trained on, and which samples come next.
+"""The position of a run in its data: what it has trained on, and which samples come next.
 
-The position is part of a checkpoint. It is carried from step to step and never computed from the number of the step,
-so a run that goes on with another batch, sequence or seed neither skips samples nor trains on them a second time.
+The position is part of a checkpoint. It is updated in each step and never computed from the step number, so a run that
+resumes with another batch, sequence or seed neither skips nor repeats samples.
 
-From one phase of a run to the next the samples go on without a seam (runtime/data/order.py).
+Samples continue seamlessly from one phase of a run to the next (runtime/data/order.py).
 
-Where windows are cut anew (another sequence) or are put in another order (another seed), the rest of the current epoch
-is what was not seen in it yet: a window of which more than half was seen is left out. Where new windows divide old
-ones nothing is skipped and nothing is repeated; otherwise no choice of whole windows skips and repeats fewer tokens.
+If the window length (sequence) or the order (seed) changes, the rest of the epoch has the windows that were not seen
+yet: a window is left out if more than half of it was seen. If new windows divide old ones, no token is skipped or
+repeated; otherwise no choice of whole windows skips and repeats fewer tokens.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from runtime.data.blend import Blend, in_phase
 from runtime.data.cuts import MAX_CUTS, EpochCut, Ranges, left_out, num_seen
 from runtime.data.order import Order
 
-_MAX_COUNTED = 1 << 13  # windows of an epoch that are few enough to count what is skipped and repeated
+_MAX_COUNTED = 1 << 13  # most windows of an epoch for counting skipped and repeated tokens
 
 Move = Callable[["Position", Order], "Position"]
 
 
 @dataclass(frozen=True)
 class Position:
-    """`samples` and `tokens` trained on, and the index of the `next` sample. `skip`: samples still to be left out.
+    """Trained `samples` and `tokens`, and the index of the `next` sample. `skip`: samples that will be left out.
 
-    `order`: that of `next`; None where samples are counted only (a run that begins, and tests).
+    `order`: the order that `next` refers to; None if samples are only counted (a new run, and tests). `cuts`: what was
+    drawn in this epoch under earlier orders.
     """
 
     samples: int = 0
@@ -44,23 +45,23 @@ class Position:
     cuts: tuple[EpochCut, ...] = ()
 
     def draw(self, size: int) -> npt.NDArray[np.int64]:
-        """Indices of the next `size` samples."""
+        """Return the indices of the next `size` samples."""
         if not self.skip and not self.cuts:
             return np.arange(self.next, self.next + size)
-        found: list[int] = []
+        indices: list[int] = []
         index = self.next
-        while len(found) < size:
+        while len(indices) < size:
             if inside := [end for first, end in self.skip if first <= index < end]:
                 index = max(inside)
                 continue
             if not isinstance(self.order, Order) or not left_out(self.order, index, self.cuts):
-                found.append(index)
+                indices.append(index)
             index += 1
-        return np.array(found)
+        return np.array(indices)
 
     def after(self, drawn: npt.NDArray[np.int64], sequence: int, *, comes_again: bool = False) -> Position:
-        """The position when the samples `drawn`, of `sequence` tokens each, have been trained on. `comes_again`: the
-        next step has the same."""
+        """Return the position after training on the samples `drawn`, of `sequence` tokens each. `comes_again`: the next
+        step trains on the same samples."""
         if comes_again:
             return replace(self, samples=self.samples + len(drawn), tokens=self.tokens + len(drawn) * sequence)
         following = int(drawn[-1]) + 1
@@ -76,23 +77,23 @@ class Position:
         )
 
     def leaving_out(self, drawn: npt.NDArray[np.int64], sequence: int) -> Position:
-        """The position behind the samples `drawn`, which were not trained on."""
+        """Return the position after the samples `drawn`, without counting them as trained."""
         return replace(self.after(drawn, sequence), samples=self.samples, tokens=self.tokens)
 
     def skipping(self, ranges: Sequence[tuple[int, int]]) -> Position:
-        """The position with these samples left out, too."""
+        """Return the position with these samples left out, too."""
         return replace(self, skip=_merged([*self.skip, *(each for each in ranges if each[1] > self.next)]))
 
     def under(self, order: Order, *, same_text: bool) -> Position:
         """Return this position expressed in another order of the samples."""
         was = order if self.order is None else self.order
-        if isinstance(was, Blend):  # which says nothing about the one source that there is now
+        if isinstance(was, Blend):  # positions in a blend do not apply to a single source
             return replace(self, order=order, cuts=(), skip=(), next=0)
         if was == order:
             return replace(self, order=order)
         if was.goes_on_in(order) and self.next * was.sequence == order.first and not self.cuts:
             return replace(self, order=order, skip=(), next=order.first // order.sequence)
-        if not same_text:  # what was seen of another text says nothing about this one
+        if not same_text:  # positions in another text do not apply
             return replace(self, order=order, cuts=(), skip=(), next=self.next * was.sequence // order.sequence)
         epoch, place = divmod(self.next, was.windows)
         cut = EpochCut(was, epoch, self.next, tuple(each for each in self.skip if each[0] < (epoch + 1) * was.windows))
@@ -100,9 +101,9 @@ class Position:
         return replace(self, order=order, skip=(), next=epoch * order.windows, cuts=cuts[-MAX_CUTS:])
 
     def blended(self, order: Blend, move: Move) -> Position:
-        """Return this position in a blend as a build has it: each source goes on where it was.
+        """Return this position in the blend of a build: each source continues where it was.
 
-        `move`: the position of one source in another order of its samples.
+        `move`: converts the position of one source to another order of its samples.
         """
         was = self.order
         if isinstance(was, Blend) and was.goes_on_in(order):
@@ -116,12 +117,12 @@ class Position:
             if begin is not None:
                 shares.append(in_phase(share, begin, samples))
                 continue
-            found = move(at, share.order)
-            shares.append(replace(share, first=found.next, cuts=found.cuts))
+            moved = move(at, share.order)
+            shares.append(replace(share, first=moved.next, cuts=moved.cuts))
         return replace(self, order=replace(order, shares=tuple(shares), first=self.next), skip=(), cuts=())
 
     def _of_source(self, name: str) -> Position:
-        """Where a source of a blend is, with the tokens that were drawn of it; at its beginning if it was none."""
+        """Return the position of a source of the blend, with its drawn tokens; at its beginning if it is new."""
         if not isinstance(self.order, Blend):
             return Position()
         following = self.order.nexts(self.next).get(name)
@@ -133,14 +134,14 @@ class Position:
         return Position(0, tokens, following, (), share.order, share.cuts if is_cut else ())
 
     def at_same_share(self, order: Order) -> Position:
-        """Return this position in another order of other windows: where the same share of the epoch was drawn."""
+        """Return the position in an order with other windows at which the same share of the epoch was drawn."""
         windows = self.order.windows if isinstance(self.order, Order) else order.windows
         epoch, place = divmod(self.next, windows)
         following = epoch * order.windows + place * order.windows // windows
         return replace(self, order=order, cuts=(), skip=(), next=following)
 
     def unavoidable(self) -> tuple[int, int] | None:
-        """(tokens skipped, tokens repeated) of this epoch because windows were cut anew; None if costly to count."""
+        """Return (tokens skipped, tokens repeated) in this epoch because windows changed; None if costly to count."""
         if not isinstance(self.order, Order) or not self.cuts:
             return 0, 0
         if max(self.order.windows, *(cut.order.windows for cut in self.cuts)) > _MAX_COUNTED:
@@ -156,7 +157,7 @@ class Position:
 
     @property
     def epochs(self) -> dict[str, dict[str, float]]:
-        """What a row of metrics says of the sources of a blend: how often each was read."""
+        """Metrics of the sources of a blend: how often each was read."""
         return {"epochs": self.order.epochs(self.next)} if isinstance(self.order, Blend) else {}
 
     # ---- JSON
@@ -173,7 +174,7 @@ class Position:
 
     @staticmethod
     def from_json(value: Any) -> Position:
-        """The inverse of `to_json`. ValueError for anything else."""
+        """Parse the result of `to_json`. ValueError for anything else."""
         demand = order_json.demand
         demand(isinstance(value, dict) and value.keys() == vars(Position()).keys())
         samples, tokens, following = (order_json.count(value[name]) for name in ("samples", "tokens", "next"))
@@ -185,8 +186,8 @@ class Position:
 
 
 def _begin(at: Position, order: Order) -> int | None:
-    """The token of a source's count at which a phase begins: behind what the phase before has, at a whole piece. None
-    where windows are cut anew, or there are no phases."""
+    """Return the token, counted over all epochs of a source, at which a phase begins: after the phase before, at a
+    whole piece. None if windows changed, or there are no phases."""
     was = at.order
     if not order.piece or at.cuts:
         return None
@@ -197,9 +198,9 @@ def _begin(at: Position, order: Order) -> int | None:
     return -(-max(was.end, at.tokens) // order.piece) * order.piece
 
 
-def _merged(found: Sequence[tuple[int, int]]) -> Ranges:
+def _merged(spans: Sequence[tuple[int, int]]) -> Ranges:
     result: list[tuple[int, int]] = []
-    for first, end in sorted(found):
+    for first, end in sorted(spans):
         if result and first <= result[-1][1]:
             result[-1] = (result[-1][0], max(end, result[-1][1]))
         else:

@@ -1,7 +1,6 @@
-"""The process that prepares a run's data (runtime/data/__main__.py), as its launcher starts it and listens to it. No
-torch.
+"""The process that prepares a run's data (runtime/data/__main__.py), as the launcher controls it. Without torch.
 
-It is a process of its own, for the tokenizer's threads must not exist where ranks are forked.
+It is a separate process because the tokenizer's threads must not exist in the process that forks ranks.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from runtime.system.strict_json import tree
 
 
 class UsageError(Exception):
-    """The build, the data or the run folder cannot be used; the message says which and what to do.
+    """The build, the data or the run folder cannot be used. The message says which, and what to do.
 
-    `code`: EXIT_USAGE, or EXIT_RETRY where the reason may pass. Without a message, the user has been told.
+    `code`: EXIT_USAGE, or EXIT_RETRY if the reason is temporary. Without a message, the user was already told.
     """
 
     def __init__(self, message: object = "", code: int = EXIT_USAGE) -> None:
@@ -42,16 +41,16 @@ class Preparation:
         self._process = process
 
     def may_talk(self) -> None:
-        """Let it say from now on how far it is."""
+        """Let the process show its progress from now on."""
         self._stdin.close()
 
     def text_is_found(self) -> bool:
-        """Whether the text is found, once that is known."""
+        """Wait until it is known whether the text is found, and return that."""
         assert self._process.stdout is not None
         return bool(self._process.stdout.readline())
 
     def line_unless_failed(self, stdin: FileIO) -> str:
-        """The next line of `stdin`; "" where that ends, or where the preparation fails first."""
+        """Return the next line of `stdin`; "" if it ends or the preparation fails first."""
         ended = os.pidfd_open(self._process.pid)
         try:
             ready, _, _ = select.select([stdin.fileno(), ended], [], [])
@@ -69,7 +68,7 @@ class Preparation:
         self._process.kill()
 
     def corpus(self) -> Path:
-        """The folder of the prepared corpus, once the process has ended. UsageError where there is none."""
+        """Wait for the process and return the folder of the prepared corpus. UsageError if it failed."""
         assert self._process.stdout is not None
         said = self._process.stdout.read()
         code = self._process.wait()
@@ -82,7 +81,7 @@ class Preparation:
         return Path(json.loads(said)["folder"])
 
     def send(self, line: bytes) -> None:
-        with suppress(BrokenPipeError):  # it has failed, and says so
+        with suppress(BrokenPipeError):  # the process has failed, and reports that itself
             while line:
                 line = line[self._stdin.write(line) :]
 
@@ -96,9 +95,9 @@ class Preparation:
 def start_preparation(
     request: DataRequest, data: Path, out: Path, *, cache: Path | None, resume: bool
 ) -> Iterator[Preparation]:
-    """Start to prepare the data of a request into `out`; ended if the block raises.
+    """Start to prepare the data of a request into `out`. The process is killed if the block raises.
 
-    data: the folder that the data's paths are relative to. cache: prepared data that runs share. resume: use the data
+    data: paths of the data are relative to this folder. cache: prepared data that runs share. resume: use the data
     that the run's checkpoints name.
     """
     command = [sys.executable, "-P", "-m", "runtime.data.__main__", str(data), str(out)]
@@ -108,8 +107,8 @@ def start_preparation(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        bufsize=0,  # of its output nothing is read too early
-        process_group=0,  # Ctrl-C reaches this process alone, which then ends it
+        bufsize=0,  # so that no output is read ahead
+        process_group=0,  # Ctrl-C reaches the launcher alone, which then ends this process
         preexec_fn=_die_with_parent,
     ) as process:
         preparation = Preparation(process)

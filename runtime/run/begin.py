@@ -1,4 +1,4 @@
-"""Where a run begins: with its first step, with initial weights, or with a checkpoint, be it of the phase before."""
+"""The start of a run: from its first step, from initial weights, or from a checkpoint of this or an earlier phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.data.preparation import UsageError
 from runtime.observe.slots import Slots, count
 from runtime.system.outcome import EXIT_RETRY, refusal_code
 
-if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
+if TYPE_CHECKING:  # they import torch, which takes a second; Ctrl-C must be handled before
     from runtime.comm.connect import Transport
     from runtime.launch.torchrun_meet import TorchrunRank
     from runtime.run.loop import Loop
@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C sho
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is asked for beyond its build."""
+    """Options of a run, beyond its build."""
 
     run: Path
-    data: Path  # folder that the data's paths are relative to
+    data: Path  # paths of the data are relative to this folder
     steps: int | None
     resume: bool
     hang_timeout_s: float | None
@@ -35,13 +35,13 @@ class RunOptions:
     transport: Transport
     profile: int | None  # steps
     skip_batch: bool
-    cache: Path | None  # of prepared data
+    cache: Path | None  # folder of prepared data that runs share
     start_timeout_s: float
-    debug: int | None = None  # rank that has the terminal
-    restarts: int = 0  # after failures, without a new checkpoint between
-    elastic: bool = False  # go on with as many ranks as there are
-    copies: bool = True  # of checkpoints, to the places that the spec names and from there
-    slots: Slots | None = None  # of a replay
+    debug: int | None = None  # the rank that is debugged in the terminal
+    restarts: int = 0  # most restarts after failures without a new checkpoint between
+    elastic: bool = False  # continue with the available number of ranks
+    copies: bool = True  # copy checkpoints to and from the places in the spec
+    slots: Slots | None = None  # devices of a replay
 
 
 class EarlierError(UsageError):
@@ -49,11 +49,11 @@ class EarlierError(UsageError):
 
 
 class NothingToDoError(Exception):
-    """A run, or a phase of one, that has come to its end."""
+    """The run or phase has already ended."""
 
 
 def holds_checkpoint(run: Path) -> bool:
-    """Whether there is a checkpoint, good or not. What a kill left of a first save is none."""
+    """Whether the run has a published checkpoint, valid or not. A first save that was killed does not count."""
     try:
         return num_published(run / "checkpoints") > 0
     except OSError as error:
@@ -61,10 +61,10 @@ def holds_checkpoint(run: Path) -> bool:
 
 
 def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) -> None:
-    """Look at the places besides the run folder where the spec wants checkpoints. With `resume` the newest good one of
-    them is taken into the run folder, unless that has one as new; else they must hold none.
+    """Check the places that the spec copies checkpoints to. With `resume`, copy their newest valid checkpoint into the
+    run folder, unless the folder has one as new. Without `resume` they must have no checkpoint.
 
-    Of several ranks one calls this, before `loop_of`. Raises UsageError.
+    One rank calls this, before `loop_of`. Raises UsageError.
     """
     from runtime.checkpoint.places import LOCAL, PlaceError, inventory, places_of
     from runtime.checkpoint.restore import restore
@@ -96,14 +96,14 @@ def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) 
         raise UsageError(error, EXIT_RETRY) from None
     except OSError as error:
         raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
-    say(f"checkpoints are copied to {' and '.join(each.text for each in places)}")
+    say(f"checkpoints are copied to {' and '.join(copy_place.text for copy_place in places)}")
 
 
 def loop_of(
     build: Build, options: RunOptions, corpus: Path, say: Callable[[str], None], place: TorchrunRank | None = None
 ) -> Loop:
-    """The life of the ranks of a run, having said what there is to know before it begins. UsageError if it cannot,
-    NothingToDoError if no step is left."""
+    """Return the loop that the ranks of a run execute, after printing notes about its start. UsageError if the run
+    cannot start, NothingToDoError if no step is left."""
     from runtime.observe.device import check_ranks, choose
     from runtime.ops.native.library import missing
     from runtime.run.loop import Loop, Ranks
@@ -118,7 +118,7 @@ def loop_of(
     except ValueError as error:
         raise UsageError(error) from None
     if build.plan.train.grpo and (reason := missing()):
-        raise UsageError(f"completions are written with the ops in C++ alone: {reason}")
+        raise UsageError(f"generating completions needs the C++ ops: {reason}")
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
@@ -139,8 +139,7 @@ def loop_of(
 
 
 def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start:
-    """Where the loop starts: from a verified checkpoint on, or from initial weights, having said what there is to know
-    about them."""
+    """Return the start of the loop, from a verified checkpoint or from initial weights, after printing notes."""
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.observe.events import Events
     from runtime.observe.health import record
@@ -165,9 +164,9 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
     try:
         if goes_on:
-            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.ranks.device)
-            start = Start(found.position, found.recent, saved=found.checkpoint)
-            notes += found.notes
+            resumption = find(options.run / "checkpoints", loop.build, loop.corpus, loop.ranks.device)
+            start = Start(resumption.position, resumption.recent, saved=resumption.checkpoint)
+            notes += resumption.notes
         if not goes_on or plan.keeps_first_weights:
             weights, more = initial_weights(plan, options.data)
             start = replace(start, weights=weights, put=put_untrained if plan.adapter else put_weights)
@@ -180,8 +179,8 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
     position, recent, note = record.going_back(options.run, start.position, start.recent, text_of(loop.corpus))
-    for each in [*notes, *([note] if note else [])]:
-        say(each)
+    for note_text in [*notes, *([note] if note else [])]:
+        say(note_text)
     if options.skip_batch:
         position, note = skipping(options.run, position, loop.corpus)
         say(note)

@@ -1,10 +1,9 @@
-"""Compute the loss of a checkpoint by the program with which a build validates, on its ranks.
+"""Compute the loss of a checkpoint with the validation program of a build, on its ranks.
 
     python -P -m runtime.run.evaluate BUILD --checkpoint DIR --samples FILE --out FOLDER [--average]
 
-FILE (.npy) has a sample a row: as many tokens as a sequence of the build, and two more; an id below 0 is no target.
-FOLDER/losses.json gets the mean loss and the number of its targets;
-FOLDER/logs has what ranks print.
+FILE (.npy) has one sample per row: the tokens of a sequence of the build, and two more. An id below 0 is no target.
+FOLDER/losses.json gets the mean loss and the number of targets; FOLDER/logs gets the output of the ranks.
 
 Exit codes: 0 done · 1 a rank failed · 2 the build, the checkpoint or the samples cannot be used · 3 hung · 128 + signal
 when asked to stop.
@@ -48,14 +47,14 @@ class SampleRows:
 
     @property
     def num_windows(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return len(self.ids)
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         return self.ids[index]
 
     def starts(self, index: int) -> npt.NDArray[np.int64]:
-        """Where the document of each token begins: a sample is of one."""
+        """[length]: start of the document of each token. A sample is one document."""
         return np.zeros_like(self.ids[index])
 
 
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ranks are to do. `kind`: which tensors of the checkpoint are the weights."""
+    """The work of the ranks. `kind`: the kind of the checkpoint's tensors that are used as weights."""
 
     build: Build
     checkpoint: LoadedCheckpoint
@@ -95,17 +94,17 @@ class Evaluation:
     out: Path
 
     def rank(self, rank: int, world: int, board: Board) -> None:
-        """Compute the loss; the target of a launch. The first rank writes it."""
+        """Compute the loss; rank 0 writes it. This is the target of a launch."""
         plan, device = self.build.plan, take(self.device, rank)
         divide(device, plan.communication_sms)
         endpoint = Endpoint(device, "auto", PEER_TIMEOUT_S, sms=plan.communication_sms)
         start = Start(weights=self.checkpoint, put=partial(snapshot.put_weights, kind=self.kind))
         trainer = Trainer(self.build, rank, self.samples, self.samples, board, endpoint, start)
         ids = self.samples.ids
-        found = trainer.losses_on(self.samples, -(-len(ids) // plan.batches[-1][1]))
+        losses = trainer.losses_on(self.samples, -(-len(ids) // plan.batches[-1][1]))
         if rank == 0:
             tokens = int((ids[:, 1:-1] >= 0).sum())
-            self.out.write_text(json.dumps({"loss": found["loss"], "tokens": tokens}) + "\n", "utf-8")
+            self.out.write_text(json.dumps({"loss": losses["loss"], "tokens": tokens}) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The life of a rank in a run: it opens its data, device and trainer, trains to the end or a stop, and closes."""
+"""The loop of a rank in a run: open data, device and trainer, train to the end or a stop, close."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where the ranks of a run compute, and how they reach each other.
+    """The devices of the ranks of a run, and how the ranks connect.
 
-    device: cpu, cuda or shared. local_rank: among the ranks of this machine, None if all ranks are of this machine.
-    start_timeout_s: how long ranks wait for all to come. slots: the devices of a replay. debugged: a rank may wait at
-    its prompt.
+    device: cpu, cuda or shared. local_rank: rank on this machine, None if all ranks are on this machine.
+    start_timeout_s: how long ranks wait for each other at the start. slots: the devices of a replay. debugged: a rank
+    may wait at a debugger prompt.
     """
 
     device: str = "cpu"
@@ -70,7 +70,7 @@ class Ranks:
     debugged: bool = False
 
     def take(self, rank: int, world: int, plan: RunPlan) -> tuple[torch.device, str]:
-        """The device of a rank, checked against its plan, and its name."""
+        """Return the device of a rank, checked against its plan, and its name."""
         number = rank if self.local_rank is None else self.local_rank
         if self.slots and self.local_rank is None:
             number = self.slots.device_of(rank, world)
@@ -82,7 +82,7 @@ class Ranks:
         return device, name_of(device) if self.slots and device.type == "cuda" else name
 
     def endpoint(self, device: torch.device, plan: RunPlan) -> Endpoint:
-        """How a rank on this device talks to the others."""
+        """Return the settings with which a rank on this device connects to the others."""
         timeout_s = debug.TIMEOUT_S if self.debugged else PEER_TIMEOUT_S
         sms, start_s = plan.communication_sms, self.start_timeout_s
         return Endpoint(device, self.transport, timeout_s, start_timeout_s=start_s, sms=sms)
@@ -92,9 +92,9 @@ class Ranks:
 class Loop:
     """A run of `build` in the folder `run` on a prepared corpus.
 
-    steps: where to end, None for the spec's last token. start: the state that training starts with. profile: steps to
-    profile; such a run ends with them and leaves no checkpoint. places_from: the folder that places of checkpoints are
-    relative to, None if checkpoints are not copied.
+    steps: the last step, None for the end in the spec. start: the initial state. profile: number of steps to profile;
+    such a run ends after them and saves no checkpoint. places_from: the places of checkpoint copies are relative to
+    this folder; None if checkpoints are not copied.
     """
 
     build: Build
@@ -108,7 +108,7 @@ class Loop:
 
     @property
     def total(self) -> int:
-        """The last step. Where several train on the same completions a run ends with the last of them."""
+        """The last step. If several steps train on the same completions, the run ends with the last of them."""
         again = self.build.plan.train.grpo.iterations if self.build.plan.train.grpo else 1
         return -(-self._last_step // again) * again
 
@@ -128,13 +128,13 @@ class Loop:
         return self.profile is None and not self.ranks.debugged and self.ranks.slots is None
 
     def progress(self) -> Progress:
-        """What the supervisor shows while the ranks run."""
+        """Return the progress view of the supervisor."""
         meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
         return Progress(self.run, self.total, meta.get("unigram_nats"))
 
     def say_rows(self, say: Callable[[str], None]) -> None:
-        """Say which conversations or prompts are not read as they are, and whether what is held out is too short for a
-        later phase. Raises DataError where no sample is left."""
+        """Print which conversations or prompts are dropped or cut, and whether the validation split is too short for a
+        later phase. Raises DataError if no sample is left."""
         validation, within = self._validation(), self.build.plan.train.within
         for samples in (self._prompts() or self._samples("train"), validation):
             if samples is not None and not isinstance(samples, Samples | BlendSamples):
@@ -146,11 +146,11 @@ class Loop:
                 say(f"data: warning: a phase of longer sequences cannot validate: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
-        """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
+        """Train to the end; the target of a launch. `view`: progress that this rank shows if there is no supervisor."""
         self._open(rank, world, board, view).to_the_end()
 
     def _open(self, rank: int, world: int, board: Board, view: Progress | None) -> RankRun:
-        """A rank that is ready to train: its data, device, trainer, and all that follows its steps."""
+        """Return a rank that is ready to train: with data, device, trainer and observers."""
         events = Events(self.run)
 
         def say(text: str) -> None:
@@ -186,7 +186,7 @@ class Loop:
         return RankRun(facts, trainer, board, saves, observers, events, say)
 
     def _of_each_step(self, trainer: Trainer, events: Events, say: Callable[[str], None]) -> Iterator[Observer]:
-        """What follows each step of every rank, in this order."""
+        """Yield the observers of every rank, in the order in which they follow a step."""
         train, replays = self.build.plan.train, self.ranks.slots is not None
         if self.profile is not None:
             yield Profile(trainer, self.profile, self.run)
@@ -202,7 +202,7 @@ class Loop:
             yield ValidationLosses(trainer, train.validate, judges)
 
     def _policy(self, prompts: PromptSamples | None) -> Callable[[Trainer], RolloutSource] | None:
-        """What makes the source of completions, in a run that learns from rewards."""
+        """Return a function that makes the source of completions, in a run that learns from rewards."""
         if prompts is None:
             return None
         from runtime.rl.policy import policy_of
@@ -210,23 +210,23 @@ class Loop:
         return partial(policy_of, prompts=prompts)
 
     def _about(self) -> dict[str, Any]:
-        """What checkpoints say of the run; of adapters, also which weights they are beside."""
+        """Return what checkpoints record about the run. For adapters this includes their base checkpoint."""
         about = origin(self.build, self.corpus, self.ranks.device)
         if not self.build.plan.adapter:
             return about
         weights = self.start.weights
-        assert weights is not None, "adapters are beside the weights of a checkpoint"
+        assert weights is not None, "adapters need the base weights of a checkpoint"
         return about | {BASE: base_named(weights.path, weights.manifest, self.run / CHECKPOINTS)}
 
     def _places(self) -> Sequence[CopyPlace]:
-        """Where checkpoints are copied to."""
+        """Return the places that checkpoints are copied to."""
         saved = self.build.plan.train.checkpoint
         if saved is None or not self._leaves_checkpoints or self.places_from is None:
             return ()
         return places_of(saved.to, self.places_from, self.run)
 
     def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
-        """Keep the build's description, and record the start."""
+        """Copy the build's description into the run folder, and record the start."""
         try:
             run_copy.copy(self.build.files, self.run, self._phase.get("phase"))
         except OSError as error:
@@ -244,7 +244,7 @@ class Loop:
 
     @property
     def _phase(self) -> dict[str, int]:
-        """What rows and events say of the phase, in a run that has several."""
+        """The phase, as rows and events record it; empty in a run without phases."""
         within = self.build.plan.train.within
         return {"phase": within.number} if within else {}
 

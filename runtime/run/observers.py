@@ -1,6 +1,6 @@
-"""What follows the steps of a rank: what is measured, compared, validated and written beside the training.
+"""Observers of a rank's steps: measurements, checks, validation and output beside the training.
 
-A run attaches what it needs. The loop calls three hooks of each observer and has no branch for any of them.
+A run attaches the observers it needs. The loop calls three hooks of each and has no special case for any.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ StepRow: TypeAlias = dict[str, Any]
 
 @dataclass
 class EndedStep:
-    """A step that was trained. row: its metrics, which observers may add to. is_last: the run ends with it. is_saved:
-    a checkpoint follows it, unless the run only stops here."""
+    """A trained step. row: its metrics, to which observers may add. is_last: the run ends with this step. is_saved: a
+    regular checkpoint follows; the checkpoint of a stopped run does not count."""
 
     row: StepRow
     number: int
@@ -40,42 +40,42 @@ class Observer:
     """Follows the steps of a rank. Every hook does nothing unless it is overridden."""
 
     def train(self, step: Callable[[], StepRow]) -> StepRow:
-        """Around the training of a step: calls `step` once and returns what it returns."""
+        """Wrap the training of a step: call `step` once and return its result."""
         return step()
 
     def after(self, step: EndedStep) -> None:
-        """Behind a step, and before it is saved."""
+        """Called after a step, before it is saved."""
 
     def close(self) -> None:
-        """When the run ends without an error."""
+        """Called when the run ends without an error."""
 
 
 @dataclass
 class FirstLedger(Observer):
-    """Keeps the ledger of the first step that a run trains of a build on CPUs. `of`: the digest of the build's copy."""
+    """Writes the memory ledger of the first step that a run trains on CPUs. `build`: digest of the run's build copy."""
 
     trainer: Trainer
     run: Path
-    of: str
+    build: str
 
     def __post_init__(self) -> None:
-        self._is_there = ledger.is_there(self.run, self.trainer.rank, self.of)
+        self._is_there = ledger.is_there(self.run, self.trainer.rank, self.build)
 
     def train(self, step: Callable[[], StepRow]) -> StepRow:
         if self._is_there:
             return step()
         self._is_there, trainer = True, self.trainer
-        trainer.roll_out()  # which the plan of a step does not have
+        trainer.roll_out()  # not part of the planned step, so not measured
         with trainer.ledger() as held:
             row = step()
-        with suppress(OSError):  # a full disk does not end a run
-            held.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.of)
+        with suppress(OSError):  # a full disk must not end the run
+            held.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.build)
         return row
 
 
 @dataclass
 class StepTraces(Observer):
-    """Writes what the rank did when. `replayed`: the step that is written in any case, of a replay."""
+    """Writes the trace of the rank. `replayed`: the step of a replay, which is always traced."""
 
     trainer: Trainer
     trace: Trace
@@ -92,7 +92,7 @@ class StepTraces(Observer):
 
 @dataclass
 class RerunFaults(Observer):
-    """Tells of steps that had other bits when they were computed again, also where the step is a bad one."""
+    """Reports steps whose recomputation gave different bits, even if the step is a bad one."""
 
     trainer: Trainer
     events: Events
@@ -111,8 +111,8 @@ class RerunFaults(Observer):
 
 @dataclass
 class ReplicaCheck(Observer):
-    """Compares the bits that ranks hold alike, every few steps and before a checkpoint. Raises ReplicaError on all of
-    them."""
+    """Compares the bits of replicated tensors between ranks, every few steps and before a checkpoint. Raises
+    ReplicaError on all ranks."""
 
     trainer: Trainer
     every: int
@@ -135,7 +135,7 @@ class ReplicaCheck(Observer):
 
 @dataclass
 class ValidationLosses(Observer):
-    """Adds the losses on held-out samples to rows, as often as the spec asks, and where a checkpoint is judged by its
+    """Adds validation losses to rows, as often as the spec asks, and before checkpoints that are ranked by their
     loss."""
 
     trainer: Trainer
@@ -150,7 +150,7 @@ class ValidationLosses(Observer):
 
 @dataclass
 class MetricRows(Observer):
-    """Writes the metrics. `beside`: what each row has besides them, such as the phase."""
+    """Writes the metrics. `beside`: further columns of each row, such as the phase."""
 
     metrics: MetricsWriter
     saves: Saves
@@ -166,7 +166,7 @@ class MetricRows(Observer):
 
 @dataclass
 class TerminalView(Observer):
-    """Shows the run on the terminal, where no supervisor does."""
+    """Shows progress on the terminal if there is no supervisor."""
 
     view: Progress
     board: Board

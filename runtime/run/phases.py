@@ -1,6 +1,6 @@
-"""Phases of a run: whether one begins with a checkpoint, is not reached yet, or is over.
+"""Phases of a run: whether a phase starts from a checkpoint, is not reached yet, or is over.
 
-The tokens that were trained on decide, and not the steps: these are others than the spec says where the batch was.
+The number of trained tokens decides, not that of steps, which differs from the spec if another batch size was used.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from runtime.contract.rate import tokens_to_train
 
 
 class EarlierPhaseError(CheckpointError):
-    """The newest good checkpoint is of a phase before the one that is to be trained."""
+    """The newest valid checkpoint has not reached the phase that should be trained."""
 
 
 class PhaseOverError(CheckpointError):
-    """The phase that is to be trained has come to its end, and another follows."""
+    """The phase that should be trained is over, and another follows."""
 
 
 def begins_with(checkpoint: LoadedCheckpoint, plan: RunPlan) -> bool:
-    """Whether a phase begins with this checkpoint, because an earlier phase, or a run without phases, wrote it.
+    """Whether a phase starts from this checkpoint, because an earlier phase, or a run without phases, wrote it.
 
-    EarlierPhaseError if that one has not come to its end.
+    EarlierPhaseError if the earlier phase has not ended.
     """
     if (within := plan.train.within) is None or within.number == 1:
         return False
     tokens = trained_tokens(checkpoint.meta)
-    if tokens is None:  # of a version that did not record it
+    if tokens is None:  # an older version did not record it
         tokens = within.first_token if checkpoint.step >= within.first_step else 0
     if tokens < within.first_token:
         raise EarlierPhaseError(
@@ -39,7 +39,7 @@ def begins_with(checkpoint: LoadedCheckpoint, plan: RunPlan) -> bool:
 
 
 def check_is_not_over(checkpoint: LoadedCheckpoint, plan: RunPlan) -> None:
-    """Raise PhaseOverError where the next phase begins with this checkpoint, or has begun."""
+    """Raise PhaseOverError if the checkpoint is at the end of the phase or beyond."""
     within, tokens = plan.train.within, trained_tokens(checkpoint.meta)
     if within is None or within.is_last or tokens is None:
         return
@@ -51,7 +51,7 @@ def check_is_not_over(checkpoint: LoadedCheckpoint, plan: RunPlan) -> None:
 
 
 def going_back(checkpoint: LoadedCheckpoint, plan: RunPlan) -> str:
-    """What to do where a later phase wrote a checkpoint than the one that the spec has at its tokens, or ""."""
+    """Return a hint if a later phase wrote the checkpoint than the spec has at its number of tokens, else ""."""
     number, within = phase_of(checkpoint.meta), plan.train.within
     if number is None or within is None or number <= within.number:
         return ""

@@ -1,10 +1,10 @@
-"""Where the time of a rank's steps goes, to the last nanosecond: `dsc train --profile`, docs/profiling.md.
+"""Profile of a rank's steps, to the last nanosecond: `dsc train --profile`, docs/profiling.md.
 
-While a step is profiled, the functions that it calls are replaced by timed ones: those that the emitted segments and
-bodies have as globals, the executor's communication, the phases of the trainer and of the optimizer. All others run as
-they always do, and so does everything before and after: nothing in them asks whether a profile is taken.
+While a step is profiled, functions that it calls are replaced by timed ones: the globals of emitted segments and
+bodies, the communication of the executor, and the phases of the trainer and the optimizer. All other code, and other
+steps, run unchanged: no code checks whether a profile is taken.
 
-Times are exclusive: a call's row has what none of the calls inside of it took, so the rows of a rank sum to its steps.
+Times are exclusive: the row of a call leaves out the timed calls inside it, so the rows of a rank sum to its steps.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from runtime.state import optimizer
 from runtime.step.trainer import Trainer
 from runtime.system.regular_files import write
 
-WARM_UP = 3  # steps before
+WARM_UP = 3  # steps before the profile
 FOLDER = "profile"  # of a run
 
 Number = TypeVar("Number", int, float)
 
-# op: work on tensors · copy: communication but for its waiting · wait: for other ranks · bubble: for a message of the
-# pipeline · python: what is between all these · profile: what the profile itself is known to take
+# op: work on tensors · copy: communication without waiting · wait: for other ranks · bubble: waiting for a pipeline
+# message · python: everything between these · profile: the known cost of the profile itself
 Kind = Literal["op", "copy", "wait", "bubble", "python", "profile"]
 
 
 class CallKey(NamedTuple):
-    """What a row is of. Fields that are "" when a call is timed are those of the call around it."""
+    """Key of a row. Fields that are "" when a call is timed are taken from the enclosing call."""
 
     place: str  # body of an action, "F0", or phase of the step, "reduce"
     segment: str  # emitted module, or ""
@@ -53,7 +53,7 @@ class CallKey(NamedTuple):
 
 @dataclass
 class CallTime:
-    """Own time of all calls of one key, in ns. `inside`: how many timed calls were made directly from these."""
+    """Exclusive time of all calls with one key, in ns. `inside`: number of timed calls made directly from them."""
 
     calls: int = 0
     clock: int = 0
@@ -74,12 +74,12 @@ class _CallFrame:
 
 @dataclass
 class Stopwatch:
-    """Own times of nested calls, of the thread that makes it. Other threads, which read samples and write checkpoints
-    beside a step, are not timed. `settle`: called before a clock is read, to wait for what runs on a device."""
+    """Exclusive times of nested calls in the thread that makes the stopwatch. Other threads, which read samples and
+    write checkpoints, are not timed. `settle`: called before a clock is read, to wait for work on a device."""
 
     settle: Callable[[], object] | None = None
     rows: dict[CallKey, CallTime] = field(default_factory=dict)
-    clock: int = 0  # ns of all outermost calls, as are the rows' sums
+    clock: int = 0  # ns of all outermost calls; equals the sum of the rows
     processor: int = 0
     _stack: list[_CallFrame] = field(default_factory=list)
     _thread: int = field(default_factory=threading.get_ident)
@@ -93,7 +93,7 @@ class Stopwatch:
         segment: str = "",
         function: str = "",
     ) -> Callable[..., Any]:
-        """`call`, with its time kept."""
+        """Return a function that calls `call` and records its time."""
         key = CallKey(place, segment, function, kind, name)
 
         @wraps(call)
@@ -116,7 +116,7 @@ class Stopwatch:
             at = around.key
             if kind == "wait" and (at.kind == "python" or at.name == "message"):
                 kind, name = "bubble", "message"
-            # a wait is named by what is communicated
+            # a wait has the name of the communication
             name = name or (at.name if kind == "wait" else "")
             key = CallKey(place or at.place, segment or at.segment, function or at.function, kind, name)
         row = self.rows.setdefault(key, CallTime())
@@ -143,19 +143,19 @@ class Stopwatch:
             self.processor += processor
 
 
-# ---------------------------------------------------------------- what the profile itself takes
+# ---------------------------------------------------------------- the cost of the profile itself
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """The cost of timing one call, in ns (clock, processor): in its own row, and in the row of the call around it."""
+    """The cost of timing one call, in ns (clock, processor): in its own row, and in the row of the enclosing call."""
 
     within: tuple[float, float]
     around: tuple[float, float]
 
 
 def measure_overhead(rounds: int = 5, calls: int = 2000) -> Overhead:
-    """The least of some rounds."""
+    """Measure the cost of timing a call: the minimum of some rounds."""
 
     def nothing() -> None: ...
 
@@ -183,7 +183,7 @@ def _least(pairs: Sequence[tuple[Number, Number]]) -> tuple[Number, Number]:
 
 
 def without_overhead(rows: Mapping[CallKey, CallTime], overhead: Overhead) -> dict[CallKey, CallTime]:
-    """The rows with what the profile took in rows of its own, one a place; sums stay as they are."""
+    """Move the cost of the profile into separate rows, one per place. Sums do not change."""
     result: dict[CallKey, CallTime] = {}
     for key, row in rows.items():
         took = [
@@ -196,11 +196,11 @@ def without_overhead(rows: Mapping[CallKey, CallTime], overhead: Overhead) -> di
     return result
 
 
-# ---------------------------------------------------------------- what is timed
+# ---------------------------------------------------------------- the timed functions
 
 
 class _TimedNamespace:
-    """A namespace, of which the functions that `choose` accepts are timed."""
+    """A namespace whose functions are timed if `choose` accepts their name."""
 
     def __init__(self, space: object, wrap: Callable[[Any], Any], choose: Callable[[str], bool]) -> None:
         self._space, self._wrap, self._choose = space, wrap, choose
@@ -219,7 +219,7 @@ class _TimedWork:
     wait: Callable[[], object]
 
 
-# (method of the trainer, place of the step, kind and name of its own time)
+# (method of the trainer, place in the step, kind and name of its exclusive time)
 _PHASES: tuple[tuple[str, str, Kind, str], ...] = (
     ("accumulate", "zero", "op", "zero"),  # it has no other work of its own
     ("_run", "between actions", "python", ""),
@@ -266,18 +266,18 @@ Patch = tuple[Any, str, Any]  # object, attribute, value while it is profiled
 
 
 class Profile(Observer):
-    """A profile of `steps` steps of a trainer, after WARM_UP others; it is left in the folder `run`. Every rank of a
-    world takes one."""
+    """Profiles `steps` steps of a trainer after WARM_UP others, and writes the result into the folder `run`. Every rank
+    takes its own profile."""
 
     def __init__(self, trainer: Trainer, steps: int, run: Path) -> None:
         self.trainer, self.steps, self.run, self.done = trainer, steps, run, 0
         self.overhead = measure_overhead()
         self.watch = Stopwatch(torch.cuda.synchronize if trainer.device.type == "cuda" else None)
-        self.received: dict[str, list[int]] = {}  # site → calls, rows that they brought to this rank's experts
-        self.plain_ns: list[tuple[int, int]] = []  # (clock, processor) of the steps before
+        self.received: dict[str, list[int]] = {}  # site → calls, rows received for this rank's experts
+        self.plain_ns: list[tuple[int, int]] = []  # (clock, processor) of the warm-up steps
 
     def train(self, step: Callable[[], StepRow]) -> StepRow:
-        """Train a step; profiled after the warm-up."""
+        """Train a step, with a profile after the warm-up."""
         self.done += 1
         if self.done <= WARM_UP:
             plain = Stopwatch(self.watch.settle)
@@ -291,7 +291,7 @@ class Profile(Observer):
             return row
 
     def document(self) -> dict[str, Any]:
-        """The profile as JSON has it; times are in ns, of all profiled steps together."""
+        """Return the profile for JSON. Times are in ns, over all profiled steps."""
         rows = without_overhead(self.watch.rows, self.overhead)
         plain_clock, plain_processor = _least(self.plain_ns[1:])
         return {
@@ -310,14 +310,14 @@ class Profile(Observer):
         }
 
     def close(self) -> None:
-        """Leave it in the run folder, as profile/rank_<r>.json, if all steps were trained."""
+        """Write profile/rank_<r>.json into the run folder, if all steps were trained."""
         if self.done < WARM_UP + self.steps:
             return
         folder = self.run / FOLDER
         folder.mkdir(exist_ok=True)
         write(folder / f"rank_{self.trainer.rank}.json", json.dumps(self.document(), indent=1) + "\n")
 
-    # ---- what is replaced
+    # ---- patches
 
     def _patches(self) -> Iterator[Patch]:
         trainer, timed = self.trainer, self.watch.timed
@@ -350,24 +350,24 @@ class Profile(Observer):
         executor, timed = self.trainer.executor, self.watch.timed
         for name in ("load", "record", "tell"):
             yield executor, name, timed(getattr(executor, name), "op", name)
-        for name, what in _COMMUNICATION.items():
-            yield executor, name, timed(getattr(executor, name), "copy", what)
+        for name, communicated in _COMMUNICATION.items():
+            yield executor, name, timed(getattr(executor, name), "copy", communicated)
         yield executor, "wait_counts", timed(partial(self._wait_counts, executor.wait_counts), "copy", "counts")
         yield self.trainer.links, "sums", _TimedSums(self.trainer.links.sums, timed)
-        # Whoever waits for memory that ranks share waits here; torch.distributed waits in its works and collectives.
+        # Waits for memory that ranks share happen here; torch.distributed waits in its works and collectives.
         yield memory, "wait_until", timed(memory.wait_until, "wait")
         yield collective, "_work", partial(self._work, collective._work)
         yield Communicator, "all_gather", timed(Communicator.all_gather, "wait")
 
     def _wait_counts(self, call: Callable[..., Any], action: str, micro_batch: int, site: str) -> Any:
         route, *tables = call(action, micro_batch, site)
-        found = self.received.setdefault(site, [0, 0])
-        found[0] += 1
-        found[1] += route.num_rows
+        totals = self.received.setdefault(site, [0, 0])
+        totals[0] += 1
+        totals[1] += route.num_rows
         return route, *tables
 
-    def _work(self, function: Callable[[Any], Work], given: Any) -> Work:
-        work = function(given)
+    def _work(self, function: Callable[[Any], Work], operand: Any) -> Work:
+        work = function(operand)
         return _TimedWork(work, self.watch.timed(work.wait, "wait"))
 
 
@@ -385,7 +385,7 @@ class _TimedSums:
 
 
 def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set an attribute; what takes it back."""
+    """Set an attribute. Return a function that restores it."""
     if name in vars(owner):
         undo: Callable[[], None] = partial(setattr, owner, name, vars(owner)[name])
     else:  # a method of its class
@@ -395,7 +395,7 @@ def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 def _order(rows: Mapping[CallKey, CallTime], key: CallKey) -> tuple[int, int]:
-    """Places in the order in which they first began, and in each the rows so, what the profile took last."""
+    """Sort key of a row: places, and rows within a place, in the order of their first call; profile rows last."""
     keys = list(rows)
     places = [each.place for each in keys]
     return places.index(key.place), keys.index(key) if key in rows else len(keys)

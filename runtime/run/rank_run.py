@@ -1,4 +1,4 @@
-"""The steps of one rank in a run: train a step, do what follows it, and close when the run is over."""
+"""The steps of one rank in a run: train a step, call its observers, save, and close when the run is over."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from runtime.step.trainer import Trainer
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the steps of a rank need to know of their run. total: the last step. text: the digest of the corpus.
-    saves: whether it leaves checkpoints. replays: whether it is a replay, which ends with a bad step."""
+    """Facts about the run of a rank. total: the last step. text: the digest of the corpus. saves: whether the run saves
+    checkpoints. replays: whether it is a replay, which ends at a bad step."""
 
     run: Path
     text: str
@@ -40,7 +40,8 @@ class RunFacts:
 
 @dataclass
 class RankRun:
-    """A rank that is ready to train. The first observer is the innermost around a step, and the first behind it."""
+    """A rank that is ready to train. The first observer is the innermost around a step, and the first called after
+    it."""
 
     facts: RunFacts
     trainer: Trainer
@@ -49,7 +50,7 @@ class RankRun:
     observers: Sequence[Observer]
     events: Events
     say: Callable[[str], None]
-    _is_stopped: bool = False  # by a signal, or a save without which the run is to end
+    _is_stopped: bool = False  # by a signal, or because a required save failed
     _is_over: bool = False
 
     def to_the_end(self) -> None:
@@ -61,7 +62,7 @@ class RankRun:
         self._close()
 
     def _train(self) -> StepRow | None:
-        """Train a step; None where it changed nothing, and its samples are left out."""
+        """Train a step and return its metrics. Return None if the step was skipped: it changed nothing."""
         self.board.start_step(self.trainer.step + 1)
         step = self.trainer.train_step
         for observer in self.observers:
@@ -74,11 +75,11 @@ class RankRun:
                 return None
 
     def _after(self, row: StepRow) -> None:
-        """What follows a step: observers, a checkpoint, the end if somebody asked for it."""
+        """Finish a step: call observers, save a checkpoint, stop if requested."""
         trainer, saves = self.trainer, self.facts.saves
         is_last, can_end = trainer.step == self.facts.total, trainer.is_between_rollouts
         if self.saves.poll() and trainer.rank == 0:
-            self.board.request_stop(SIGTERM)  # the step behind which all end is agreed on as for a signal
+            self.board.request_stop(SIGTERM)  # ranks agree on the last step as for a signal
         self._is_stopped = self.board.should_stop(trainer.step) and can_end
         is_saved = saves and can_end and (is_last or any(map(self.saves.due, trainer.steps_of_rollout)))
         step = EndedStep(row, trainer.step, is_last, is_saved)
@@ -102,8 +103,8 @@ class RankRun:
         self.events.close()
 
     def _leave_out(self, bad: BadStepError) -> None:
-        """Leave the samples of a bad step out, or raise it, to end the run or to roll it back. A replay ends itself: it
-        has what it came for."""
+        """Skip the samples of a bad step, or raise `bad`, to end the run or to roll it back. A replay ends here, as it
+        was run for this step."""
         trainer, action = self.trainer, bad.verdict.action
         if trainer.rank == 0:
             self._record(bad)
@@ -118,7 +119,8 @@ class RankRun:
             raise bad.after(record.failed_before(self.facts.run, self._order, bad))
 
     def _record(self, bad: BadStepError) -> None:
-        """Write a bad step to the event log; one that ends the run or rolls it back, to the record of such steps."""
+        """Write a bad step to the event log. If it ends the run or rolls it back, add it to the record of such
+        steps."""
         world = self.trainer.plan.mesh.world
         facts: StepRow = {"samples": [bad.samples[0], bad.samples[1] - 1], "loss": _number(bad.loss)}
         facts |= {"grad_norm": _number(bad.norm), "to": bad.to}
@@ -136,8 +138,7 @@ class RankRun:
 
     @contextmanager
     def _all_end(self) -> Iterator[None]:
-        """Where all ranks raise an error alike, each says it and ends the save that was begun, before any of them
-        ends because of it."""
+        """If all ranks raise the same error, each prints it and finishes its pending save before any of them exits."""
         try:
             yield
         except (BadStepError, ReplicaError) as error:
@@ -149,5 +150,5 @@ class RankRun:
 
 
 def _number(value: float) -> float | str:
-    """A number, or the word for one that JSON has not."""
+    """Return a number, or its name if JSON cannot express it."""
     return value if math.isfinite(value) else str(value)

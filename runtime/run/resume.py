@@ -1,11 +1,11 @@
-"""Going on from a checkpoint: which one, whether this build may, and what is no longer as it was.
+"""Resuming from a checkpoint: which one, whether this build may resume from it, and what has changed since.
 
-A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data, torch, library of
-ops and device the run goes on bit for bit as if it had never ended, whichever machines its ranks are on; where one of
-them differs it goes on from equal values, and that is said. Another model, or other tokens, are refused: the numbers
-would load and mean something else.
+A checkpoint holds logical tensors, so any plan of a model can load it. With the same build, data, torch, library of ops
+and device, the run continues bit for bit as if it had never ended, on any machines. If one of them differs, it
+continues from equal values, and a note says so. Another model or another tokenizer is refused: its numbers would load
+but mean something else.
 
-What a manifest says is text from a file: it is checked before it is used, and made printable before it is shown.
+A manifest is untrusted text: it is validated before it is used, and made printable before it is shown.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError, read, tree
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
-# Of a model, what says how it is trained and not what it computes.
+# Fields of a model that define how it is trained, not what it computes.
 _RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*|.*attention\.indexer\.loss)")
-# Of a model, what a phase of a run may have otherwise; of a plan, what each phase has otherwise.
+# Fields of a model that may differ between phases, and fields of a plan that always do.
 _ROTATION = re.compile(r"model\.(layers\.\d+\.)?attention\.rope\..*")
 _OF_A_PHASE = re.compile(rf"{_RECIPE.pattern}|{_ROTATION.pattern}")
 _OF_EACH_PHASE = re.compile(rf"train\.(within|rate|tokens)(\..*)?|model\.name|{_ROTATION.pattern}")
 _OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
-_OF_MESSAGES = re.compile(r"train\.grpo\.rewards\.\d+\.named")  # what changes nothing of what is trained
-ENVIRONMENT = ("torch", "ops", "device")  # what computes
+_OF_MESSAGES = re.compile(r"train\.grpo\.rewards\.\d+\.named")  # fields without effect on training
+ENVIRONMENT = ("torch", "ops", "device")  # of the computation
 MAX_SHOWN, _MAX_WORD = 6, 200
-_MAX_LAYERS, _MAX_VALUES, _MAX_COUNT = 10_000, 1_000_000, 1 << 62  # of a manifest's plan
+_MAX_LAYERS, _MAX_VALUES, _MAX_COUNT = 10_000, 1_000_000, 1 << 62  # limits for the plan in a manifest
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A verified checkpoint, the position in the data after it, and what to tell the user about going on from it."""
+    """A verified checkpoint, the position in the data after it, and notes for the user about resuming from it."""
 
     checkpoint: LoadedCheckpoint
     position: Position
@@ -64,7 +64,7 @@ class Resumption:
 
 
 def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
-    """What a checkpoint says of the run that writes it; JSON. `corpus`: the folder of the prepared data."""
+    """Return what a checkpoint records about its run, as JSON. `corpus`: the folder of the prepared data."""
     meta = json.loads((corpus / "meta.json").read_text("utf-8"))
     return {
         "build": build.digest,
@@ -79,7 +79,8 @@ def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
 
 
 def _more(plan: RunPlan) -> dict[str, Any]:
-    """What not every plan has: adapters, and where experts are that are not placed by their numbers, in few letters."""
+    """Return the optional parts of a plan: adapters, and a short digest of any placement of experts that is not in
+    order."""
     slots = {
         layer.name: layer.slots for layer in plan.moe_layers if [*(layer.slots or ())] != sorted(layer.slots or ())
     }
@@ -89,9 +90,10 @@ def _more(plan: RunPlan) -> dict[str, Any]:
 
 
 def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
-    """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on.
+    """Return the newest valid checkpoint of `folder`. CheckpointError if there is none, or if this build cannot resume
+    from it.
 
-    `device`: that ranks will compute on.
+    `device`: the device of the ranks.
     """
     checkpoint = load(folder)
     was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
@@ -100,9 +102,9 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     with _named(checkpoint):
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     free = _OF_A_PHASE if begins else _RECIPE
-    if other := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
+    if differences := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
         back = going_back(checkpoint, build.plan)
-        raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}{back}")
+        raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(differences)}{back}")
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
         raise CheckpointError(f"{checkpoint.path} is of adapters that fit other weights: {_listed(of_weights)}")
@@ -113,8 +115,8 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
             {name: shape for name, shape in each.items() if StoredName(name).kind != AVERAGE}
             for each in (held, expected)
         )
-    if other := [text for _, text in _changes(held, expected)]:
-        raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(other)}")
+    if differences := [text for _, text in _changes(held, expected)]:
+        raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(differences)}")
     if was.get("tokenizer") != now["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
     with _named(checkpoint):
@@ -145,24 +147,25 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
 
 
 def _beginning(step: int, plan: RunPlan, changed: Sequence[tuple[str, str]]) -> str:
-    """What is to be said where a phase begins: its number, and what is otherwise than in the phase before."""
+    """Return the note on the start of a phase: its number, and what differs from the phase before."""
     within = plan.train.within
     assert within is not None
-    told = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
-    told += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
-    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {_listed(told) or 'nothing differs'}"
+    notes = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
+    notes += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
+    changes = _listed(notes) or "nothing differs"
+    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {changes}"
 
 
 @dataclass(frozen=True)
 class _SavedRates:
-    """What a checkpoint says of the learning rate."""
+    """The learning rate of a plan, as a checkpoint records it."""
 
     rate: tuple[RecipeRatePhase, ...]
 
 
 def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, more: int) -> list[str]:
-    """Say by how much the learning rate of the next step, of `more` tokens, changes where a run goes on, as it does if
-    other steps stretch its phases."""
+    """Return a note if the learning rate of the next step differs from that in the plan before, for example because
+    another number of steps stretches its phases. `more`: tokens of the next step."""
     train = was.get("plan", {}).get("train")
     written = train.get("rate") if isinstance(train, dict) else None
     if written is None or written == tree(plan.train.rate):
@@ -179,9 +182,9 @@ def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, more: int) -> list
 
 
 def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | None, list[str]]:
-    """The verified checkpoint whose weights a run begins with, if its spec names one, and what to tell of it.
+    """Return the verified checkpoint of the initial weights, if the spec names one, and notes about it.
 
-    `folder`: that paths of the spec are relative to. CheckpointError if it is not the one that was compiled.
+    `folder`: paths of the spec are relative to it. CheckpointError if it is not the checkpoint that was compiled.
     """
     if (named := plan.train.initial) is None:
         return None, []
@@ -205,7 +208,7 @@ def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | Non
 
 @contextmanager
 def _named(checkpoint: LoadedCheckpoint) -> Iterator[None]:
-    """A ValueError in this block is one of the checkpoint's manifest."""
+    """Raise a ValueError of the block as a CheckpointError that names the manifest."""
     try:
         yield
     except ValueError as error:
@@ -213,7 +216,7 @@ def _named(checkpoint: LoadedCheckpoint) -> Iterator[None]:
 
 
 def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:
-    """ValueError if these are not the tokens of each expert of these layers."""
+    """Raise ValueError if `loads` does not have the token counts of every expert of these layers."""
     sizes = {layer.name: layer.experts for layer in layers}
     sound = isinstance(loads, dict) and loads.keys() == sizes.keys()
     for name, row in loads.items() if sound else ():
@@ -224,12 +227,12 @@ def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:
 
 
 def text_of(corpus: Path) -> str:
-    """The digest of the tokens of a prepared corpus."""
+    """Return the digest of the tokens of a prepared corpus."""
     return str(json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"])
 
 
 def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
-    """The position with the recorded batches of a run left out, and what to say of it."""
+    """Return the position without the recorded bad batches of a run, and a note about it."""
     data = text_of(corpus)
     ahead = [each for each in record.read(run, record.identity(position, data)) if each[1] > position.next]
     if not ahead:
@@ -238,21 +241,21 @@ def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str
     return position.skipping(ahead), f"samples {spans} are left out"
 
 
-# ---------------------------------------------------------------- what differs
+# ---------------------------------------------------------------- differences
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
-    """What a note says of a value that differs from that of the checkpoint."""
+    """Return the words of a note for a value that differs from the checkpoint."""
     return f"{name} {_word(was[name]) if name in was else 'that was not recorded'} → {now[name]}"
 
 
 def not_bit_for_bit(differs: list[str]) -> str:
-    """The note on a resume that goes on from equal values, yet not to equal bits."""
+    """Return the note on a resume that starts from equal values but will not give equal bits."""
     return f"not bit for bit as without the break, for this differs: {_listed(differs)}"
 
 
 def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint of this plan: of its model, or of adapters alone."""
+    """Return the shape of every tensor in a checkpoint of this plan: of its model, or of adapters alone."""
     always = (WEIGHT, *([AVERAGE] if plan.train.ema else []))
     shapes: dict[str, tuple[int, ...]] = {
         StoredName.of(kind, each.name): each.shape
@@ -264,15 +267,16 @@ def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
 
 
 def _flat(plan: Any) -> dict[str, Any]:
-    """Dotted path → value of everything in a plan; ranges of layers are written out. ValueError if that is too much."""
-    found: dict[str, Any] = {}
+    """Return dotted path → value for a whole plan, with a path for each layer. ValueError if there are too many
+    values."""
+    values: dict[str, Any] = {}
     left: list[tuple[str, Any]] = [("", plan)]
     while left:
         path, value = left.pop()
-        # these follow from other degrees and the micro-batch, and from the kind of the optimizer
+        # derived from other values
         if path in ("mesh.sq", "train.optimizer.rest.kind"):
             continue
-        if path in ("train.optimizer.settings", "train.optimizer.rest.settings"):  # a spec says them beside the others
+        if path in ("train.optimizer.settings", "train.optimizer.rest.settings"):  # keys of the optimizer in a spec
             path = "train.optimizer"
         if path == "model.layers":
             value = {str(i): parts for i, parts in _layers(value).items()}
@@ -280,14 +284,14 @@ def _flat(plan: Any) -> dict[str, Any]:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             left += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in items])
         else:
-            found[path] = value
-        if len(found) + len(left) > _MAX_VALUES:
+            values[path] = value
+        if len(values) + len(left) > _MAX_VALUES:
             raise ValueError(f"its plan has more than {_MAX_VALUES:,} values")
-    return found
+    return values
 
 
 def _layers(spans: Any) -> dict[int, dict[str, Any]]:
-    """Layer → its feed-forward part, and its attention if that is not the model's."""
+    """Return layer → its feed-forward part, and its attention if it is not that of the model."""
     layers: dict[int, dict[str, Any]] = {}
     for span in spans if isinstance(spans, list) else [None]:
         keys = ("first", "last", "ffn", "attention")
@@ -300,7 +304,7 @@ def _layers(spans: Any) -> dict[int, dict[str, Any]]:
 
 
 def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, "path was → now") of what differs."""
+    """Yield (path, "path was → now") for each difference."""
     for path in dict.fromkeys((*was, *now)):
         if was.get(path) != now.get(path) and not _OF_MESSAGES.fullmatch(path):
             yield path, f"{_word(path)} {_word(was.get(path))} → {_word(now.get(path))}"

@@ -1,14 +1,14 @@
-"""The checkpoints of a run as it trains: when one is due, what it says of the run, and what happens if it fails.
+"""Saving checkpoints during training: when one is due, what it records, and what happens if it fails.
 
-In the background: a rank copies what it answers for, and trains on while a thread of its own writes the copy, hashes
-it, waits for the disk and meets the threads of the other ranks. There is one save at a time: one that is due waits for
-the one before. The last save, and one before a stop, are waited for. How a save ended is said behind the next step.
+In the background: a rank copies its tensors to host memory and trains on. A thread writes the copy, hashes it, syncs
+the disk and meets the threads of the other ranks. There is one save at a time: the next waits for the one before.
+Training waits for the last save, and for the save before a stop. The result of a save is reported after the next step.
 
-A save that fails leaves the checkpoints that are there. It is said, and the run goes on to the next save, unless the
-spec says `failure = stop`. Without its last save a run has failed.
+A failed save does not touch older checkpoints. It is reported, and the run continues to the next save, unless the spec
+has `failure = stop`. If the last save fails, the run has failed.
 
-A checkpoint that was published is copied to the other places that the spec names (runtime/checkpoint/copies.py), beside
-training too. What becomes of that is said behind a step; at the end of a run copies are waited for.
+A published checkpoint is copied to the other places in the spec (runtime/checkpoint/copies.py), in the background too.
+The result is reported after a step. At its end, a run waits for copies.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from runtime.state import snapshot
 from runtime.step.trainer import Trainer
 from runtime.system.regular_files import read_bytes, write
 
-LAST_COPY_S = 1800.0  # in which the last checkpoint of a run is copied to its places
-STOP_COPY_S = 300.0  # and the one before a stop
-SWITCH_S = 1e-4  # for which a thread keeps Python's lock at most: training waits for it, by default 5 ms
+LAST_COPY_S = 1800.0  # limit for copying the last checkpoint of a run to its places
+STOP_COPY_S = 300.0  # limit for copying the checkpoint before a stop
+SWITCH_S = 1e-4  # longest time that a thread keeps the GIL while training waits for it; Python's default is 5 ms
 MUST_WAIT = "the save of step {} waited for that of step {}: writing one takes longer than the steps between two saves"
 
 
 @dataclass(frozen=True)
 class _Save:
-    """A save that was begun. `waited_s`: for which the ranks did not train."""
+    """A save that was started. `waited_s`: time for which training waited."""
 
     step: int
     waited_s: float
-    written: Future[dict[str, Any]]  # what the event log says of it
+    written: Future[dict[str, Any]]  # facts for the event log
 
 
 class Saves:
-    """Checkpoints that one rank saves in the folder `run`, as its spec asks for them. All ranks of a world make it.
+    """The checkpoints that one rank saves in the folder `run`, as the spec asks. All ranks of a world construct it.
 
-    `about`: what each of them says of the run, JSON. `say`: shows a line to the user. `places`: that checkpoints are
-    copied to.
+    `about`: facts about the run for each checkpoint, JSON. `say`: shows a line to the user. `places`: where checkpoints
+    are copied to.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Saves:
         self._publisher = publish.Publisher(
             checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere
         )
-        self.failing: dict[str, int] = {}  # places that the newest copy did not come to → the step of the first of them
+        self.failing: dict[str, int] = {}  # places whose last copy failed → the step of the first failure in a row
         sys.setswitchinterval(SWITCH_S)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copy = snapshot.HostCopy()
         self._begun: _Save | None = None
-        self._failed: CheckpointError | None = None  # of a save without which the run is to end
+        self._failed: CheckpointError | None = None  # failure of a save after which the run must end
         self._has_waited = False
 
     def due(self, step: int) -> bool:
@@ -92,10 +92,10 @@ class Saves:
         return self._spec is not None and step % self._spec.every == 0
 
     def save(self, validation_loss: float | None, *, last: bool) -> None:
-        """Save the state after a step; every rank calls it. `last`: there will be no other save of this process.
+        """Save the state after a step; every rank calls it. `last`: this process will save no other.
 
-        Raises CheckpointError on all ranks if the save is waited for and fails, and is the last or is not to fail; and
-        if the one before was not to fail, and did.
+        Raises CheckpointError on all ranks if this save fails, is not in the background, and is the last or the spec
+        has `failure = stop`. Raises it also if the save before failed with `failure = stop`.
         """
         trainer = self._trainer
         trainer.board.set_action("checkpoint")
@@ -112,9 +112,10 @@ class Saves:
             self._end(last=last)
 
     def poll(self) -> bool:
-        """Say how the save that was begun has ended, if it has; every rank calls it behind every step.
+        """Report the result of the pending save, if it has ended; every rank calls this after every step.
 
-        Whether the run is to end because of it: ranks may know that behind different steps, and must end behind one.
+        Return whether the run must end because of it. Ranks may learn that after different steps, and have to agree on
+        the last one.
         """
         if self._begun is not None and self._begun.written.done():
             self._end()
@@ -123,13 +124,13 @@ class Saves:
         return self._failed is not None
 
     def settle(self) -> None:
-        """Wait for the save that was begun, where a run is about to fail; every rank calls it."""
+        """Wait for the pending save when a run is about to fail; every rank calls it."""
         with suppress(CheckpointError):
             self._end()
 
     def finish(self, *, stopped: bool) -> None:
-        """Wait until what was saved is copied, where a run ends; every rank calls it. `stopped`: by a signal, after
-        which little time is left."""
+        """Wait for pending copies at the end of a run; every rank calls it. `stopped`: by a signal, so that little time
+        is left."""
         most_s = STOP_COPY_S if stopped else LAST_COPY_S
         for copier in self._copiers:
             if not copier.close(most_s, self._trainer.board.set_action) and self._trainer.rank == 0:
@@ -143,7 +144,7 @@ class Saves:
         return frozenset().union(*(copier.held() for copier in self._copiers))
 
     def _say_copied(self, copier: Copier) -> None:
-        """Say how copies that were begun have ended."""
+        """Report copies that have ended."""
         for copied in copier.ended():
             place = copied.place
             if copied.skipped:
@@ -174,7 +175,7 @@ class Saves:
             raise self._failed
 
     def _end(self, *, last: bool = False) -> None:
-        """Wait for the save that was begun, and say how it ended."""
+        """Wait for the pending save, and report its result."""
         if self._begun is None:
             return
         save, self._begun, start_s = self._begun, None, time.perf_counter()
@@ -205,7 +206,7 @@ class Saves:
             self._say(text)
 
     def _meta(self, validation_loss: float | None) -> dict[str, Any]:
-        """What the checkpoint says beside its tensors."""
+        """Return the metadata of the checkpoint."""
         trainer = self._trainer
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
         meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
@@ -216,7 +217,8 @@ class Saves:
         )
 
     def _write(self, step: int, tensors: publish.ShardData, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Publish a checkpoint, on the thread of saves; what the event log says of it, and on rank 0 a `note`."""
+        """Publish a checkpoint, in the thread for saves. Return facts for the event log and, on rank 0, perhaps a
+        `note`."""
         start_s = time.perf_counter()
         saved = self._publisher.save(step, tensors, meta)
         for copier in self._copiers:
@@ -234,7 +236,8 @@ class Saves:
 
 
 class _SaveMeeting:
-    """Where threads that save or copy meet, one of each rank: a group of their own, as others are the training's."""
+    """Barrier and reductions of the threads that save or copy, one per rank, in a process group separate from
+    training."""
 
     def __init__(self, world: int) -> None:
         self._group = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if world > 1 else None
@@ -244,22 +247,22 @@ class _SaveMeeting:
             dist.barrier(self._group)
 
     def all(self, yes: bool) -> bool:
-        """Whether every rank says yes."""
-        found = torch.tensor(int(yes))
+        """Whether `yes` is true on every rank."""
+        verdict = torch.tensor(int(yes))
         if self._group is not None:
-            dist.all_reduce(found, dist.ReduceOp.MIN, self._group)
-        return bool(found.item())
+            dist.all_reduce(verdict, dist.ReduceOp.MIN, self._group)
+        return bool(verdict.item())
 
     def from_first(self, numbers: list[int]) -> list[int]:
-        """The numbers that rank 0 gives."""
-        found = torch.tensor(numbers)
+        """Return the numbers of rank 0."""
+        values = torch.tensor(numbers)
         if self._group is not None:
-            dist.broadcast(found, 0, self._group)
-        return list(map(int, found))
+            dist.broadcast(values, 0, self._group)
+        return list(map(int, values))
 
 
 def _newest(folder: Path) -> dict[str, Any]:
-    """The name of the newest checkpoint and its bytes, for the event log."""
+    """Return the name and bytes of the newest checkpoint, for the event log."""
     with suppress(OSError, UnicodeDecodeError):
         name = read_bytes(folder / publish.LATEST).decode().strip()
         return {"checkpoint": name, "bytes": sum(path.stat().st_size for path in (folder / name).iterdir())}

@@ -1,4 +1,4 @@
-"""Where a run begins or goes on in the data: the order of its samples, and its position in them."""
+"""Where a run starts or resumes in the data: the order of its samples, and its position in them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from runtime.data.samples import RowSamples, too_short
 
 
 def order_of(build: Build, corpus: Path) -> Order | Blend:
-    """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
-    rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
-    Of prompts they are completions.
+    """Return the order in which this build draws the training samples of a prepared corpus. For conversations, a window
+    is a row that counts as one token, so that the order does not depend on the sequence, or a sequence of packed rows.
+    For prompts, a window is a completion.
 
-    Raises DataError where no row is left to train on, or a split of a source is shorter than one sample.
+    Raises DataError if no row is left to train on, or a split of a source is shorter than one sample.
     """
     if build.plan.data.prompts is not None:
         from runtime.data.prompts import open_prompts  # with tokenizers
@@ -53,7 +53,7 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
 
 
 def _order(build: Build, tokens: int, seed: int) -> Order:
-    """The order of samples of one text of so many tokens."""
+    """Return the order of samples of one text with this number of tokens."""
     train, within = build.plan.train, build.plan.train.within
     longest = None if within is None else within.longest
     plain = Order(train.sequence, windows_in(tokens, train.sequence, longest), seed)
@@ -64,22 +64,22 @@ def _order(build: Build, tokens: int, seed: int) -> Order:
 
 
 def beginning(order: Order | Blend) -> Position:
-    """Where a run begins that does not go on from a checkpoint."""
+    """Return the position at which a new run starts."""
     if isinstance(order, Blend):
         return Position().blended(order, partial(Position.under, same_text=True))
     return Position(order=order)
 
 
-# ---------------------------------------------------------------- from a checkpoint on
+# ---------------------------------------------------------------- resuming from a checkpoint
 
 
 def position_in(
     checkpoint: LoadedCheckpoint, build: Build, order: Order | Blend, *, same_text: bool
 ) -> tuple[Position, list[str]]:
-    """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
+    """Return the position at which this build resumes, and notes about changes of windows and order."""
     if isinstance(order, Blend):
         return _blended(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
-    if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
+    if (value := checkpoint.meta.get("position")) is None:  # an older version did not record it
         train = build.plan.train
         done = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
         tokens = train.first_token + done
@@ -97,31 +97,31 @@ def position_in(
     if is_chat and was.order.sequence != order.sequence:
         note = "rows are packed otherwise: the run goes on at the same share of the epoch"
         return was.at_same_share(order), [note]
-    same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # others are cut, dropped or no loss
+    same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # else other rows are cut or dropped
     position = was.under(order, same_text=same_rows)
     if was.order == order or not position.cuts:
         return position, []
     if is_chat:
         return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still to come have another order"]
     lost = position.unavoidable()
-    how = "as few as windows of whole sequences can"
+    effect = "as few as windows of whole sequences can"
     if lost is not None:
-        how = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
-        how += ", the fewest that whole windows can" if any(lost) else ""
+        effect = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
+        effect += ", the fewest that whole windows can" if any(lost) else ""
     text = f"windows of {was.order.sequence:,} tokens are cut anew into {order.sequence:,}: of the rest of epoch"
-    return position, [f"{text} {position.cuts[0].epoch + 1:,} {how}; its order is another"]
+    return position, [f"{text} {position.cuts[0].epoch + 1:,} {effect}; its order is another"]
 
 
 def _of_prompts(was: Position, order: Order) -> tuple[Position, list[str]]:
-    """Where a run goes on whose prompts are others or in another order: at the first completion of a prompt."""
-    found = was.at_same_share(order)
+    """Return the position if prompts or their order have changed: the first completion of a prompt."""
+    position = was.at_same_share(order)
     note = "the prompts are others, or their order is: the run goes on at the same share of the epoch"
-    return replace(found, next=found.next // order.sequence * order.sequence), [note]
+    return replace(position, next=position.next // order.sequence * order.sequence), [note]
 
 
 def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position, list[str]]:
-    """Where a build of several sources goes on, and what is to be said of their weights."""
-    found = was.blended(order, partial(Position.under, same_text=same_text))
+    """Return the position of a build with several sources, and notes about their weights."""
+    position = was.blended(order, partial(Position.under, same_text=same_text))
     shares = was.order.shares if isinstance(was.order, Blend) else ()
     seeds = {share.name: share.order.seed for share in shares}
     notes = []
@@ -130,13 +130,13 @@ def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position,
     before = {share.name: share.weight for share in shares}
     weights = {share.name: share.weight for share in order.shares}
     if before == weights:
-        return found, notes
-    told = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
-    return found, [*notes, f"weights of sources: {told}; each source goes on with its next sample"]
+        return position, notes
+    changes = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
+    return position, [*notes, f"weights of sources: {changes}; each source goes on with its next sample"]
 
 
 def course(step: int, position: Position, plan: RunPlan) -> list[str]:
-    """What comes next in the data, and where the run ends."""
+    """Return notes on the next samples and the end of the run."""
     batches, train = plan.batches, plan.train
     trained = position.tokens - train.first_token
     size = batch_at(batches, train.sequence, trained)

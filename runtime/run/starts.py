@@ -1,7 +1,7 @@
-"""The starts of a run on one machine: its ranks are forked, and again after a failure.
+"""Starting the ranks of a run on one machine: they are forked, and again after a failure.
 
-The process that forks them has torch and the build and stays, so a start is a fork, a new place to meet, and the newest
-good checkpoint.
+The parent process has imported torch and opened the build, so a restart is a fork, a new rendezvous, and loading the
+newest valid checkpoint.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from runtime.run.begin import NothingToDoError, RunOptions, check_places, loop_o
 from runtime.system.outcome import EXIT_USAGE, Outcome, refusal_code
 from runtime.system.streams import tell
 
-if TYPE_CHECKING:  # they import torch, which the process that forks ranks imports while its data is prepared
+if TYPE_CHECKING:  # they import torch, which the parent process imports while its data is prepared
     from runtime.observe.events import Events
     from runtime.run.loop import Loop
 
 
 class Restarts:
-    """Whether ranks are started again after a failure: `most` times without a new checkpoint between, and not where
-    the failure before comes again, for then the next one would as well."""
+    """Decides whether ranks are restarted after a failure: at most `most` times without a new checkpoint between, and
+    not if the same failure comes twice in a row, because it would come again."""
 
     def __init__(self, most: int) -> None:
         self.most, self.number = most, 0
         self._saved, self._last = -1, object()
 
     def refusal(self, outcome: Outcome, saved: int) -> str | None:
-        """Why there is no further start after a failure, "" where nobody asked for one; None where there is one.
+        """Return None if the ranks are restarted after a failure, else the reason why not ("" if restarts are off).
 
         `saved`: the step of the newest checkpoint.
         """
@@ -54,35 +54,38 @@ class Restarts:
         return None
 
     def begin_again(self) -> None:
-        """Count from here: the ranks that follow are others."""
+        """Reset the count, because a different set of ranks starts now."""
         self.number, self._last = 0, object()
 
 
 class Fewer:
-    """The devices that a run goes on with after one was left out, for the rank on it failed again and again.
+    """The devices that a run continues with after it removed the device of a rank that failed repeatedly.
 
-    A rank says only that it failed, not that its device is broken. So where fewer ranks fail in the same way and step,
-    no further device is left out. `build`: for all devices, which the next `dsc train` begins with.
+    A failed rank does not prove a broken device. So if fewer ranks fail at the same step in the same way, no further
+    device is removed. `build`: the build for all devices, with which the next `dsc train` starts.
     """
 
     def __init__(self, build: Build) -> None:
         self._build, self._left, self._last = build, build.plan.mesh.world, object()
 
     def is_other(self, outcome: Outcome) -> bool:
-        """Whether a device is to be left out for a failure that came again: it is not that of the time before."""
+        """Whether to remove a device for a repeated failure: yes, unless a device was just removed for the same
+        failure."""
         same = (outcome.step, outcome.how)
         again, self._last = same == self._last, same
         return not again and self._left > 1
 
     def without(self, rank: int, options: RunOptions) -> Build:
-        """The build for the devices that are left without that of a rank. UsageError where there is none."""
+        """Return the build for the remaining devices without that of a rank. UsageError if there is none."""
         from runtime.launch.elastic import build_without
         from runtime.observe.device import choose
 
-        if choose(options.device, self._left) == "cuda":  # ranks are forked before CUDA is initialised, and read this
+        if (
+            choose(options.device, self._left) == "cuda"
+        ):  # ranks are forked before CUDA is initialised, so they read this
             seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
-                name for each, name in enumerate(seen.split(",")) if each != rank
+                name for index, name in enumerate(seen.split(",")) if index != rank
             )
         tell(f"going on without the device of rank {rank}")
         fewer = build_without(self._build, self._left - 1, options.run, tell)
@@ -91,9 +94,9 @@ class Fewer:
 
 
 def train(build: Build, options: RunOptions, corpus: Path) -> int:
-    """Launch the ranks of a build until the run has come to its end, or may not be started again; the exit code.
+    """Launch the ranks of a build until the run ends or may not be restarted. Return the exit code.
 
-    The caller holds the lock of the run folder. Raises UsageError where the run cannot begin.
+    The caller holds the lock of the run folder. Raises UsageError if the run cannot start.
     """
     exporters, code = Exporters(build, options.run), EXIT_USAGE
     try:
@@ -104,7 +107,7 @@ def train(build: Build, options: RunOptions, corpus: Path) -> int:
 
 
 def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters) -> int:
-    """The starts of `train`."""
+    """The restart loop of `train`."""
     from runtime.observe.events import Events
 
     restarts, events, fewer = Restarts(options.restarts), Events(options.run), Fewer(build)
@@ -153,7 +156,7 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
 
 
 def newest_step(run: Path) -> int:
-    """The step of the newest checkpoint of a run folder whose manifest is good; 0 where there is none."""
+    """Return the step of the newest checkpoint with a valid manifest in a run folder; 0 if there is none."""
     try:
         return find_manifest(run)[1].step
     except CheckpointError:
@@ -161,7 +164,7 @@ def newest_step(run: Path) -> int:
 
 
 def _start(build: Build, options: RunOptions, loop: Loop) -> tuple[Outcome, int]:
-    """Fork the ranks and watch them; how they ended, and the last step that was shown."""
+    """Fork the ranks and watch them. Return how they ended, and the last step that was shown."""
     from runtime.launch.launcher import launch
     from runtime.launch.rank_watch import Supervision
     from runtime.observe.device import BACKENDS

@@ -1,15 +1,15 @@
 """Train a build: `python -P -m runtime.run.train BUILD --out RUN`, or `torchrun --nproc-per-node W BUILD/train.py`.
 
-Alone, it prepares the data, then forks one rank per device and watches them; under torchrun it is one rank. Exit codes:
-0 trained · 1 a rank failed · 2 the build, the data or the run folder cannot be used · 3 hung · 75 as 2, for a reason
-that may pass: the run folder is busy, the disk is full, the preparation of the data was killed · 128 + signal when
+Without torchrun it prepares the data, forks one rank per device and watches them; under torchrun it is one rank. Exit
+codes: 0 trained · 1 a rank failed · 2 the build, the data or the run folder cannot be used · 3 hung · 75 as 2, for a
+temporary reason: the run folder is busy, the disk is full, the preparation of the data was killed · 128 + signal when
 asked to stop.
 
-With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
-request by which the data is prepared (see runtime/data/__main__.py), another is the digest of the build that is
-there now. Where stdin ends instead, it ends too, and says nothing. With `--compiled SHA256` the build is there already.
-Either way, where the folder holds another build by then, it says nothing and ends with EXIT_REPLACED; and where the
-build is of a phase and the run is not that far, with EXIT_EARLIER.
+With `--unbuilt` the build is still being compiled, and this process starts with the work that does not need it: a line
+on stdin has the data request (see runtime/data/__main__.py), a second line the digest of the finished build. If stdin
+ends instead, the process exits silently. With `--compiled SHA256` the build exists already. In both cases the process
+exits silently with EXIT_REPLACED if the folder has another build by then, and with EXIT_EARLIER if the build is for a
+phase that the run has not reached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReplacedError(Exception):
 
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
-    """`build`: the folder, where the caller is its own train.py."""
+    """Train a build. `build`: its folder, if the caller is the train.py of the build."""
     open_streams()
     args = _parse(argv, build)
     try:
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
         if isinstance(error, EarlierError) and (args.compiled or args.unbuilt):
             return EXIT_EARLIER
         if said := "\n".join(map(printable, str(error).splitlines())):
-            clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
+            clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # erases the compiler's progress line
             print(f"{clear}error: {said}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:  # before the ranks were there: from then on the launch takes the signal
+    except KeyboardInterrupt:  # before the ranks started: after that the launcher handles the signal
         return EXIT_INTERRUPTED
 
 
@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_options(options: RunOptions, *, under_torchrun: bool) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that exclude each other."""
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
     if options.skip_batch and not options.resume:
@@ -119,12 +119,12 @@ def _check_options(options: RunOptions, *, under_torchrun: bool) -> None:
 
 
 def _check_is_free(run: Path) -> None:
-    """Raise UsageError where another run uses the folder: soon, and again when the ranks start."""
+    """Raise UsageError if another run uses the folder. Called early, and again when the ranks start."""
     try:
         os.close(lock_folder(run, create=False))
     except RunFolderBusyError as error:
         raise UsageError(error, EXIT_RETRY) from None
-    except OSError:  # there is none; whatever else is wrong with the folder is found when it is used
+    except OSError:  # the folder does not exist; other errors show when it is used
         return
 
 
@@ -135,7 +135,7 @@ def _check_run_folder(options: RunOptions) -> None:
 
 
 def _check_place(run: Path) -> None:
-    """Raise UsageError for a run folder whose metrics cannot be read and written."""
+    """Raise UsageError if the metrics of a run folder cannot be read or written."""
     from runtime.observe.metrics import FILE, check_metrics
 
     try:
@@ -146,7 +146,7 @@ def _check_place(run: Path) -> None:
 
 
 def _debugging(build: Build, options: RunOptions, rank: int) -> RunOptions:
-    """Options of a debug run, having said what differs from the build that was compiled."""
+    """Return the options of a debug run, after printing what was edited in the build."""
     if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         raise UsageError("--debug begins at step 1, and goes neither with --resume nor --profile nor under torchrun")
     world = build.plan.mesh.world
@@ -164,8 +164,8 @@ def _debugging(build: Build, options: RunOptions, rank: int) -> RunOptions:
 
 
 def _open(folder: Path, expect: str | None, compiled: str | None, *, edited: bool = False) -> Build:
-    """The verified build. expect: the digest that the user asks for. compiled: that of the build made for this run.
-    edited: it may differ from its manifest."""
+    """Return the verified build. expect: the digest that the user asks for. compiled: the digest of the build that was
+    compiled for this run. edited: files may differ from the manifest."""
     try:
         build = Build.open(folder, compiled or expect, edited=edited)
     except OtherBuildError as error:
@@ -183,7 +183,7 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
     )
     if build is None:
         parser.add_argument("build", type=Path, metavar="BUILD", help="folder written by dsc compile")
-        parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")
+        parser.add_argument("--unbuilt", action="store_true", help="stdin announces the build when it is compiled")
         parser.add_argument("--compiled", metavar="SHA256", help="digest of the build that was compiled for this run")
         parser.add_argument("--data-cache", type=Path, metavar="DIR", help="prepared data that runs share")
     parser.add_argument(
@@ -204,20 +204,20 @@ def _supervise(build: Build, options: RunOptions) -> int:
     _check_room(build, options)
     with _preparing(build.plan.data_request, options) as preparation:
         preparation.may_talk()
-        _import_torch()  # a second, in which the data is prepared
+        _import_torch()  # takes a second, during which the data is prepared
         corpus = preparation.corpus()
     return _train(build, options, corpus)
 
 
 def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) -> int:
-    """Supervise the ranks of a build that comes while the data is prepared."""
+    """Supervise the ranks of a build that is compiled while the data is prepared."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         request = stdin.readline()
         if not request:
             return EXIT_INTERRUPTED
         with _preparing(DataRequest.from_json(request), options) as preparation:
             build = None
-            if preparation.text_is_found():  # what is wrong with the data is mostly known by then
+            if preparation.text_is_found():  # most errors of the data are known by then
                 _import_torch()
                 if digest := preparation.line_unless_failed(stdin):
                     build = _open(folder, expect, digest)
@@ -227,19 +227,19 @@ def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) ->
                     return EXIT_INTERRUPTED
             preparation.may_talk()
             corpus = preparation.corpus()
-    assert build is not None, "the data does not fail, and there is no build"
+    assert build is not None, "the data is prepared, but there is no build"
     return _train(build, options, corpus)
 
 
 def _train(build: Build, options: RunOptions, corpus: Path) -> int:
     with _locked(options.run):
-        _check_run_folder(options)  # again: another run may have been here while the data was prepared
+        _check_run_folder(options)  # again: another run may have used the folder while the data was prepared
         return train(build, options, corpus)
 
 
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
-    """Hold the run folder. Ranks inherit the lock, so it ends with them."""
+    """Lock the run folder. Ranks inherit the lock, so it lasts until they have ended."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(run)
@@ -258,7 +258,7 @@ def _preparing(request: DataRequest, options: RunOptions) -> AbstractContextMana
 
 
 def _check_room(build: Build, options: RunOptions, ranks: range | None = None) -> None:
-    """`ranks`: of this machine; None: all."""
+    """Raise UsageError if memory or disk space is too small. `ranks`: the ranks on this machine, None for all."""
     if options.device == "cpu" and (reason := lack(build.plan, ranks)):
         raise UsageError(reason)
     steps = options.steps or build.plan.steps
@@ -267,20 +267,20 @@ def _check_room(build: Build, options: RunOptions, ranks: range | None = None) -
 
 
 def _import_torch() -> None:
-    """Once, for all ranks. Ctrl-C is taken after it: the interrupt it raises is lost where it meets a callback."""
+    """Import torch once, for all ranks. SIGINT is blocked meanwhile: its exception would be lost inside a callback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    gc.disable()  # importing leaves nothing to collect; looking for it takes a tenth of the time
+    gc.disable()  # an import leaves no garbage; looking for it takes a tenth of the time
     try:
         import runtime.launch.launcher
         import runtime.run.loop  # noqa: F401
     finally:
-        gc.freeze()  # nor do ranks look through it, who would each get a copy of its pages
+        gc.freeze()  # ranks do not scan these objects either, which would copy their pages
         gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _join(build: Build, options: RunOptions) -> int:
-    """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
+    """Run one rank under torchrun. The first rank to ask prepares the data, the others wait for it."""
     from runtime.data.__main__ import prepare_here
     from runtime.data.files import DataError
     from runtime.launch.elastic import build_for
@@ -311,8 +311,8 @@ def _join(build: Build, options: RunOptions) -> int:
         if ranks.restarted:
             options = replace(options, resume=True)
             goes_on = holds_checkpoint(options.run)
-            how = "they go on from a checkpoint" if goes_on else "no checkpoint was saved, so from step 1"
-            say(f"torchrun started the ranks again: {how}")
+            origin = "they go on from a checkpoint" if goes_on else "no checkpoint was saved, so from step 1"
+            say(f"torchrun started the ranks again: {origin}")
         else:
             _check_run_folder(options)
         ranks.first(lambda: check_places(build, options, say))

@@ -1,18 +1,18 @@
-"""What each rank of a replay got and gave, as fingerprints: by these it is found which rank computed something else.
+"""Fingerprints of the inputs and outputs of each rank in a replay. They show which rank computed a different result.
 
-A rank leaves a file `witness/rank_<r>.jsonl`. Its first line says where the rank computes:
+A rank writes a file `witness/rank_<r>.jsonl`. Its first line has the host and the device of the rank:
 
     {"rank": 1, "host": "node7", "device": "core 1"}
 
-and each computation of a step adds a line, with a fingerprint of 64 bits of everything that the rank got from others
-(`<`) and of everything that it made of that (`>`), in their order:
+Each computation of a step adds a line with 64-bit fingerprints of everything that the rank received (`<`) and of
+everything that it produced (`>`), in order:
 
     {"step": 5, "last_sample": 39, "numbers": "9f…", "names": ["> state", "< weights", "> send 1 F0 0", …],
      "prints": "3c…", "not_finite": [7]}
 
-`names` is null where they are those of the line before. `numbers` is of the losses, loads and gradients of the rank, as
-in the event `bad_step` of a run. `not_finite` are the places of what has a value that is not finite. A rank whose first
-difference from another replay is a `>` had the same to work on and made something else of it.
+`names` is null if they equal those of the line before. `numbers` is the fingerprint of the losses, loads and gradients
+of the rank, as in the event `bad_step` of a run. `not_finite` has the indices of tensors with a non-finite value. If
+the first difference of a rank from another replay is a `>`, the rank got the same inputs and computed another output.
 """
 
 from __future__ import annotations
@@ -48,16 +48,19 @@ GETS = (
 
 
 class Witness(Observer):
-    """Watches a trainer, and writes what its rank got and gave in each computation of a step into the run folder."""
+    """Watches a trainer, and writes fingerprints of its rank's inputs and outputs in each step into the run folder."""
 
     def __init__(self, trainer: Trainer, run: Path, place: Mapping[str, str]) -> None:
-        """`place`: where the rank computes. OSError if the file cannot be written."""
+        """`place`: host and device of the rank. OSError if the file cannot be written."""
         (run / FOLDER).mkdir(exist_ok=True)
         path, flags = run / FOLDER / f"rank_{trainer.rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._file = os.fdopen(open_regular(path, flags), "w", encoding="utf-8")
         self._trainer, self._compute = trainer, trainer.accumulate
         self._watches = False
-        self._norm, self._timed = trainer._norm, Tensor()  # behind the sum of squares are seconds: no two are alike
+        self._norm, self._timed = (
+            trainer._norm,
+            Tensor(),
+        )  # the sum of squares is followed by measured seconds, which always differ
         self._names, self._before = list[str](), list[str]()
         self._prints, self._not_finite = list[Tensor](), list[int]()
         self._write({"rank": trainer.rank, **place})
@@ -73,7 +76,7 @@ class Witness(Observer):
         self._file.close()
 
     def saw(self, direction: str, name: str, *tensors: Tensor) -> None:
-        """Note what the rank got or gave, if it computes a step."""
+        """Record tensors that the rank received or produced, if it is computing a step."""
         if not self._watches:
             return
         for tensor in (each[:1] if each is self._timed else each for each in tensors):
@@ -126,14 +129,14 @@ class Witness(Observer):
         return call(*words)
 
     def _gets(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
-        found = call(*words)
+        result = call(*words)
         of_site = (each.gradients for each in self._trainer.state.buckets if words[-1] in each.sites)
-        self.saw("<", _named(name, words), *(of_site if name == "wait_scatter" else _tensors(found)))
-        return found
+        self.saw("<", _named(name, words), *(of_site if name == "wait_scatter" else _tensors(result)))
+        return result
 
 
 class _WitnessedSums:
-    """The sums of a rank, which go on to its transport."""
+    """The sums of a rank, recorded on their way to the transport."""
 
     def __init__(self, sums: Sums, rank: int, saw: Callable[..., None]) -> None:
         self._sums, self._rank, self._saw = sums, rank, saw
@@ -155,7 +158,7 @@ class _WitnessedSums:
 
 @dataclass(frozen=True)
 class _Reducing:
-    """A sum under way, and what is done once it is there."""
+    """A pending sum, and a function to call when it is done."""
 
     work: Work
     done: Callable[[], None]
@@ -166,7 +169,7 @@ class _Reducing:
 
 
 def as_hex(number: int) -> str:
-    """64 bits as 16 digits."""
+    """64 bits as 16 hexadecimal digits."""
     return f"{number & (1 << 64) - 1:016x}"
 
 
@@ -180,7 +183,7 @@ def _named(name: str, words: tuple[Any, ...]) -> str:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of what a body gives the executor or gets from it."""
+    """Yield the tensors in an argument or a result of the executor."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, WholeTensors):

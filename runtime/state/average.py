@@ -1,7 +1,7 @@
-"""The moving average of the weights: on the host, updated beside the next step, kept by the owners of the weights.
+"""The moving average of the weights: on the host, updated during the next step, by the owners of the weights.
 
-After step t it is a(t) = decay · a(t−1) + (1 − decay) · w(t), and a(0) is w(0). Each product and sum of two elements is
-rounded on its own: so its bits depend neither on the parts of owners nor on how many elements are taken at a time.
+After step t it is a(t) = decay · a(t−1) + (1 − decay) · w(t), with a(0) = w(0). Each product and each sum is rounded
+separately, so results are bit-identical for any sharding and any block size.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from runtime.contract import EmaRecipe
 from runtime.state.state import FlatBucket, OwnedPiece, State, host_zeros
 
-BLOCK = 2**16  # elements at a time: 0.5 MiB in FP32 with what is made on the way, so that it stays in the cache
+BLOCK = 2**16  # elements at a time: 0.5 MiB in FP32 with temporaries, so that they stay in the cache
 
 
 class MovingAverage:
-    """The average of the weights that a rank owns. Between `start` and `wait` a thread updates it, and reads weights.
+    """The average of the weights that a rank owns. Between `start` and `wait` a thread reads weights and updates it.
 
-    `part`: elements that come from a device at a time. `validated`: whether it is put in the place of the weights.
+    `part`: elements copied from a device at a time. `validated`: whether `as_weights` will be used.
     """
 
     def __init__(self, state: State, ema: EmaRecipe, part: int, validated: bool) -> None:
@@ -40,7 +40,7 @@ class MovingAverage:
         return [(bucket, piece) for bucket in self._state.buckets for piece in bucket.owned]
 
     def _room(self) -> Tensor | None:
-        """Memory of the host through which weights come from a device; None where they are on the host."""
+        """Allocate a host buffer for weights from a device; None if weights are on the host."""
         masters = [piece.master for _, piece in self._pieces if piece.master.device.type != "cpu"]
         if not masters:
             return None
@@ -48,13 +48,13 @@ class MovingAverage:
         return host_zeros(min(most, self._part), masters[0].dtype, self._state.device)
 
     def start(self) -> None:
-        """Begin to take the weights into the average, beside what is done next. They do not change until `wait`."""
+        """Start to add the weights to the average in a thread. The weights must not change until `wait`."""
         self.wait()
         after = torch.cuda.current_stream(self._state.device).record_event() if self._stream else None
         self._pending = self._thread.submit(self._update, after)
 
     def wait(self) -> None:
-        """Return when the average has the weights of the last `start`; what failed there is raised here."""
+        """Return when the update of the last `start` is done. Raises its error, if it failed."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
@@ -85,7 +85,7 @@ class MovingAverage:
 
     @contextmanager
     def as_weights(self, gather: Callable[[], object]) -> Iterator[None]:
-        """While this lasts segments read the average, rounded to their dtype. `gather` takes the parts of others."""
+        """Inside the block, segments read the average, rounded to their dtype. `gather` all-gathers the shards."""
         self.wait()
         for (bucket, piece), kept in zip(self._pieces, self.weights, strict=True):
             assert piece.average is not None
@@ -98,7 +98,7 @@ class MovingAverage:
         gather()
 
     def _put(self, bucket: FlatBucket, piece: OwnedPiece, values: Tensor) -> None:
-        """Give segments other values of a piece; they are rounded on the host, part by part."""
+        """Write values of a piece into the weights that segments read, rounded on the host part by part."""
         for target, part in zip(bucket.weights_of(piece.part).split(self._part), values.split(self._part), strict=True):
             target.copy_(part.to(target.dtype))
 

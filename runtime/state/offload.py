@@ -1,7 +1,7 @@
-"""Optimizer state in the memory of the host: an update takes it to the device and back, part by part.
+"""Optimizer state offloaded to the host: an update copies it to the device and back, part by part.
 
-While one part is updated, the next one arrives and the last one leaves, on a stream each way: three parts are on the
-device. The update runs where it does without offload, by the same code: so its numbers are the same.
+While one part is updated, the next one is copied to the device and the last one back, on separate streams: three parts
+are on the device. The same code updates on the same device as without offload, so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from runtime.state.state import FlatBucket, OwnedPiece, State
 
 @dataclass(frozen=True)
 class Update:
-    """Elements `part` of a bucket that are updated by one call, with the weight decay `decay`. They lie in `piece`, and
-    have this `shape` if it is no vector."""
+    """Elements `part` of a bucket that one call updates, with weight decay `decay`. They belong to `piece`. `shape` is
+    their shape as a matrix, or of a vector."""
 
     bucket: FlatBucket
     piece: OwnedPiece
@@ -29,14 +29,14 @@ class Update:
 
     @property
     def kept(self) -> list[Tensor]:
-        """Master weights and state of these elements, where they lie between two steps."""
+        """Master weights and state of these elements, at their place between two steps."""
         mine = slice(self.part.start - self.piece.part.start, self.part.stop - self.piece.part.start)
         return [tensor[mine] for tensor in (self.piece.master, *self.piece.state.values())]
 
 
 @dataclass
 class _CopySlot:
-    """Room for one part on the device. What arrived in it may be updated; after `left` another part may come."""
+    """Device buffers for one part. It may be updated after `arrived`, and replaced by another part after `left`."""
 
     tensors: list[Tensor]
     arrived: torch.cuda.Event | None = None
@@ -44,7 +44,7 @@ class _CopySlot:
 
 
 class CopyLane:
-    """Copies in one direction, one after another. On CUDA they run on a stream beside kernels, elsewhere at once."""
+    """Copies in one direction, in order: on CUDA on a separate stream, elsewhere synchronously."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -52,7 +52,7 @@ class CopyLane:
     def copy(
         self, pairs: Iterable[tuple[Tensor, Tensor]], after: Sequence[torch.cuda.Event | None]
     ) -> torch.cuda.Event | None:
-        """Copy (target, source) pairs after some events; the event of the end of it, on CUDA."""
+        """Copy (target, source) pairs after some events. On CUDA, return the event of the end."""
         if self._stream is None:
             for target, source in pairs:
                 target.copy_(source)
@@ -73,37 +73,37 @@ class CopyLane:
 
 @dataclass
 class Staging:
-    """The way of a rank's offloaded state to its device and back. On a CPU nothing moves.
+    """Moves a rank's offloaded state to its device and back. On a CPU nothing moves.
 
-    `part`: the most elements of a part that is no whole matrix. `slots`: parts that are on the device.
+    `part`: most elements of a part, unless it is a whole matrix. `slots`: number of parts on the device.
     """
 
     state: State
     part: int
     slots: int
     _lanes: list[CopyLane] = field(default_factory=list)
-    _room: list[_CopySlot] = field(default_factory=list)  # while a step updates
-    _is_of_rest: bool = False  # which of the two kinds of the optimizer the room is of
+    _room: list[_CopySlot] = field(default_factory=list)  # during the update of a step
+    _is_of_rest: bool = False  # whether the buffers are for `rest`, the second kind of optimizer
 
     @cached_property
     def most(self) -> int | None:
-        """Elements that one call updates at most, of what is no matrix; None: any number."""
+        """Most elements that one call updates, except for matrices; None if unlimited."""
         pieces = (piece for bucket in self.state.buckets for piece in bucket.owned)
         return self.part if any(map(self._away, pieces)) else None
 
     def slot_elements(self, rest: bool) -> int:
-        """Elements of a part for which there is room on the device, while one kind of the optimizer updates."""
+        """Return the elements of a device buffer, for buckets of one kind of optimizer."""
         pieces = (piece for bucket in self.state.buckets if bucket.rest == rest for piece in bucket.owned)
         sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in pieces]
         return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
 
     def _away(self, piece: OwnedPiece) -> list[int]:
-        """Which of the tensors of its updates are not on the device."""
+        """Return the indices of the tensors of an update that are not on the device."""
         tensors = piece.master, *piece.state.values()
         return [i for i, t in enumerate(tensors) if t.device.type != self.state.device.type]
 
     def through(self, updates: Sequence[Update]) -> Iterator[tuple[Update, list[Tensor]]]:
-        """Each update with its master weights and state on the device; they go back before the next one is given."""
+        """Yield each update with its master weights and state on the device. They are copied back after it."""
         away = self._away(updates[0].piece) if updates else []
         if not away:
             for update in updates:
@@ -113,14 +113,14 @@ class Staging:
         self._lanes = self._lanes or [CopyLane(device), CopyLane(device)]
         up, down = self._lanes
         is_of_rest = updates[0].bucket.rest
-        if not self._room or is_of_rest != self._is_of_rest:  # whose parameters are others, with other state
+        if not self._room or is_of_rest != self._is_of_rest:  # the other kind of optimizer has other state
             self.finish()
             self._is_of_rest = is_of_rest
             self._room = [_CopySlot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
         slots = self._room
 
         def fetch(index: int) -> list[Tensor]:
-            """Start the way of a part to the device; what will be there."""
+            """Start to copy a part to the device. Return its tensors there."""
             slot, kept = slots[index % self.slots], updates[index].kept
             there = dict(zip(away, slot.tensors, strict=True))
             views = [there[i][: t.numel()] if i in there else t for i, t in enumerate(kept)]
@@ -139,7 +139,7 @@ class Staging:
             views = following
 
     def finish(self) -> None:
-        """End the updates of a step: return when all state is in the memory of the host. Its room is given back."""
+        """End the updates of a step: return when all state is on the host. Frees the device buffers."""
         for lane in self._lanes:
             lane.synchronize()
         self._room = []
@@ -150,5 +150,5 @@ class Staging:
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
-    """The event that all work given to the device so far is done."""
+    """Record an event after all work that was queued on the device so far; None on a CPU."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None

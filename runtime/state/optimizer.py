@@ -1,9 +1,8 @@
-"""The end of a step: sum replicas' gradients, clip by the global norm, update the weights, balance the experts.
+"""The end of a step: sum gradients over replicas, clip by the global norm, update the weights, balance the experts.
 
-Gradients of a bucket are summed over its holders, never averaged: the loss is already normalised by the whole global
-batch. With zero = 1 a bucket's holders each update the part of it that they own and gather the rest, in the dtype that
-segments read. What an update is, runtime/state/optimizers says. Heads whose logits were too large are clipped behind
-it.
+Gradients of a bucket are summed over its holders, never averaged: the loss is already normalised by the global batch.
+With zero = 1 each holder of a bucket updates the shard that it owns and gathers the rest, in the dtype that segments
+read. runtime/state/optimizers has the update rules. Heads whose logits were too large are clipped after the update.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ NORM_ROW = 1024  # elements
 
 
 def start_reduce(bucket: FlatBucket, sums: Sums) -> Work:
-    """Begin to sum a bucket's gradients over those who keep the same: all, or on each holder those that it owns."""
+    """Start to sum a bucket's gradients over its peers: an all-reduce, or with shares a reduce-scatter."""
     return sums.start_reduce(bucket.gradients_name, bucket.peers, bucket.gradients, bucket.shares_of_peers)
 
 
 def gradient_square(state: State, rank: int) -> Tensor:
-    """Sum of the squares of the gradients that this rank owns: every logical element has one owner in the world."""
+    """Return the sum of squares of the gradients that this rank owns. Each logical element has one owner in the
+    world."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
     for b in (each for each in state.buckets if not each.still):
         if b.shares or rank == b.holders[0]:
@@ -43,8 +43,8 @@ def gradient_square(state: State, rank: int) -> Tensor:
 
 
 def square_sum(flat: Tensor) -> Tensor:
-    """Sum the squares of all elements, in float64 but for rows of `NORM_ROW` of them: a copy in float64 takes 30 times
-    as long."""
+    """Return the sum of squares of all elements, in float64 except within rows of `NORM_ROW` elements: converting all
+    to float64 takes 30 times as long."""
     whole = flat.numel() // NORM_ROW * NORM_ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1).to(torch.float64)
     if not rows.isfinite().all():  # a square may be too large for the elements' dtype
@@ -53,8 +53,8 @@ def square_sum(flat: Tensor) -> Tensor:
 
 
 class Numbers(NamedTuple):
-    """What the updates of a step have in common: its number, from 1, the learning rate, the norm of all gradients, and
-    what rows of new weights are multiplied by."""
+    """Numbers that all updates of a step share: step (from 1), learning rate, global gradient norm, and the QK-clip
+    factors of rows."""
 
     step: int
     rate: float
@@ -63,20 +63,20 @@ class Numbers(NamedTuple):
 
 
 def update(b: FlatBucket, recipe: OptimizerRecipe, by: Op, numbers: Numbers, staging: Staging) -> None:
-    """Update the weights of a bucket that this rank owns, by the code of their optimizer.
+    """Update the weights of a bucket that this rank owns. `by`: the update function of their optimizer.
 
-    Gradients are scaled by min(1, clip / norm). `staging` brings what is offloaded to the device.
+    Gradients are scaled by min(1, clip / norm). `staging` copies offloaded state to the device.
     """
     step, rate, norm, factors = numbers
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     settings = (recipe.rest if b.rest and recipe.rest else recipe).settings.values()
-    for each, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
-        update_part(each, kept, by, (factor, rate, *settings, each.decay, step))
-        clip_rows(b, each.part, kept[0], factors)
+    for portion, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
+        update_part(portion, kept, by, (factor, rate, *settings, portion.decay, step))
+        clip_rows(b, portion.part, kept[0], factors)
 
 
 def gather_weights(bucket: FlatBucket, sums: Sums) -> None:
-    """Take the weights that the other holders of a bucket have updated, as far as they are kept here."""
+    """All-gather the updated weights of a bucket, as far as this rank keeps them."""
     if bucket.gathered:
         sums.gather(bucket.parameters_name, bucket.peers, bucket.parameters, bucket.shares_of_peers)
     else:
@@ -84,7 +84,7 @@ def gather_weights(bucket: FlatBucket, sums: Sums) -> None:
 
 
 def updates_of(b: FlatBucket, decay: float, most: int | None) -> Iterator[Update]:
-    """The calls that update what is owned of a bucket, of at most `most` elements where a piece may be cut."""
+    """Yield the updates of the owned part of a bucket, of at most `most` elements unless they are matrices."""
     for piece in b.owned:
         ends = itertools.accumulate(map(math.prod, piece.shapes), initial=piece.part.start)
         for shape, (first, last) in zip(piece.shapes, itertools.pairwise(ends), strict=True):
@@ -95,13 +95,13 @@ def updates_of(b: FlatBucket, decay: float, most: int | None) -> Iterator[Update
                     yield Update(b, piece, slice(at, min(at + size, stop)), of_part, shape)
 
 
-def update_part(each: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:
-    """Update a part of a piece, in its shape if it is no vector. `kept`: master and state."""
-    b, (master, *state) = each.bucket, kept
-    tensors = [master, b.gradients_of(each.part), *state]
-    if len(each.shape) > 1:
-        tensors = [tensor.view(each.shape) for tensor in tensors]
-    by(*tensors, b.weights_of(each.part) if b.mixed else None, *numbers)
+def update_part(portion: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:
+    """Update a part of a piece, in its shape if it is a matrix. `kept`: master weights and state."""
+    b, (master, *state) = portion.bucket, kept
+    tensors = [master, b.gradients_of(portion.part), *state]
+    if len(portion.shape) > 1:
+        tensors = [tensor.view(portion.shape) for tensor in tensors]
+    by(*tensors, b.weights_of(portion.part) if b.mixed else None, *numbers)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

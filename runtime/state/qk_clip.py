@@ -1,7 +1,7 @@
-"""QK-clip: smaller queries and keys for heads that had logits above a bound. "Kimi K2", arXiv 2507.20534, §2.1.
+"""QK-clip: scale down queries and keys of heads with logits above a bound. "Kimi K2", arXiv 2507.20534, §2.1.
 
-It follows the update of a step, on the master weights that a rank owns, so that what is gathered is clipped. Each rank
-has the largest logits of all heads by then, so all multiply by the same numbers. Nothing is kept for later steps.
+It runs after the update of a step, on the master weights that a rank owns, so that gathered weights are clipped. Each
+rank has the largest logits of all heads by then, so all use the same factors. Nothing is kept for later steps.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from runtime.contract import ClippedAttention, ClippedRows
 from runtime.ops.product import wide_dtype
 from runtime.state.state import BucketEntry, FlatBucket
 
-Factors = Mapping[str, Tensor]  # by parameter: of each row of the logical one, float64
+Factors = Mapping[str, Tensor]  # parameter → a factor for each row of the logical parameter, float64
 
 
 def factors_of(clipped: Sequence[ClippedAttention], peaks: Tensor, clip: float) -> Factors:
-    """What rows are multiplied by, of the parameters of which any is. `peaks`: the largest logit of each head, block
+    """Return the factors of rows, for the parameters that are clipped. `peaks`: the largest logit of each head, block
     after block.
 
-    γ is clip / the largest logit of all query heads that share a key, where this is above `clip`, and else 1.
+    γ is `clip` divided by the largest logit of all query heads that share a key, or 1 if that logit is at most `clip`.
     """
-    found: dict[str, Tensor] = {}
+    factors: dict[str, Tensor] = {}
     for block, peaks_H in zip(clipped, peaks.cpu().split([each.heads for each in clipped]), strict=True):
         peaks_G = peaks_H.view(block.key_heads, -1).amax(1)
         gamma_G = torch.where(peaks_G > clip, clip / peaks_G, 1.0)
         if (gamma_G < 1).any():
             for rows in block.rows:
-                before = found.get(rows.parameter, torch.ones(0, dtype=torch.float64))
-                found[rows.parameter] = _with_rows(before, rows, gamma_G)
-    return found
+                before = factors.get(rows.parameter, torch.ones(0, dtype=torch.float64))
+                factors[rows.parameter] = _with_rows(before, rows, gamma_G)
+    return factors
 
 
 def _with_rows(before: Tensor, rows: ClippedRows, gamma_G: Tensor) -> Tensor:
-    """The factors of a parameter with those of rows further behind; rows between are left as they are."""
+    """Append the factors of later rows of a parameter; rows in between get 1."""
     gamma_H = gamma_G.repeat_interleave(rows.heads // len(gamma_G))
     of_head = [(gamma_H**exponent)[:, None].expand(-1, count) for count, exponent in rows.parts]
     between = before.new_ones(rows.first - len(before))
@@ -46,7 +46,7 @@ def _with_rows(before: Tensor, rows: ClippedRows, gamma_G: Tensor) -> Tensor:
 
 
 def clip_rows(bucket: FlatBucket, part: slice, master: Tensor, factors: Factors) -> None:
-    """Multiply rows by their factors in elements `part` of a bucket, whose master weights are `master`."""
+    """Multiply rows by their factors in the elements `part` of a bucket. `master`: the master weights of the part."""
     changed = False
     for entry in bucket.entries if factors else ():
         start, end = max(entry.start, part.start), min(entry.end, part.stop)
@@ -58,7 +58,7 @@ def clip_rows(bucket: FlatBucket, part: slice, master: Tensor, factors: Factors)
 
 
 def _multiply(flat: Tensor, at: int, entry: BucketEntry, factors: Tensor) -> None:
-    """Multiply the elements of a parameter from `at` on, of which the first and the last may lie in parts of rows."""
+    """Multiply the elements of a parameter from `at` on. The first and last row may be incomplete."""
     rows, columns = entry.shape[0], prod(entry.shape[1:])
     whole_R = torch.cat([factors, factors.new_ones(rows - len(factors))])
     held_R = cut(whole_R, entry.parameter.slice).to(flat.device, wide_dtype(flat.dtype))

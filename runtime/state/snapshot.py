@@ -1,11 +1,11 @@
-"""A rank's state as logical tensors, and back: what a checkpoint holds, whatever the plan.
+"""Converts a rank's state to logical tensors and back: the content of a checkpoint, independent of the plan.
 
-Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `ema/<parameter>` for the
-moving average of the weights if the run keeps one, `bias/<router bias>`, `table/<router table>`. Where adapters are
-trained there is nothing of frozen weights, balancing biases and tables: these are in the checkpoint that the run began
-with. A weight is the master weight. Of replicas the first holder answers for a weight; with sharded optimizer state
-each holder answers for its part of the state, and of weights that no other holder has: master weights that are none of
-its parameters, or weights that are sharded, too.
+Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer state, `ema/<parameter>` for the
+moving average of the weights if the run keeps one, `bias/<router bias>`, `table/<router table>`. If adapters are
+trained, frozen weights, balancing biases and tables are left out: they are in the checkpoint that the run started with.
+A weight is the master weight. The first holder saves a replicated weight. With sharded optimizer state each holder
+saves its shard of the state, and its shard of the weights if it has them alone: separate master weights, or sharded
+weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 
 
 def take(state: State, plan: RunPlan, rank: int) -> dict[str, Tensor | TensorPart]:
-    """The tensors this rank answers for, as views of its state."""
+    """Return the tensors that this rank saves, as views of its state."""
     tensors: dict[str, Tensor | TensorPart] = {}
     for bucket, entry in state.entries():
         owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
@@ -42,13 +42,13 @@ def take(state: State, plan: RunPlan, rank: int) -> dict[str, Tensor | TensorPar
 
 
 class HostCopy:
-    """Room in the memory of the host for a copy of what a rank answers for. It is made once, and used by every copy."""
+    """A host buffer for copies of the tensors that a rank saves. It is allocated once and reused."""
 
     def __init__(self) -> None:
         self._room: dict[str, Tensor] = {}
 
     def of(self, tensors: ShardData) -> dict[str, Tensor | TensorPart]:
-        """A copy of these tensors, whole when this returns. It holds until the next one is made."""
+        """Return a complete copy of these tensors. It is valid until the next call."""
         values = {name: each if isinstance(each, Tensor) else each.values for name, each in tensors.items()}
         if not self._room:
             self._room = _room_of(values)
@@ -63,23 +63,25 @@ class HostCopy:
 
 
 def _room_of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same shapes on the host, one allocation for each dtype and device: there they lie by name, as in
-    the file of a checkpoint."""
+    """Allocate host tensors of the same shapes, one allocation per dtype and device, ordered by name as in the file of
+    a checkpoint."""
     room: dict[str, Tensor] = {}
-    kinds = {(each.dtype, each.device) for each in values.values()}
+    kinds = {(tensor.dtype, tensor.device) for tensor in values.values()}
     for dtype, device in sorted(kinds, key=str):
-        alike = {name: each for name, each in sorted(values.items()) if (each.dtype, each.device) == (dtype, device)}
-        sizes = [each.numel() for each in alike.values()]
+        group = {
+            name: tensor for name, tensor in sorted(values.items()) if (tensor.dtype, tensor.device) == (dtype, device)
+        }
+        sizes = [tensor.numel() for tensor in group.values()]
         flats = host_zeros(sum(sizes), dtype, device).split(sizes)
-        room |= {name: flat.view(each.shape) for (name, each), flat in zip(alike.items(), flats, strict=True)}
+        room |= {name: flat.view(tensor.shape) for (name, tensor), flat in zip(group.items(), flats, strict=True)}
     return room
 
 
 def put(state: State, read: Read, averaged: bool = True) -> None:
-    """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name. Frozen weights are left as
-    they are.
+    """Fill this rank's state from logical tensors. `read(names)` returns whole tensors by name. Frozen weights do not
+    change.
 
-    Where they are not `averaged`, a moving average begins with the weights.
+    If the tensors have no moving average (`averaged`), it starts as a copy of the weights.
     """
     for bucket, entry in state.entries():
         owned = _owned(bucket, entry)
@@ -97,10 +99,10 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
 
 
 def put_weights(state: State, read: Read, held: Container[str], kind: str = WEIGHT) -> None:
-    """Give this rank's parameters, balancing biases and tables their values from logical tensors, as far as these are
-    `held`. What is not keeps its first values: indexers, as the compiler has seen to.
+    """Load this rank's parameters, balancing biases and tables from logical tensors, as far as these are `held`. Others
+    keep their initial values; the compiler allows this for indexers alone.
 
-    `kind`: which tensors the values are of what is trained, WEIGHT or AVERAGE.
+    `kind`: kind of the tensors that trained parameters are loaded from, WEIGHT or AVERAGE.
     """
     for bucket, entry in state.entries():
         name = StoredName.of(kind, entry.name)
@@ -110,7 +112,7 @@ def put_weights(state: State, read: Read, held: Container[str], kind: str = WEIG
 
 
 def put_untrained(state: State, read: Read, held: Container[str]) -> None:
-    """Give frozen weights, balancing biases and tables their values, the latter two where they are `held`."""
+    """Load frozen weights, and balancing biases and tables as far as they are `held`."""
     for bucket in state.frozen:
         for entry in bucket.entries:
             name = StoredName.of(WEIGHT, entry.name)
@@ -121,10 +123,10 @@ def put_untrained(state: State, read: Read, held: Container[str]) -> None:
 
 
 def _owned(bucket: FlatBucket, entry: BucketEntry) -> dict[StoredName, TensorPart]:
-    """What is owned here of a parameter, by name: its master weight, and its optimizer state."""
-    if (found := bucket.owned_of(entry)) is None:
+    """Return the parts of a parameter's master weight and optimizer state that this rank owns, by name."""
+    if (owned := bucket.owned_of(entry)) is None:
         return {}
-    of_entry, piece, of_piece = found
+    of_entry, piece, of_piece = owned
     kinds = {WEIGHT: piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})
     return {
         StoredName.of(kind, entry.name): _part(entry, flat[of_piece], of_entry.start) for kind, flat in kinds.items()
@@ -132,5 +134,5 @@ def _owned(bucket: FlatBucket, entry: BucketEntry) -> dict[StoredName, TensorPar
 
 
 def _part(entry: BucketEntry, values: Tensor, start: int) -> TensorPart:
-    """Elements of what is held of a parameter, from `start` on."""
+    """Describe elements of the held slice of a parameter, from `start` on."""
     return TensorPart(values, start, entry.shape, entry.parameter.slice)

@@ -1,8 +1,9 @@
-"""What a rank holds: parameters, gradient accumulators, optimizer state, balancing biases.
+"""The state of a rank: parameters, gradient accumulators, optimizer state, balancing biases.
 
-Parameters with the same holders and stages lie in one flat buffer (a bucket): a reduction or an update is one call.
-Segments see views: one tensor per name, the experts of a rank stacked along dimension 0. The optimizer updates master
-weights: a slice of what segments see where the dtype is the same, else a buffer beside it, and segments see it rounded.
+Parameters with the same holders and stages share one flat buffer (a bucket): a reduction or an update is one call.
+Segments read views: one tensor per name, with the experts of a rank stacked along dimension 0. The optimizer updates
+master weights: slices of the same buffer if the dtype is the same, else separate tensors, which are then rounded for
+segments.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from runtime.checkpoint.loading import cut
 from runtime.comm.transport import Channel, Shares
 from runtime.contract.names import BIAS, TABLE, StoredName
 
-# --- What parameters and tables are at first: a function of (seed, logical name) alone, the same on any ranks
+# --- Initial values of parameters and tables: a function of (seed, logical name) alone, for any number of ranks
 
-TABLE_ROWS = 4096  # that are drawn at a time
+TABLE_ROWS = 4096  # drawn at a time
 
 
 def initial_value(
     seed: int, name: str, shape: Sequence[int], init: float | None, *, uniform: bool = False, mean: float = 0.0
 ) -> Tensor:
-    """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name); or
-    `uniform`, between bounds that have this deviation. Around `mean`."""
+    """Draw the initial value of a parameter in float32, from a generator of (seed, name): normal, or with `uniform`
+    uniform, with standard deviation `init` around `mean`. Ones if `init` is None."""
     if init is None:
         return torch.ones(tuple(shape))
     values, generator = torch.empty(tuple(shape)), _generator(seed, name)
@@ -42,8 +43,8 @@ def initial_value(
 
 
 def initial_table(seed: int, name: str, shape: Sequence[int], below: int) -> Tensor:
-    """Rows of different whole numbers below `below` (int32), in a random order: the first ones of a permutation of all,
-    drawn from a generator of (seed, name)."""
+    """Draw the initial value of a table (int32). Each row has the first numbers of a random permutation of
+    range(below), from a generator of (seed, name)."""
     rows, columns = shape
     generator = _generator(seed, name)
     sizes = (min(TABLE_ROWS, rows - first) for first in range(0, rows, TABLE_ROWS))
@@ -79,7 +80,7 @@ class BucketEntry:
         return self.parameter.shape
 
     def cut(self, whole: Tensor) -> Tensor:
-        """What is held of the logical parameter."""
+        """Return the held slice of the logical parameter."""
         return cut(whole, self.parameter.slice)
 
 
@@ -87,41 +88,41 @@ class BucketEntry:
 class OwnedPiece:
     """Elements of a bucket whose optimizer state is on this rank: a slice of it, or a whole parameter."""
 
-    part: slice  # of the bucket's flat tensors
-    # Of what is updated apart: the parameter, each of its matrices, or all of it flat.
+    part: slice  # elements of the bucket's flat tensors
+    # The shape of each update: of the parameter, of each of its matrices, or flat.
     shapes: tuple[tuple[int, ...], ...]
-    master: Tensor  # flat, and so are the tensors of state; what is offloaded is on the CPU
-    state: Mapping[str, Tensor]  # by name, in the order that the optimizer takes
-    average: Tensor | None = None  # of the weights over the steps, on the CPU
+    master: Tensor  # flat, as are the tensors of state; offloaded tensors are on the CPU
+    state: Mapping[str, Tensor]  # by name, in the order of the optimizer's arguments
+    average: Tensor | None = None  # moving average of the weights, on the CPU
 
 
 @dataclass
 class FlatBucket:
-    """Parameters with the same holders and stages. `owned` are the pieces whose optimizer state, master weights among
-    it, is on this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
+    """Parameters with the same holders and stages. `owned`: the pieces whose optimizer state and master weights are on
+    this rank. `shares`: the parts that each holder owns, empty if each of them owns all.
 
-    Where it has `sites`, its `dividers`, who are the holders of a pipeline rank, each keep a part of the gradients, and
-    of weights that are `gathered`: flat tensors of all of it are made for one segment at a time
-    (runtime/step/sharding.py). The `peers` keep the same part, on a pipeline rank each, and each owns a share of it."""
+    If it has `sites`, gradients are sharded over the `dividers`, the holders on one pipeline rank, and so are weights
+    if they are `gathered`: whole flat tensors exist for one segment at a time (runtime/step/sharding.py). The `peers`
+    keep the same shard, one on each pipeline rank, and each owns a share of it."""
 
     name: str
     holders: tuple[int, ...]
     stages: tuple[int, ...]  # that use the parameters
     entries: tuple[BucketEntry, ...]
-    decayed: int  # elements [0, decayed) are decayed
+    decayed: int  # elements [0, decayed) have weight decay
     owned: tuple[OwnedPiece, ...]
     shares: Shares
     parameters: Tensor  # as segments read them
     gradients: Tensor
-    mixed: bool  # whether master weights are others than those that segments read
-    padded: int  # elements of all of it
+    mixed: bool  # whether master weights are separate from the weights that segments read
+    padded: int  # elements of the whole bucket, with padding
     peers: tuple[int, ...]  # the holders that keep the same gradients
-    kept: slice  # of the gradients, and of weights that are gathered
+    kept: slice  # elements of the gradients, and of gathered weights, that this rank keeps
     sites: tuple[str, ...] = ()
     dividers: tuple[int, ...] = ()
     gathered: bool = False
-    rest: bool = False  # whether the second kind of the optimizer updates it
-    still: bool = False  # whether nothing does, in this phase of the run: there are no gradients
+    rest: bool = False  # whether the second kind of optimizer updates it
+    still: bool = False  # whether it is not trained in this phase of the run: it has no gradients
 
     @property
     def size(self) -> int:
@@ -129,25 +130,25 @@ class FlatBucket:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether several holders keep the same gradients, which are summed once a step."""
+        """Whether several holders keep the same gradients, which are then summed once a step."""
         return len(self.peers) > 1 and not self.still
 
     @property
     def shares_of_peers(self) -> Shares:
-        """What each of the peers owns of what they keep."""
+        """The parts that each peer owns, relative to the shard that they keep."""
         shares = [self.shares[self.holders.index(peer)] for peer in self.peers if self.shares]
         return tuple(tuple(_within(self.kept, part) for part in share) for share in shares)
 
     def weights_of(self, part: slice) -> Tensor:
-        """Elements of the weights that segments read, which are kept here."""
+        """Return the weights that segments read, for elements that this rank keeps."""
         return self.parameters[_within(self.kept, part) if self.gathered else part]
 
     def gradients_of(self, part: slice) -> Tensor:
-        """Elements of the gradients, which are kept here."""
+        """Return the gradients of elements that this rank keeps."""
         return self.gradients[_within(self.kept, part)]
 
     def owned_of(self, entry: BucketEntry) -> tuple[slice, OwnedPiece, slice] | None:
-        """The part of a parameter that is owned here: which of its elements, and in which slice of which piece."""
+        """Return the part of a parameter that this rank owns: its elements, the piece, and the slice of the piece."""
         for piece in self.owned:
             start, end = max(entry.start, piece.part.start), min(entry.end, piece.part.stop)
             if start < end:
@@ -156,35 +157,35 @@ class FlatBucket:
         return None
 
     def set_weight(self, entry: BucketEntry, value: Tensor) -> None:
-        """Give a parameter the value of the logical one: the master weights whole, what segments read rounded. An
-        average begins there."""
+        """Set a parameter to the value of the logical one: exact in the master weights, rounded in the weights that
+        segments read. A moving average starts with this value."""
         flat = entry.cut(value).reshape(-1)
         kept = self.kept if self.gathered else slice(entry.start, entry.end)
         start, end = max(entry.start, kept.start), min(entry.end, kept.stop)
         if start < end:
             self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
-        if found := self.owned_of(entry):
-            of_entry, piece, of_piece = found
+        if owned := self.owned_of(entry):
+            of_entry, piece, of_piece = owned
             piece.master[of_piece].copy_(flat[of_entry])
             if piece.average is not None:
                 piece.average[of_piece].copy_(flat[of_entry])
 
     @property
     def parameters_name(self) -> str:
-        """The name of its flat tensor of parameters."""
+        """Name of the flat tensor of parameters."""
         return f"parameters {self.name}"
 
     @property
     def gradients_name(self) -> str:
-        """The name of its flat tensor of gradients."""
+        """Name of the flat tensor of gradients."""
         return f"gradients {self.name}"
 
 
 @dataclass
 class State:
-    """All of one rank. `parameters` and `gradients` are namespaces of tensors: layers.3.ffn.up → layers_3_ffn_up.
+    """The state of one rank. `parameters` and `gradients` are namespaces of tensors: layers.3.ffn.up → layers_3_ffn_up.
 
-    What is `frozen` stays as it is: it has neither gradients nor state of the optimizer.
+    `frozen` weights do not change: they have neither gradients nor optimizer state.
     """
 
     buckets: tuple[FlatBucket, ...]
@@ -200,7 +201,7 @@ class State:
 
     @property
     def untrained(self) -> dict[StoredName, Tensor]:
-        """Balancing biases and tables, by their names in a checkpoint."""
+        """Balancing biases and tables, by name in a checkpoint."""
         biases = {StoredName.of(BIAS, name): bias for name, bias in self.biases.items()}
         return biases | {StoredName.of(TABLE, name): table for name, table in self.tables.items()}
 
@@ -210,24 +211,24 @@ class State:
         return (*self.buckets, *self.frozen)
 
     def entries(self) -> Iterator[tuple[FlatBucket, BucketEntry]]:
-        """Every logical parameter that is trained, with its bucket."""
+        """Return every trained logical parameter, with its bucket."""
         return ((bucket, entry) for bucket in self.buckets for entry in bucket.entries)
 
     def logical(self, flat: Callable[[FlatBucket], Tensor]) -> Iterator[tuple[FlatBucket, BucketEntry, Tensor]]:
-        """What is held of every logical parameter that is trained: views of what `flat` gives for all of a bucket."""
+        """Yield the held slice of every trained logical parameter, as a view of the flat tensor `flat(bucket)`."""
         for bucket in self.buckets:
             buffer = flat(bucket)
             for e in bucket.entries:
                 yield bucket, e, buffer[e.start : e.end].view(e.parameter.held_shape)
 
 
-Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # name, elements → zeros; None: anywhere
+Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # (name, elements, dtype) → zeros; None: allocate anywhere
 
 
 def build_state(plan: contract.RunPlan, rank: int, device: torch.device, allocate: Allocate = lambda *_: None) -> State:
-    """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone.
+    """Allocate and initialise the state of a rank. Values are a function of (seed, logical name) alone.
 
-    `allocate`: where the flat tensors lie that are summed and gathered over several holders.
+    `allocate`: allocates the flat tensors that are summed and gathered over several holders.
     """
     buckets = tuple(_bucket(b, rank, plan, device, allocate) for b in plan.buckets if rank in b.holders)
     frozen = tuple(_frozen(b, plan, device) for b in plan.frozen if rank in b.holders)
@@ -259,7 +260,7 @@ def build_state(plan: contract.RunPlan, rank: int, device: torch.device, allocat
 
 
 def shared_flats(plan: contract.RunPlan, rank: int) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Name of every flat tensor of a rank that is summed or gathered behind the backward → its holders and bytes."""
+    """Return name → (holders, bytes) of the flat tensors of a rank that are summed or gathered after the backward."""
     flats = {}
     for bucket in (bucket for bucket in plan.buckets if rank in bucket.holders and not bucket.still):
         elements, peers = padded_size(bucket, plan.zero), plan.peers(bucket, rank)
@@ -275,19 +276,19 @@ def shared_flats(plan: contract.RunPlan, rank: int) -> dict[str, tuple[tuple[int
 
 
 def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
-    """The channels of those who divide buckets → bytes of the largest part of gradients or weights; those of tensor
-    and context groups → bytes of the rows of one rank."""
+    """Return channel → bytes of the largest message: for channels over which buckets are sharded, a shard of gradients
+    or weights; for tensor and context groups, the rows of one rank."""
     size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
-    found: dict[Channel, int] = {}
+    largest: dict[Channel, int] = {}
     for bucket in plan.buckets:
         of_rank = itertools.groupby(bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.columns)
         for dividers in (tuple(ranks) for _, ranks in of_rank):
             part = padded_size(bucket, plan.zero) // len(dividers) * size
-            found["reduce", dividers] = max(found.get(("reduce", dividers), 0), part)
+            largest["reduce", dividers] = max(largest.get(("reduce", dividers), 0), part)
     rows = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
     row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
     sizes = {"tensor": rows * row, "context": plan.sequence_part, "choices": plan.choices_part}
-    return found | {
+    return largest | {
         (each.kind, ranks): sizes[each.kind]
         for each in plan.openings
         if each.kind in sizes
@@ -296,7 +297,7 @@ def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
 
 
 def padded_size(bucket: contract.PlannedBucket, zero: int) -> int:
-    """Elements of a bucket's flat tensors: of equal shards where ZeRO cuts them anywhere."""
+    """Return the elements of a bucket's flat tensors, padded to equal shards if ZeRO may cut anywhere."""
     elements = sum(parameter.held_elements for parameter in bucket.parameters)
     shards = len(bucket.holders) if zero and not bucket.owners else 1
     return -(-elements // shards) * shards
@@ -308,8 +309,8 @@ def _bucket(
     entries = _entries(planned)
     holders, precision, padded = planned.holders, plan.precision, padded_size(planned, plan.zero)
     peers, dividers = plan.peers(planned, rank), plan.dividers(planned, rank)
-    each = len(peers) if planned.sites else 1  # of the parts that holders keep, so many shares
-    shares = _shares(planned, entries, padded, each) if plan.zero and len(holders) > 1 else ()
+    num_shares = len(peers) if planned.sites else 1  # shares of each shard
+    shares = _shares(planned, entries, padded, num_shares) if plan.zero and len(holders) > 1 else ()
 
     def zeros(extent: int, dtype: str, name: str = "") -> Tensor:
         placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype]) if name else None
@@ -323,8 +324,8 @@ def _bucket(
     parameters = zeros(there.stop - there.start, precision.parameter, "parameters")
     mixed = precision.master != precision.parameter
 
-    def kept(what: str, extent: int, dtype: str) -> Tensor:
-        return host_zeros(extent, DTYPES[dtype], device) if what in plan.host.offload else zeros(extent, dtype)
+    def kept(kind: str, extent: int, dtype: str) -> Tensor:
+        return host_zeros(extent, DTYPES[dtype], device) if kind in plan.host.offload else zeros(extent, dtype)
 
     def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> OwnedPiece:
         extent = part.stop - part.start
@@ -372,7 +373,7 @@ def _entries(planned: contract.PlannedBucket) -> list[BucketEntry]:
 
 
 def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: torch.device) -> FlatBucket:
-    """Weights that stay as they are. What they are is read from a checkpoint."""
+    """Allocate a bucket of frozen weights, whose values are read from a checkpoint."""
     entries = _entries(planned)
     parameters = torch.zeros(entries[-1].end, dtype=DTYPES[plan.precision.parameter], device=device)
     return FlatBucket(
@@ -393,19 +394,20 @@ def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: tor
 
 
 def _within(whole: slice, part: slice) -> slice:
-    """Where a part of a bucket lies in a tensor of the part `whole` of it."""
+    """Return the slice `part` of a bucket relative to the slice `whole`."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in the memory of a device's host, where the device can copy them while it computes."""
+    """Allocate zeros on the host, pinned for asynchronous copies if the device is a GPU."""
     return torch.zeros(extent, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def _shares(planned: contract.PlannedBucket, entries: Sequence[BucketEntry], padded: int, peers: int = 1) -> Shares:
-    """What each holder owns of a bucket: the parameters of which it is the owner, or an equal part.
+    """Return the parts of a bucket that each holder owns: whole parameters if the plan has owners, else equal parts.
 
-    Where it is divided, of the part that a holder keeps: so many `peers`, of a pipeline rank each, have it."""
+    If the bucket is sharded, an equal part of the shard that a holder keeps. `peers`: number of holders with the same
+    shard, one on each pipeline rank."""
     count = len(planned.holders)
     if not planned.owners:
         shard, dividers = padded // count, count // peers
@@ -418,8 +420,8 @@ def _shares(planned: contract.PlannedBucket, entries: Sequence[BucketEntry], pad
 
 
 def views(bucket: FlatBucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """(tensor name, view) of a flat tensor of all of a bucket: experts of one tensor are adjacent and of one shape,
-    hence one stacked view."""
+    """Yield (tensor name, view) of a whole flat tensor of a bucket. The experts of one tensor are adjacent and have one
+    shape, so they are one stacked view."""
     for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.parameter.tensor):
         members = list(group)
         whole = flat[members[0].start : members[-1].end]
@@ -428,5 +430,5 @@ def views(bucket: FlatBucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def namespace(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
-    """Tensors as attributes: layers.3.ffn.up → layers_3_ffn_up."""
+    """Return tensors as attributes: layers.3.ffn.up → layers_3_ffn_up."""
     return SimpleNamespace(**{name.replace(".", "_"): t for name, t in tensors.items()})

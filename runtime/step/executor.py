@@ -1,8 +1,8 @@
-"""Executes the bodies of a program on one rank: what an emitted stage calls `c`.
+"""The executor of a rank: runs the bodies of a program. Emitted stages call it `c`.
 
 A body is straight-line Python over three namespaces: `p` parameters, `g` gradient accumulators, and per (stage,
-micro-batch) values `v`. Everything that is not a segment goes through the executor: data, pipeline messages, exchanges
-between experts, the records of a step, and what it tells of each micro-batch.
+micro-batch) values `v`. Everything but the segments goes through the executor: data, pipeline messages, collectives
+between expert, tensor, context and data ranks, the records of a step, and values reported per micro-batch.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from runtime.step.trace import Span
 
 
 class ActionBoard(Protocol):
-    """Where a rank says what it is doing, so that a failure can be named from outside."""
+    """Where a rank publishes its current action, so that the supervisor can name it in a failure."""
 
     def set_action(self, text: str) -> None: ...
 
 
 @dataclass
 class StepBatch:
-    """The micro-batches of one rank that a program runs on, and what the program makes of them.
+    """The micro-batches of one rank that a program runs on, and the results of the program.
 
-    data: what bodies load by name, [micro-batch, token]. constants: gradients of the objective with respect to the
-    losses. rows: of each message between pipeline ranks, if not those of a micro-batch of training. program: its name.
-    samples: their indices. records: sums over the micro-batches. reported: values by name and micro-batch. spans: the
-    label, start and end of each call.
+    data: inputs of the bodies by name, [micro-batch, token]. constants: gradients of the objective with respect to the
+    losses. rows: rows of a pipeline message; None for those of a training micro-batch. program: name of the program.
+    samples: indices of the samples. records: sums over the micro-batches. reported: values by name and micro-batch.
+    spans: label, start and end of each call.
     """
 
     data: Mapping[str, Tensor] = field(default_factory=dict)
@@ -60,10 +60,10 @@ class StepBatch:
 
 @dataclass
 class Executor:
-    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end. `batch` is
-    the last one that was executed.
+    """State of one rank while a program runs. `edges_in` and `edges_out` have the pipeline rank of the other end as
+    key. `batch` is the last executed batch.
 
-    A message to the own `rank` (the next stage is here too) stays here: nothing is copied.
+    A message to the same rank (it holds the next stage too) is passed on without a copy.
     """
 
     rank: int  # pipeline rank
@@ -84,8 +84,8 @@ class Executor:
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
-    _kept: dict[MessageName, Tensor] = field(default_factory=dict)  # messages to the own rank
-    _arrived_us: int = 0  # when the first message of the call that runs was there
+    _kept: dict[MessageName, Tensor] = field(default_factory=dict)  # messages of this rank to itself
+    _arrived_us: int = 0  # arrival of the first message of the current call
 
     def __post_init__(self) -> None:
         self.host = HostCopies(self.device)
@@ -97,11 +97,11 @@ class Executor:
         batch: StepBatch,
         behind: Mapping[int, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
-        """Run one program on a batch to its end, by when every value must have been freed and every message taken. The
-        batch then has the records, the reported values and the spans of the calls, which start when the first message
-        that they await is there.
+        """Run one program on a batch. It fills the batch's records, reported values and spans. The span of a call
+        starts when the first message that it awaits has arrived. At the end every value must have been freed and every
+        message received.
 
-        `behind`: what to do once a call has ended, by its number. It waits for nobody.
+        `behind`: functions to call after a call, by the number of the call. They must not block.
         """
         self.batch = batch
         (rows, *extents), dtype = self.message
@@ -142,7 +142,7 @@ class Executor:
     # ---- what bodies call
 
     def values(self, stage: int, micro_batch: int) -> SimpleNamespace:
-        """The values of a stage and micro-batch. What is on its way back from the host is there for what runs next."""
+        """Return the values of a stage and micro-batch. Kernels that run next wait for its copies from the host."""
         if self.host.coming:
             self.host.wait((stage, micro_batch))
         return self._values.setdefault((stage, micro_batch), SimpleNamespace())
@@ -154,20 +154,20 @@ class Executor:
         return self.batch.constants[name]
 
     def to_host(self, stage: int, micro_batch: int, *values: Tensor) -> None:
-        """What a forward saved, until `from_host`; the body frees it on the device."""
+        """Copy activations to the host until `from_host`. The body frees them on the device."""
         self.host.take((stage, micro_batch), values)
 
     def from_host(self, stage: int, micro_batch: int) -> Tensor | list[Tensor]:
-        """Give the same values in their order; they are there when `values` is next asked for."""
-        found = self.host.bring((stage, micro_batch))
-        return found[0] if len(found) == 1 else found
+        """Return the same values in the same order. They may be read after the next call of `values`."""
+        values = self.host.bring((stage, micro_batch))
+        return values[0] if len(values) == 1 else values
 
     def record(self, name: str, value: Tensor) -> None:
-        found = self.batch.records
-        found[name] = records.joined(name, found[name], value) if name in found else value
+        totals = self.batch.records
+        totals[name] = records.joined(name, totals[name], value) if name in totals else value
 
     def tell(self, name: str, micro_batch: int, value: Tensor) -> None:
-        """A value of a micro-batch that the trainer reads behind the program."""
+        """Report a value of a micro-batch, which the trainer reads after the program."""
         self.batch.reported.setdefault(name, {})[micro_batch] = value
 
     @takes("message")
@@ -191,7 +191,7 @@ class Executor:
 
     @takes("exchange")
     def counts(self, action: str, micro_batch: int, site: str, *operands: Tensor) -> None:
-        """How many rows go to each expert, and where a token goes to a node once, the order of the rows."""
+        """Send the number of rows for each expert and, if a token is sent once per node, the order of the rows."""
         self.exchange.start_counts(ExchangeName.of("counts", action, micro_batch, site), *operands)
 
     @takes("exchange")
@@ -202,8 +202,8 @@ class Executor:
 
     @takes("exchange")
     def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
-        """Rows and their gate weights to their experts' ranks, in a forward or where a backward runs that again (action
-        B); in the backward (action I) the gradients back."""
+        """Send rows and their gate weights to the ranks of their experts, in a forward or in its recomputation (action
+        B). In the backward (action I), send the gradients of the expert outputs."""
         self._start("dispatch", action, micro_batch, site, operands, forward=ActionName(action).kind in ("F", "B"))
 
     @takes("exchange")
@@ -212,18 +212,18 @@ class Executor:
 
     @takes("exchange")
     def combine(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
-        """Expert outputs back to their tokens' ranks; in the backward (action I) their gradients to the experts."""
+        """Send expert outputs back to the ranks of their tokens. In the backward (action I), send gradients."""
         self._start("combine", action, micro_batch, site, operands, forward=ActionName(action).kind == "I")
 
     @takes("exchange")
     def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
-        """Rows, or of eight bits their data and their scales; behind them what was forwarded."""
+        """Return the rows (for FP8 their data and scales), then the forwarded tensors."""
         results = self._wait("combine", action, micro_batch, site)
         return results if len(results) > 1 else results[0]
 
     @takes("exchange")
     def gather_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
-        """Rows, or gradients of them, to all tensor ranks."""
+        """All-gather rows, or their gradients, over the tensor ranks."""
         self.tensor_rows.gather(ExchangeName.of("gather_rows", action, micro_batch, site), rows)
 
     @takes("exchange")
@@ -232,7 +232,7 @@ class Executor:
 
     @takes("exchange")
     def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
-        """Sums of rows, or of gradients, over the tensor ranks, of which each gets its part."""
+        """Reduce-scatter rows, or their gradients, over the tensor ranks."""
         self.tensor_rows.scatter(ExchangeName.of("scatter_rows", action, micro_batch, site), rows)
 
     @takes("exchange")
@@ -241,7 +241,7 @@ class Executor:
 
     @takes("exchange")
     def gather_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
-        """The rows of whole sequences, such as keys, to all context ranks, each of which has a part of them."""
+        """All-gather the rows of whole sequences, such as keys, over the context ranks."""
         self.sequences.gather(ExchangeName.of("gather_sequences", action, micro_batch, site), rows)
 
     @takes("exchange")
@@ -250,7 +250,7 @@ class Executor:
 
     @takes("exchange")
     def scatter_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
-        """Sums of the gradients of these rows over the context ranks, of which each gets its part."""
+        """Reduce-scatter the gradients of these rows over the context ranks."""
         self.sequences.scatter(ExchangeName.of("scatter_sequences", action, micro_batch, site), rows)
 
     @takes("exchange")
@@ -259,7 +259,7 @@ class Executor:
 
     @takes("exchange")
     def gather(self, action: str, micro_batch: int, site: str) -> None:
-        """The weights of a segment that data ranks divide."""
+        """All-gather the weights of a segment that are sharded over data ranks."""
         self.sharding.gather(ExchangeName.of("gather", action, micro_batch, site), site)
 
     @takes("exchange")
@@ -269,12 +269,12 @@ class Executor:
         return self.sharding.wait_gather(name)
 
     def zeros(self, site: str) -> WholeTensors:
-        """Accumulators of a segment whose gradients data ranks divide."""
+        """Return gradient accumulators for a segment whose gradients are sharded over data ranks."""
         return self.sharding.zeros(site)
 
     @takes("exchange")
     def scatter(self, action: str, micro_batch: int, site: str, gradients: WholeTensors) -> None:
-        """Sums of these gradients, of which each data rank adds its part to what it keeps."""
+        """Reduce-scatter these gradients over the data ranks, each of which adds its shard to its accumulator."""
         self.sharding.scatter(ExchangeName.of("scatter", action, micro_batch, site), site, gradients)
 
     @takes("exchange")
@@ -285,17 +285,17 @@ class Executor:
 
     @takes("exchange")
     def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
-        """How often each expert is chosen in parts of sequences, to all ranks that have parts of the same."""
+        """All-gather the counts of chosen experts over the ranks that share the same sequences."""
         self.choices.gather(ExchangeName.of("gather_choices", action, micro_batch, site), counts)
 
     @takes("exchange")
     def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.choices, "gather_choices", action, micro_batch, site)
 
-    def _wait_rows(self, of: SplitRows, kind: str, action: str, micro_batch: int, site: str) -> Tensor:
+    def _wait_rows(self, rows: SplitRows, kind: str, action: str, micro_batch: int, site: str) -> Tensor:
         name = ExchangeName.of(kind, action, micro_batch, site)
         self.board.set_action(name)
-        return of.wait(name)
+        return rows.wait(name)
 
     def _start(
         self, kind: str, action: str, micro_batch: int, site: str, operands: Sequence[Tensor | Route], forward: bool
@@ -314,17 +314,17 @@ def _now_us() -> int:
     return monotonic_ns() // 1000
 
 
-# --- The executor of a rank: how it reaches the others, as its plan says
+# --- Constructing the executor of a rank from its plan
 
 
 def executor_of(plan: RunPlan, rank: int, state: State, links: Links, board: ActionBoard, time: StepTime) -> Executor:
-    """The executor of rank `rank`, on the device of its `state`."""
+    """Return the executor of a rank, on the device of `state`."""
     mesh, edges = plan.mesh, plan.edges
     here, column = mesh.coordinates(rank)
     world = {r: mesh.rank(r, column) for r in range(mesh.pp)}
 
     def group(kind: Columns) -> tuple[int, ...]:
-        return tuple(here * mesh.columns + each for each in columns_with(column, kind, mesh))
+        return tuple(here * mesh.columns + member for member in columns_with(column, kind, mesh))
 
     return Executor(
         rank=here,

@@ -1,8 +1,8 @@
-"""Activations in the memory of the host: what a forward saved leaves by an O, and an R brings it back for the backward.
+"""Activation offload: action O copies what a forward saved to the host, action R copies it back for the backward.
 
-Storages are moved whole, so that values which share one share it again. Those of one stage and micro-batch lie in one
-buffer of the host, which the next one of the stage takes when they are back. On CUDA the buffers are pinned, and each
-way has a stream beside kernels; elsewhere a copy is done at once.
+Whole storages are copied, so that values which share a storage share it again. The storages of one stage and
+micro-batch are in one host buffer, which is reused for the same stage once they are back. On CUDA the buffers are
+pinned, and each direction has its own stream; elsewhere copies are synchronous.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Room:
 
 @dataclass(frozen=True)
 class _StoredValue:
-    """Where a value lies in its storage, the one of this number."""
+    """The view of a value on the storage with this number."""
 
     storage: int
     dtype: torch.dtype
@@ -37,30 +37,30 @@ class _StoredValue:
     offset: int  # in elements
 
     def on(self, flat: Tensor) -> Tensor:
-        """The value on the bytes of its storage."""
+        """Return the value as a view of the bytes of its storage."""
         return flat.view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
 
 @dataclass(frozen=True)
 class _Away:
-    """What is on the host: the values of one stage and micro-batch, and the bytes of their storages."""
+    """The offloaded values of one stage and micro-batch, and the sizes of their storages in bytes."""
 
     room: _Room
     values: list[_StoredValue]
     sizes: list[int]
-    left: torch.cuda.Event | None  # when it is there
+    left: torch.cuda.Event | None  # recorded when the copy to the host ends
 
 
 @dataclass
 class HostCopies:
-    """What a rank has on its host, and the buffers for it; they are kept for the next step."""
+    """The offloaded activations of a rank and their host buffers, which are kept for the next step."""
 
     device: torch.device
-    _lanes: list[CopyLane] = field(default_factory=list)  # there, and back
-    _rooms: dict[int, list[_Room]] = field(default_factory=dict)  # those that are free, by stage
-    _ended: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # the forwards of what will go
+    _lanes: list[CopyLane] = field(default_factory=list)  # to the host, and back
+    _rooms: dict[int, list[_Room]] = field(default_factory=dict)  # free buffers, by stage
+    _ended: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # forwards whose values will be offloaded
     _away: dict[Key, _Away] = field(default_factory=dict)
-    coming: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # on their way back
+    coming: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # being copied back
 
     @property
     def num_bytes(self) -> int:
@@ -70,17 +70,17 @@ class HostCopies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is away or on its way."""
+        """Whether no activation is on the host or being copied."""
         return not (self._ended or self._away or self.coming)
 
     def forward_ended(self, key: Key) -> None:
-        """Let the copy of what this forward saved begin here, though it is asked for later."""
+        """Mark the end of a forward: the copy of its values waits for this point, not for the later call of `take`."""
         self._ended[key] = mark(self.device)
 
     def take(self, key: Key, tensors: tuple[Tensor, ...]) -> None:
-        """Copy tensors to the host. What the device does from now on waits for the copy, so they may be freed."""
+        """Start to copy tensors to the host. Later work of the device waits for the copy, so they may be freed."""
         self._lanes = self._lanes or [CopyLane(self.device), CopyLane(self.device)]
-        numbers: dict[int, int] = {}  # of storages, by what they are
+        numbers: dict[int, int] = {}  # number of each storage, by its address
         flats: list[Tensor] = []
         values = []
         for tensor in tensors:
@@ -99,7 +99,7 @@ class HostCopies:
         self._away[key] = _Away(room, values, sizes, left)
 
     def bring(self, key: Key) -> list[Tensor]:
-        """Start the way of these tensors back; `wait` must come before what reads them."""
+        """Start to copy tensors back to the device. Call `wait` before they are read."""
         away = self._away.pop(key)
         flats = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in away.sizes]
         pairs = list(zip(flats, _parts(away.room.buffer, away.sizes), strict=True))
@@ -109,11 +109,11 @@ class HostCopies:
         return [value.on(flats[value.storage]) for value in away.values]
 
     def wait(self, key: Key) -> None:
-        """Let the device wait until what comes back is there, if anything does."""
+        """Make the device wait until the tensors of `bring` have arrived, if there are any."""
         _wait(self.device, self.coming.pop(key, None))
 
     def _room(self, stage: int, num_bytes: int) -> _Room:
-        """A buffer of the stage that is free, or a new one where none is or it is too small."""
+        """Return a free buffer of the stage, or a new one if there is none or it is too small."""
         free = self._rooms.get(stage)
         room = free.pop(0) if free else None
         if room is None or room.buffer.numel() < num_bytes:
@@ -122,7 +122,7 @@ class HostCopies:
 
 
 def _parts(buffer: Tensor, sizes: list[int]) -> list[Tensor]:
-    """The bytes of each storage in a buffer."""
+    """Split a buffer into the bytes of each storage."""
     starts = accumulate(sizes, initial=0)
     return [buffer[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 

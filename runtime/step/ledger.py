@@ -1,11 +1,10 @@
-"""memory/rank_<r>.json: the most bytes that a rank's values took in a run's first step of a build, and the rows
-it received.
+"""memory/rank_<r>.json: the peak bytes of a rank's values in a run's first step of a build, and the rows it received.
 
     {"step": 1, "program": "train_8", "of": "5c0f…", "peak": 1048576, "rows": {"L3 0": 212, …}}
 
 Measured, not planned: after every statement of an emitted body, the storages that values, messages and exchanges hold.
-`rows` are those of each layer and micro-batch, with their padding, or where tokens go through nodes, [rows, copies that
-are forwarded, rows that are forwarded]: a plan replayed with them has this peak, to the byte.
+`rows` has the received rows of each layer and micro-batch, with padding. If tokens are routed through nodes, it has
+[rows, forwarded copies, forwarded rows]. A plan replayed with these numbers has this peak, to the byte.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from runtime.step.sharding import WholeTensors
 from runtime.system.regular_files import read_bytes, write
 
 
-def is_there(run: Path, rank: int, of: str) -> bool:
-    """Whether a run folder has a ledger of the rank, and of this build; `of` as in `Ledger.write`."""
+def is_there(run: Path, rank: int, build: str) -> bool:
+    """Whether a run folder has a ledger of the rank for this build. `build`: as in `Ledger.write`."""
     try:
-        return bool(json.loads(read_bytes(_path(run, rank)))["of"] == of)
+        return bool(json.loads(read_bytes(_path(run, rank)))["of"] == build)
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
@@ -42,16 +41,18 @@ def _path(run: Path, rank: int) -> Path:
 
 
 class Ledger:
-    """Peak live bytes of what an executor does inside `with`. A route counts as the two rows of expert counts that it
-    stands for; `num_experts` of a layer, over all ranks."""
+    """Measures the peak live bytes of an executor inside `with`. A route counts as two rows of expert counts.
+    `num_experts`: experts of a layer, over all ranks."""
 
     def __init__(self, executor: Executor, num_experts: int) -> None:
         self.executor, self.peak, self.rows = executor, 0, dict[str, int | tuple[int, int, int]]()
-        # of a route, and of the offsets of this rank's experts
+        # bytes of a route, and of the offsets of this rank's experts
         self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts // executor.exchange.size * 4
-        self._maps: dict[str, int] = {}  # bytes of the tables that an exchange of counts brings, by its name
-        self._open: dict[tuple[str, ...], int] = {}  # most bytes while these are under way, without their tables
-        self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
+        self._maps: dict[str, int] = {}  # bytes of the tables from an exchange of counts, by its name
+        self._open: dict[
+            tuple[str, ...], int
+        ] = {}  # peak bytes while these exchanges are pending, without their tables
+        self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, its address, its bytes
 
     def __enter__(self) -> Ledger:
         self._trace_before, self._wait_counts = sys.gettrace(), self.executor.exchange.wait_counts
@@ -65,12 +66,15 @@ class Ledger:
         for names, size in self._open.items():
             self.peak = max(self.peak, size + sum(self._maps[name] for name in names))
 
-    def write(self, run: Path, rank: int, step: int, program: str, of: str) -> None:
-        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/build/run_copy.py)."""
+    def write(self, run: Path, rank: int, step: int, program: str, build: str) -> None:
+        """Write the ledger into a run folder.
+
+        `build`: digest of the run's copy of its build (runtime/build/run_copy.py).
+        """
         path = _path(run, rank)
         path.parent.mkdir(exist_ok=True)
-        found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}
-        write(path, json.dumps(found) + "\n")
+        ledger = {"step": step, "program": program, "of": build, "peak": self.peak, "rows": self.rows}
+        write(path, json.dumps(ledger) + "\n")
 
     def _counted(self, name: ExchangeName) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         route, offsets, *maps = self._wait_counts(name)
@@ -104,9 +108,9 @@ class Ledger:
         self._open[counting] = max(self._open.get(counting, 0), total)
 
     def _storage(self, tensor: Tensor) -> tuple[int, int]:
-        """Where a tensor's bytes begin, and how many there are: those of its whole storage.
+        """Return the address and the bytes of a tensor's whole storage.
 
-        Loaded data is a value of each stage that loads it, as if each had its own: the place is then no address.
+        Loaded data counts once for each stage that loads it: its id then stands for the address.
         """
         at = tensor.data_ptr()
         data = (each for each in self.executor.batch.data.values() if each.nbytes)

@@ -1,4 +1,4 @@
-"""The micro-batches of a step, as a column sees them: tokens, targets, and where documents begin."""
+"""The micro-batches of a step for one column of the mesh: tokens, targets, and starts of documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.contract import EXTRA_TOKENS, zigzag
 from runtime.data.order import PADDING, put_by_cost
 
 NO_TARGET = -1
-REAL = {"real": 0, "mtp_real": 1}  # which rows of routers are tokens, and not padding
+REAL = {"real": 0, "mtp_real": 1}  # names of the masks of tokens that are not padding
 AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
 TARGETS = ("targets", "mtp_targets")
 PLACES = ("starts", "positions")
@@ -33,31 +33,31 @@ class SampleSource(Protocol):
 
 @runtime_checkable
 class HeldOut(SampleSource, Protocol):
-    """Samples that are validated on, each once."""
+    """Validation samples, each used once."""
 
     @property
     def num_windows(self) -> int:
-        """How many there are."""
+        """Number of samples."""
         ...
 
 
 @runtime_checkable
 class DocumentSource(SampleSource, Protocol):
-    """Samples that say where in them the document of each token begins."""
+    """Samples that know the start of the document of each token."""
 
     def starts(self, index: int) -> np.ndarray: ...
 
 
 @runtime_checkable
 class WeighedSource(DocumentSource, Protocol):
-    """Samples that say how much attention computes for each of them: how many pairs of tokens see each other."""
+    """Samples that know their cost in attention: the number of pairs of tokens that see each other."""
 
     def seen(self, indices: Indices) -> Indices: ...
 
 
 @dataclass(frozen=True)
 class FilledUp:
-    """Held-out samples, and behind the last of them samples without a target, which fill the last batch up.
+    """Held-out samples, followed by samples without targets that fill the last batch.
 
     `length`: tokens of a sample.
     """
@@ -70,29 +70,29 @@ class FilledUp:
         return self.source.tokens(index) if self._is_held_out(index) else np.full(self.length, PADDING)
 
     def starts(self, index: int) -> np.ndarray:
-        """[length]: where the document of each token begins."""
+        """[length]: start of the document of each token."""
         if not self._is_held_out(index):
             return np.zeros(self.length, np.int64)
         assert isinstance(self.source, DocumentSource), self.source
         return self.source.starts(index)
 
     def seen(self, indices: Indices) -> Indices:
-        """By sample, how many pairs of tokens see each other. What fills up is one document."""
+        """Return for each sample the pairs of tokens that see each other. A filling sample is one document."""
         assert isinstance(self.source, WeighedSource), self.source
         sequence = self.length - EXTRA_TOKENS
-        found = np.full(len(indices), sequence * (sequence + 1) // 2)
+        pairs = np.full(len(indices), sequence * (sequence + 1) // 2)
         is_held_out = indices < self.source.num_windows
-        found[is_held_out] = self.source.seen(indices[is_held_out])
-        return found
+        pairs[is_held_out] = self.source.seen(indices[is_held_out])
+        return pairs
 
     def _is_held_out(self, index: int) -> bool:
         return index < self.source.num_windows
 
 
 def by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Indices:
-    """The samples of a step as `put_by_cost` puts them, by the pairs of tokens that see each other.
+    """Order the samples of a step with `put_by_cost`. The cost of a sample is its pairs of tokens that see each other.
 
-    It is a function of the samples alone, so every rank of a run finds the same.
+    The order depends on the samples alone, so all ranks of a run get the same.
     """
     assert isinstance(source, WeighedSource), source
     return put_by_cost(samples, source.seen(samples), order)
@@ -104,18 +104,18 @@ def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:
 
 
 class MicroBatches(dict[str, Tensor]):
-    """A column's micro-batches of the samples of a step by name, [micro-batch, token]: its rows of them, where context
-    ranks divide sequences and tensor ranks rows. Samples are read when a name is asked for that is of tokens.
+    """The inputs of a column for the samples of a step, by name: [micro-batch, token]. With context or tensor ranks
+    these are the rows of this column's ranks. Samples are read on the first access of a name that needs them.
 
-    A token below 0 is ~id of an input, and no target. PADDING is read as token 0, and `real` and `mtp_real`, which
-    routers of rows read, are 0 there. Where documents are kept apart, a token of another document than the one that is
-    to predict it is no target either, and `starts` says where the document of each token begins in its sequence: of all
-    rows that a context rank has, for attention sees all. Context ranks also have `positions`, those of their rows in
-    their sequences.
+    A token below 0 is ~id of an input, and no target. PADDING is read as token 0, and `real` and `mtp_real` are 0
+    there, for routers that leave padding out. If documents are masked from each other, a token is no target of another
+    document, and `starts` has the position in its sequence at which the document of each token starts. A context rank
+    also has `positions`, the positions of its rows in their sequences. `starts` and `positions` are not divided over
+    tensor ranks, because attention sees all rows of a context rank.
 
-    Where tensor ranks have parts of the vocabulary, a rank gets the tokens of all rows, and beside its targets those of
-    all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have. The
-    tokens of its own rows are `row_tokens`.
+    If the vocabulary is sharded over tensor ranks, `tokens` and `part_targets` have all rows, as offsets into the
+    vocabulary shard of the rank; they are negative for words of other ranks. `targets` and `row_tokens` have the rows
+    of this rank alone.
     """
 
     def __init__(
@@ -135,27 +135,27 @@ class MicroBatches(dict[str, Tensor]):
         self._indices = samples.reshape(-1, mesh.dp, size)[:, data_rank].reshape(-1)
 
     def read(self, names: Collection[str]) -> None:
-        """Read the samples for these names, on the host alone: another thread may do it."""
+        """Read the samples for these names into host memory. Any thread may call this."""
         if any(name not in PLACES for name in names):
             _ = self._tokens
         if names and self._plan.data.masks_documents:
             _ = self._begins
 
     def __missing__(self, name: str) -> Tensor:
-        found = self._places() if name in PLACES else self._words()
-        self |= found
-        return found[name]
+        inputs = self._places() if name in PLACES else self._words()
+        self |= inputs
+        return inputs[name]
 
     def _places(self) -> dict[str, Tensor]:
-        """Where rows are in their documents and sequences. No sample is read for it."""
+        """Return `starts` and `positions`. No tokens are read."""
         (count, size), sequence = self._shape, self._sequence
-        found: dict[str, Tensor] = {}
+        places: dict[str, Tensor] = {}
         if self._plan.data.masks_documents:
-            found["starts"] = self._ahead(self._starts, 0).to(torch.int32)
+            places["starts"] = self._ahead(self._starts, 0).to(torch.int32)
         if self._plan.mesh.cp > 1:
             positions = torch.arange(sequence, dtype=torch.int32, device=self._device)
-            found["positions"] = positions.repeat(count, size)
-        return self._mine(found)
+            places["positions"] = positions.repeat(count, size)
+        return self._mine(places)
 
     def _words(self) -> dict[str, Tensor]:
         """Tokens and targets."""
@@ -178,8 +178,8 @@ class MicroBatches(dict[str, Tensor]):
         rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in (data | marks).items()}
         if vocab % mesh.tp:
             return rows
-        own = {f"row_{name}": rows[name] for name in ("tokens", "mtp_tokens")}
-        return rows | own | _of_part(data, vocab, self._tensor_rank, mesh.tp)
+        unsharded = {f"row_{name}": rows[name] for name in ("tokens", "mtp_tokens")}
+        return rows | unsharded | _of_part(data, vocab, self._tensor_rank, mesh.tp)
 
     @cached_property
     def _samples(self) -> np.ndarray:
@@ -202,18 +202,18 @@ class MicroBatches(dict[str, Tensor]):
     def _starts(self) -> Tensor:
         return self._there(self._begins)
 
-    def _stacked(self, of: Callable[[int], np.ndarray]) -> np.ndarray:
-        return np.stack([of(int(i)) for i in self._indices]).astype(np.int64)
+    def _stacked(self, read_sample: Callable[[int], np.ndarray]) -> np.ndarray:
+        return np.stack([read_sample(int(i)) for i in self._indices]).astype(np.int64)
 
     def _there(self, rows: np.ndarray) -> Tensor:
-        """Rows of the samples on the device."""
+        """Copy rows of the samples to the device."""
         return torch.from_numpy(rows).to(self._device).view(*self._shape, self._sequence + EXTRA_TOKENS)
 
     def _ahead(self, z: Tensor, skip: int) -> Tensor:
         return z[:, :, skip : skip + self._sequence].reshape(self._shape[0], -1)
 
     def _mine(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The rows of this context rank."""
+        """Select the rows of this context rank."""
         if (ranks := self._plan.mesh.cp) == 1:
             return data
         count, size = self._shape
@@ -224,19 +224,18 @@ class MicroBatches(dict[str, Tensor]):
 
 
 def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict[str, Tensor]:
-    """What the ends of a model read that have a part of the vocabulary."""
+    """Return the inputs of an embedding and a head that have a shard of the vocabulary."""
     first, size = rank * vocab // ranks, vocab // ranks
     elsewhere = {name: (v < first) | (v >= first + size) & (v < vocab) for name, v in data.items()}
     local = {name: (v - first).masked_fill_(elsewhere[name], NO_TARGET) for name, v in data.items()}
-    found = {f"part_{name}" if name in TARGETS else name: v for name, v in local.items()}
+    inputs = {f"part_{name}" if name in TARGETS else name: v for name, v in local.items()}
     like = data["tokens"]
-    return found | {"tensor_rank": like.new_full((like.shape[0], 1), rank)}
+    return inputs | {"tensor_rank": like.new_full((like.shape[0], 1), rank)}
 
 
-# --- The samples of a step, read by a thread beside the step before: no step but the first waits for them
+# --- Prefetch: a thread reads the samples of a step during the step before, so only the first step waits for them
 #
-# What a rank reads is what it has asked for in the step before: a pipeline rank without embedding and head reads no
-# tokens (runtime/step/micro_batches.py).
+# A rank prefetches the names that its first step read: a pipeline rank without embedding and head reads no tokens.
 
 Find = Callable[[], MicroBatches]
 
@@ -247,8 +246,8 @@ class _Ahead(NamedTuple):
 
 
 class Feed:
-    """Micro-batches of the steps of a rank. `names`: what a step asks for, None until one has been executed; `waits`:
-    how many steps began before their samples were read."""
+    """Prefetches the micro-batches of a rank. `names`: the names that a step reads, None until one has been executed.
+    `waits`: number of steps that had to wait for their samples."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "samples")
@@ -257,25 +256,25 @@ class Feed:
         self.waits = 0
 
     def take(self, samples: Indices, find: Find) -> MicroBatches:
-        """Micro-batches of these samples: those that were read ahead, if they are of these, else those of `find`. What
-        a step asks for is on the device then."""
+        """Return the prefetched micro-batches if they have these samples, else those of `find`. The names that a step
+        reads are on the device then."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.samples == samples.tobytes():
             self.waits += not ahead.found.done()
-            found = ahead.found.result()
+            micro_batches = ahead.found.result()
         else:
             self.waits += 1
-            found = find()
+            micro_batches = find()
         for name in self.names or ():
-            _ = found[name]
-        return found
+            _ = micro_batches[name]
+        return micro_batches
 
     def read_ahead(self, samples: Indices, find: Find) -> None:
-        """Begin to read what the next step asks for, of these samples."""
+        """Start to prefetch these samples for the next step."""
         self._ahead = _Ahead(samples.tobytes(), self._thread.submit(_read, find, self.names or ()))
 
 
 def _read(find: Find, names: Collection[str]) -> MicroBatches:
-    found = find()
-    found.read(names)
-    return found
+    micro_batches = find()
+    micro_batches.read(names)
+    return micro_batches

@@ -1,4 +1,4 @@
-"""Records of a step: what the ranks count of it, such as its losses and how many tokens each expert got."""
+"""Records of a step: the sums that ranks count, such as losses and tokens per expert."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from runtime.contract.names import RecordName
 
 
 def joined(name: str, one: Tensor, other: Tensor) -> Tensor:
-    """A record of two micro-batches: the larger logits, of all else the sum."""
+    """Combine a record of two micro-batches: the maximum for logits, else the sum."""
     return torch.maximum(one, other) if RecordName(name).is_largest else one + other
 
 
 def extents_of(plan: RunPlan) -> dict[str, int]:
-    """Numbers that each record has: a load is one of each expert."""
+    """Return the number of values of each record: a load has one for each expert."""
     experts = {RecordName.of("load", layer.name): layer.experts for layer in plan.moe_layers}
     return {name: experts.get(RecordName(name), 1) for name in plan.records}
 
 
 def flat(found: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> Tensor:
-    """The records of a rank, one after the other, zeros for those that it does not have: float64, in which counts are
-    exact. Loads are by expert."""
+    """Return the records of a rank in one vector, with zeros for those that it does not have: float64, in which counts
+    are exact. Loads are in the order of experts."""
     here = dict(found)
     for layer in plan.moe_layers:
         if layer.slots is not None and (name := RecordName.of("load", layer.name)) in here:
@@ -38,14 +38,14 @@ def flat(found: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> Te
 
 
 def by_name(summed: Tensor, plan: RunPlan) -> dict[str, Tensor]:
-    """Records that were summed over the world, by name."""
+    """Split records that were summed over the world, by name."""
     extents = extents_of(plan)
     return dict(zip(extents, summed.split([*extents.values()]), strict=True))
 
 
 def largest_logits(found: Mapping[str, Tensor], plan: RunPlan, column: int, device: torch.device) -> Tensor:
-    """The largest logit of each head of all blocks, one block after the other: −∞ of heads that a rank of this column
-    does not have. A tensor rank has neighbouring heads, as many as any other. float64, in which all are exact."""
+    """Return the largest logit of each head, block after block: −∞ for heads that this rank does not have. Heads are
+    divided over tensor ranks in equal contiguous ranges. float64, in which all logits are exact."""
     tensor, parts = plan.mesh.tp, []
     for each in plan.clipped:
         peaks_H = torch.full((each.heads,), -torch.inf, dtype=torch.float64, device=device)
@@ -56,33 +56,33 @@ def largest_logits(found: Mapping[str, Tensor], plan: RunPlan, column: int, devi
 
 
 def logits_row(peaks: Tensor, clip: float) -> dict[str, Any]:
-    """What the row of a step says of the largest logit of each head."""
+    """Return the metrics of the largest logits of a step."""
     return {"largest_logit": peaks.max().item(), "clipped_heads": int((peaks > clip).sum())}
 
 
 def losses(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
-    """Mean losses of a step or an evaluation, of its sums over the world."""
-    found = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
+    """Return the mean losses of a step or an evaluation from its sums over the world."""
+    losses = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
     if "mtp_loss" in sums:
-        found["mtp_loss"] = (sums["mtp_loss"] / sums["mtp_targets"].clamp(min=1)).item()
+        losses["mtp_loss"] = (sums["mtp_loss"] / sums["mtp_targets"].clamp(min=1)).item()
     balance = [
         y.sequence_loss * (sums[k] / sums["sequences"]).item()
         for y in plan.moe_layers
         if (k := RecordName.of("sequence_loss", y.site)) in sums
     ]
-    return found | index_loss(sums, plan) | ({"sequence_loss": sum(balance)} if balance else {})
+    return losses | index_loss(sums, plan) | ({"sequence_loss": sum(balance)} if balance else {})
 
 
 def imbalance(sums: Mapping[str, Tensor], layers: Sequence[MoeLayer]) -> dict[str, Any]:
-    """Load of the busiest expert over the mean, of each layer and the mean over layers; 1 is perfect balance."""
+    """Return the load of the busiest expert over the mean load, by layer and as the mean of layers. 1 is ideal."""
     loads = {layer.name: sums[RecordName.of("load", layer.name)] for layer in layers}
     ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
     return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
 
 def layer_tangents(plan: RunPlan, counts: Mapping[str, Tensor]) -> dict[str, float]:
-    """The gradients of the step's objective with respect to the losses of layers: of the balance of each sequence, and
-    of indexers, which are sums over tokens. `counts`: sequences, and where there are indexers their tokens."""
+    """Return the gradients of the objective with respect to the losses of layers: the sequence-wise balance losses, and
+    the losses of indexers, which are sums over tokens. `counts`: sequences, and with indexers their tokens."""
     sequences = counts["sequences"].item()
     balance: dict[str, float] = {
         RecordName.of("sequence_loss", layer.site): layer.sequence_loss / sequences for layer in plan.moe_layers
@@ -94,7 +94,7 @@ def layer_tangents(plan: RunPlan, counts: Mapping[str, Tensor]) -> dict[str, flo
 
 
 def index_loss(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
-    """The mean loss of the indexers, in nats of a token and without its weight; nothing where there are none."""
+    """Return the mean loss of the indexers in nats per token, without its weight. Empty if there are no indexers."""
     if not plan.indexers:
         return {}
     total = sum(sums[RecordName.of("index_loss", each.site)].item() for each in plan.indexers)
@@ -102,5 +102,5 @@ def index_loss(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
 
 
 def _indexed_rows(plan: RunPlan, tokens: float) -> float:
-    """Rows of all ranks that the loss of an indexer is of: a token is a row of each tensor rank of its column."""
+    """Return the rows of all ranks that an indexer's loss sums over: each token is a row on every tensor rank."""
     return max(tokens, 1) * plan.mesh.tp

@@ -1,4 +1,4 @@
-"""Gather and reduce what ranks hold in parts: gradients and weights (zero = 2, 3), and rows of a micro-batch."""
+"""Gather and reduce-scatter sharded tensors: gradients and weights (zero = 2, 3), and rows of a micro-batch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from runtime.comm.transport import Links, Parts, PartsKind, Work
 from runtime.contract import zigzag
 from runtime.state.state import FlatBucket, State, namespace, views
 
-# --- Gradients, and weights, that the data ranks of a pipeline rank divide (zero = 2, 3): put together for one segment
+# --- Gradients and weights that are sharded over the data ranks of a pipeline rank (zero = 2, 3), one segment at a time
 #
-# Each rank keeps its part of them (runtime/state/state.py). A segment's W adds to zeros that are all of its gradients.
-# These are then summed over those ranks, and each adds its part of the sums to what it keeps. A segment's weights are
+# Each rank keeps its shard (runtime/state/state.py). W of a segment adds to full-size gradients that start as zeros.
+# These are reduce-scattered, and each rank adds its shard of the sums to its accumulator. The weights of a segment are
 # gathered before it runs. Both are values of its stage, between the instructions that make and free them.
 
 
 class WholeTensors(SimpleNamespace):
-    """The divided tensors of a segment, as attributes, in one flat tensor: bucket after bucket, with its padding."""
+    """The whole tensors of a segment as attributes: views of one flat tensor, bucket after bucket, with padding."""
 
     flat: Tensor
 
@@ -32,7 +32,7 @@ class _InFlight(NamedTuple):
 
 
 class Sharding:
-    """What a rank puts together for its segments. `pending`: what is under way, by the names it was started with."""
+    """Collectives on the sharded tensors of a rank's segments. `pending`: those that were started, by name."""
 
     def __init__(self, state: State, links: Links) -> None:
         self.pending: dict[str, _InFlight] = {}
@@ -44,25 +44,25 @@ class Sharding:
         self.parts = {dividers: links.parts("reduce", dividers) for dividers in groups}
 
     def zeros(self, site: str) -> WholeTensors:
-        """Accumulators of a segment, for one micro-batch."""
+        """Return zeroed accumulators of a segment, for one micro-batch."""
         kept = self._of_site[site][0].gradients
         return self._whole(site, kept.new_zeros(self._size(site)))
 
     def scatter(self, name: str, site: str, gradients: WholeTensors) -> None:
-        """Start to sum a segment's gradients over those who divide them."""
+        """Start to reduce-scatter a segment's gradients over the ranks that shard them."""
         pieces = self._pieces(site, gradients.flat)
         works = [self.parts[bucket.dividers].scatter(name, flat, flat) for bucket, flat in pieces]
         self.pending[name] = _InFlight(gradients, works)
 
     def wait_scatter(self, name: str, site: str) -> None:
-        """Add this rank's part of the sums to what it keeps."""
+        """Add this rank's shard of the sums to its accumulator."""
         gradients, works = self.pending.pop(name)
         for (bucket, flat), work in zip(self._pieces(site, gradients.flat), works, strict=True):
             work.wait()
             bucket.gradients.add_(flat[bucket.kept])
 
     def gather(self, name: str, site: str) -> None:
-        """Start to put the weights of a segment together."""
+        """Start to all-gather the weights of a segment."""
         kept = self._of_site[site][0].parameters
         weights, works = self._whole(site, kept.new_empty(self._size(site))), list[Work]()
         for bucket, flat in self._pieces(site, weights.flat):
@@ -71,7 +71,7 @@ class Sharding:
         self.pending[name] = _InFlight(weights, works)
 
     def wait_gather(self, name: str) -> WholeTensors:
-        """The weights of the segment."""
+        """Return the whole weights of the segment."""
         weights, works = self.pending.pop(name)
         for work in works:
             work.wait()
@@ -81,7 +81,7 @@ class Sharding:
         return sum(bucket.padded for bucket in self._of_site[site])
 
     def _pieces(self, site: str, flat: Tensor) -> Iterator[tuple[FlatBucket, Tensor]]:
-        """The buckets of a segment, and all of each."""
+        """Pair the buckets of a segment with their whole tensors in `flat`."""
         buckets = self._of_site[site]
         return zip(buckets, flat.split([bucket.padded for bucket in buckets]), strict=True)
 
@@ -90,21 +90,21 @@ class Sharding:
         return WholeTensors(flat=flat, **vars(namespace(tensors)))
 
 
-# --- Rows of a micro-batch that ranks have parts of: put together on all of them, or summed and taken apart
+# --- Rows of a micro-batch that are sharded over ranks: all-gather and reduce-scatter
 #
-# Tensor ranks have rows one behind the other. Context ranks have parts of each sequence (runtime/contract/zigzag.py);
-# what they put together is in the order of sequences.
+# Tensor ranks have contiguous rows. Context ranks have parts of each sequence (runtime/contract/zigzag.py); gathered
+# rows are in the order of sequences.
 
 
 class _RowsInFlight(NamedTuple):
     work: Work
     result: Tensor
-    given: Tensor  # which lives until then
-    sums: Tensor | None = None  # this rank's rows of those that come; they become the result
+    operand: Tensor  # kept alive until the work is done
+    sums: Tensor | None = None  # this rank's rows of the output; copied to the result
 
 
 class SplitRows:
-    """The exchanges of a rank with its tensor group. `pending`: what is under way, by the names it was started with."""
+    """The collectives of a rank in its tensor group. `pending`: those that were started, by name."""
 
     kind: PartsKind = "tensor"
 
@@ -114,23 +114,23 @@ class SplitRows:
         self.parts: Parts | None = links.parts(self.kind, members) if len(members) > 1 else None
 
     def gather(self, name: str, rows_TD: Tensor) -> None:
-        """Start to put the rows of all ranks together."""
+        """Start to all-gather the rows of all ranks."""
         assert self.parts is not None
         whole = rows_TD.new_empty(self._ranks * len(rows_TD), *rows_TD.shape[1:])
         self._mine(whole).copy_(rows_TD)
         self.pending[name] = _RowsInFlight(self.parts.gather(name, whole.view(-1)), whole, rows_TD)
 
     def scatter(self, name: str, rows_TD: Tensor) -> None:
-        """Start to sum rows over all ranks, each of which gets its part of them."""
+        """Start to reduce-scatter rows over all ranks."""
         assert self.parts is not None
-        given = self._by_rank(rows_TD).contiguous()
-        room = given.new_empty(given.shape)
-        work = self.parts.scatter(name, given.view(-1), room.view(-1))
+        operand = self._by_rank(rows_TD).contiguous()
+        room = operand.new_empty(operand.shape)
+        work = self.parts.scatter(name, operand.view(-1), room.view(-1))
         sums = self._mine(room)
-        self.pending[name] = _RowsInFlight(work, given.new_empty(sums.shape), given, sums)
+        self.pending[name] = _RowsInFlight(work, operand.new_empty(sums.shape), operand, sums)
 
     def wait(self, name: str) -> Tensor:
-        """What an exchange gives this rank."""
+        """Return the result of a collective."""
         work, result, _, sums = self.pending.pop(name)
         work.wait()
         if sums is not None:
@@ -141,22 +141,22 @@ class SplitRows:
         return whole.chunk(self._ranks)[self._index]
 
     def _by_rank(self, rows: Tensor) -> Tensor:
-        """Rows as they are sent: those of the first rank first."""
+        """Rows in the order in which they are sent: rank after rank."""
         return rows
 
     def _in_order(self, rows: Tensor) -> Tensor:
-        """Rows as segments read them, of those that came: those of the first rank first."""
+        """Received rows in the order in which segments read them."""
         return rows
 
 
 class ChoiceCounts(SplitRows):
-    """The exchanges of a rank with those that have parts of the same sequences: how often each expert is chosen."""
+    """All-gather of the counts of chosen experts over the ranks that share sequences."""
 
     kind: PartsKind = "choices"
 
 
 class Sequences(SplitRows):
-    """The exchanges of a rank with its context group, which have parts of so many `sequences`."""
+    """The collectives of a rank in its context group. `sequences`: number of sequences that the group shares."""
 
     kind: PartsKind = "context"
 

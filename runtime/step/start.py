@@ -1,4 +1,4 @@
-"""What a trainer starts with: a position in the data, weights, and what the run remembers of its steps."""
+"""The start of a trainer: a position in the data, weights, and the recent steps that the run remembers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from runtime.step.executor import ActionBoard
 
 @dataclass(frozen=True)
 class Start:
-    """By default the first sample, and the weights that the build's seed gives.
+    """The state that a trainer starts with. By default the first sample, and weights from the seed of the build.
 
-    weights: a checkpoint from which weights alone are taken; `put` says which. saved: a checkpoint to resume from,
-    which has everything: weights, the state of the optimizer, the loads of experts, the step.
+    weights: a checkpoint of which only the weights are loaded, by `put`. saved: a checkpoint to resume from, with
+    weights, optimizer state, loads of experts and the step.
     """
 
     position: Position = field(default_factory=Position)
@@ -35,7 +35,7 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Steps that were trained before."""
+        """Number of steps that were trained before."""
         return self.saved.step if self.saved else 0
 
     def put_weights(self, state: State, board: ActionBoard) -> None:
@@ -45,13 +45,13 @@ class Start:
             self.put(state, self.weights.read, self.weights.shapes)
 
     def put_saved(self, state: State, board: ActionBoard) -> None:
-        """Write everything that was saved into `state`."""
+        """Write the whole saved state into `state`."""
         if self.saved is not None:
             board.set_action("load checkpoint")
             snapshot.put(state, self.saved.read, averaged=has_average(self.saved.shapes))
 
     def loads(self, plan: RunPlan) -> dict[str, Tensor]:
-        """Tokens that each expert of each layer got in the steps before: int64 [experts]."""
+        """Return the tokens that each expert of each layer got in the steps before: int64 [experts]."""
         none = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         saved = self.saved.meta["loads"] if self.saved else {}
         return none | {name: torch.tensor(load) for name, load in saved.items()}

@@ -1,11 +1,11 @@
-"""Where the time of a rank's steps goes: each moment belongs to one part, so the parts sum to the time.
+"""Where the time of a rank's steps goes. Each moment belongs to one part, so the parts sum to the whole time.
 
-The clock is the host's. On a CPU that is what the rank does. On a GPU the host queues work for its device, and does not
-wait where the device waits. So the parts of communication are told apart on CPUs alone; on a GPU they are in `compute`.
+The clock is that of the host. On a GPU the host queues work and does not wait where the device waits, so the parts of
+communication are measured on CPUs alone; on a GPU they count as `compute`.
 
-The parts of all ranks travel with the sum of the gradient norm: each rank has places of its own in that vector. What
-they say is the time from one such sum to the next, so the update of a step counts to the next row. The most memory that
-each rank has held travels with them.
+The parts of all ranks are summed together with the gradient norm: each rank has its own places in that vector. They
+cover the time from one such sum to the next, so the update of a step counts to the next row. The peak memory of each
+rank is in the same vector.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_
 import torch
 from torch import Tensor
 
-# message: of the pipeline · exchange: between expert, tensor and context ranks, and of weights that data ranks divide ·
-# sum: over the world, of gradients, and weights that are gathered behind the update · data: samples that were not there
-# in time · generation and reward: all of a rollout, and of its scores, in runs that have them · checkpoint: what a save
-# keeps the training · other: between steps
+# message: of the pipeline · exchange: between expert, tensor and context ranks, and of sharded weights and gradients ·
+# sum: over the world, of gradients, and the gather of weights after the update · data: waiting for samples ·
+# generation and reward: of rollouts · checkpoint: training waits for a save · other: between steps
 Part = Literal[
     "compute", "message", "exchange", "sum", "data", "generation", "reward", "validation", "checkpoint", "other"
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
 COMMUNICATION: tuple[Part, ...] = ("message", "exchange", "sum")
 OF_ROLLOUTS: tuple[Part, ...] = ("generation", "reward")
-NUMBERS = len(PARTS) + 1  # of a rank: its seconds by parts, and bytes
+NUMBERS = len(PARTS) + 1  # of a rank: the seconds of each part, and the peak bytes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,10 +51,10 @@ class StepTime:
         self._part: Part = "other"
         self._since: int | None = None
         self._is_whole = False
-        self._sent = self._counted = (0,) * len(PARTS)  # ns at the last sum, and at that of the last row
+        self._sent = self._counted = (0,) * len(PARTS)  # ns at the last sum, and at the sum of the last row
 
     def enter(self, part: Part) -> Part:
-        """Begin a part; the one before, which the caller enters again."""
+        """Begin a part. Return the part before, which the caller re-enters."""
         before, now = self._part, self._clock()
         if self._is_whole or (not self._on_cpu and part in COMMUNICATION):
             return before
@@ -65,7 +64,7 @@ class StepTime:
 
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
-        """What is in the block belongs to a part, but for the parts that are entered in it."""
+        """Count the time of the block as a part, except for parts that are entered inside."""
         before = self.enter(part)
         try:
             yield
@@ -74,7 +73,7 @@ class StepTime:
 
     @contextmanager
     def whole(self, part: Part) -> Iterator[None]:
-        """All that is in the block belongs to a part."""
+        """Count the whole time of the block as a part."""
         before = self.enter(part)
         self._is_whole = True
         try:
@@ -86,9 +85,8 @@ class StepTime:
     # ---- all ranks
 
     def beside(self, total: Tensor) -> Tensor:
-        """A number of this rank that is to be summed over the world, and behind it the seconds of this rank since the
-        last row and the most bytes that it has held, in its places among zeros: float64 [1 + world · NUMBERS]. The host
-        does not wait for the device."""
+        """Return a vector to sum over the world: `total`, then the seconds since the last row and the peak bytes in the
+        places of this rank, zeros elsewhere. float64 [1 + world · NUMBERS]. The host does not wait for the device."""
         self.enter(self._part)
         self._sent = tuple(self._ns.values())
         numbers = torch.empty(NUMBERS, dtype=torch.float64, pin_memory=not self._on_cpu)
@@ -99,8 +97,8 @@ class StepTime:
         return both
 
     def row(self, numbers: Sequence[float]) -> dict[str, Any]:
-        """What a row of the metrics says, of what was summed over the world behind the number of `beside`. The next row
-        begins with that sum."""
+        """Return the columns of a metrics row from the summed vector of `beside`, without its first number. The time of
+        the next row begins with that sum."""
         self._counted = self._sent
         of_ranks = [numbers[at : at + NUMBERS] for at in range(0, len(numbers), NUMBERS)]
         ranks = [dict(zip(PARTS, each[:-1], strict=True)) for each in of_ranks]
@@ -116,7 +114,7 @@ class StepTime:
         }
 
     def _peak_bytes(self) -> int:
-        """The most bytes that the rank has held so far: of tensors on its device, or on a CPU of its whole process."""
+        """Return the peak bytes so far: of tensors on the device, or on a CPU of the whole process."""
         if self._on_cpu:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it is in KiB
         return torch.cuda.max_memory_allocated(self._device)
@@ -126,7 +124,7 @@ class StepTime:
 
 
 class Clocked(Protocol):
-    """What has a clock."""
+    """An object with a clock."""
 
     time: StepTime
 
@@ -135,7 +133,7 @@ C = TypeVar("C", bound=Clocked)
 
 
 def takes(part: Part) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
-    """Mark a method whose time belongs to a part."""
+    """Decorate a method whose time counts as a part."""
 
     def mark(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
         @wraps(method)

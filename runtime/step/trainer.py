@@ -1,6 +1,6 @@
-"""One rank's training: state, channels, and the step — forward and backward by the program, then the optimizer.
+"""The trainer of a rank: its state, its channels, and the step (forward and backward, then the optimizer).
 
-Everything a step does depends on (build, data, step, position in the data) alone, so a run can be resumed at any step.
+A step depends on (build, data, step, position in the data) alone, so a run can be resumed at any step.
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBa
 from runtime.step.start import Start
 from runtime.step.step_time import StepTime
 
-# --- What a trainer needs of the policy of a run that learns from rewards (runtime/rl/policy.py)
+# --- The interface of the policy in a run that learns from rewards (runtime/rl/policy.py)
 
 
 class RolloutSource(Protocol):
-    """Completions and rewards for the sequences of a step, in the place of samples of text."""
+    """Completions and rewards for the sequences of a step, in place of samples of text."""
 
     @property
     def iterations(self) -> int:
-        """Steps on the same completions."""
+        """Number of steps that train on the same completions."""
 
     def comes_again(self, step: int) -> bool:
-        """Whether the step after step number `step`, from 0 on, trains on the same completions."""
+        """Whether step `step` + 1 (steps count from 0) trains on the same completions."""
 
     def roll_out(self, step: int, drawn: Indices) -> None:
-        """Have completions of the sequences `drawn`: those that are there, or new ones by the present weights."""
+        """Make completions for the sequences `drawn`, unless they exist already, with the current weights."""
 
     def micro_batches(self, device: torch.device) -> dict[str, Tensor]:
-        """What the micro-batches of this column read, by name: [micro-batch, token]."""
+        """Return the inputs of this column's micro-batches, by name: [micro-batch, token]."""
 
     def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
         """Compare the log-probabilities of the training forward, by micro-batch, with those of generation."""
 
     def row(self) -> dict[str, Any]:
-        """What the row of a step says of its rollouts."""
+        """Return the metrics of a step's rollouts."""
 
     def close(self) -> None:
-        """End the processes that give rewards."""
+        """Stop the processes that compute rewards."""
 
 
 # --- trainer
 
 ON_CPU = Endpoint()
 AT_FIRST = Start()
-Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, and largest; float64 but for counts
+Sums = dict[str, Tensor]  # sums and maxima of a step or an evaluation over the world; float64 except for counts
 
 
 class Trainer:
     """State of one rank.
 
-    train, validation: samples, None if nobody asks for any. endpoint: its device, and how it talks. start: what it
-    begins with. policy: makes the source of completions, in a run that learns from rewards, for a trainer that has its
-    initial weights.
+    train, validation: samples, None if they are not needed. endpoint: the device, and how to connect to other ranks.
+    start: the initial state. policy: in a run that learns from rewards, makes the source of completions for a trainer
+    that has its initial weights.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Trainer:
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
         tensors = {entry.parameter.tensor for bucket in self.state.held for entry in bucket.entries}
         self.quantised = quantised_weights(build, plan, tensors)
-        self.quantised_at = -1  # the step behind which they were made
+        self.quantised_at = -1  # the step after which they were last quantised
         self.recipe, validate = plan.train.optimizer, plan.train.validate
         self.clip = self.recipe.qk_clip  # of logits
         self.staging = Staging(self.state, plan.host.part, plan.host.slots)
@@ -119,14 +119,14 @@ class Trainer:
         self.layers = plan.moe_layers
         products = DTYPES[plan.precision.compute] if plan.optimizer.unit == "matrix" else None
         rest = [(self.recipe.rest.kind, None)] if self.recipe.rest else []
-        self.updates = [  # of buckets, and of those of the rest
+        self.updates = [  # of most buckets, and of the buckets in `rest`
             update_of(kind, build.path(f"kernels/{kind}.py"), dtype)
             for kind, dtype in ((self.recipe.kind, products), *rest)
         ]
         self.step, self.position, self.loads = start.step, start.position, start.loads(plan)
         self.feed = Feed()
         self.time = StepTime(rank, mesh.world, self.device)
-        self.spent = torch.zeros(0)  # seconds of all ranks, by parts: as of the last step
+        self.spent = torch.zeros(0)  # seconds of all ranks by parts, summed in the last step
         self.watch = HealthWatch(plan.train, start.recent)
         self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = executor_of(plan, rank, self.state, self.links, board, self.time)
@@ -135,12 +135,12 @@ class Trainer:
         start.put_saved(self.state, board)
 
     def close(self) -> None:
-        """End the processes that give rewards."""
+        """Stop the processes that compute rewards."""
         if self.policy:
             self.policy.close()
 
     def ledger(self) -> Ledger:
-        """What measures the memory of a step."""
+        """Return a ledger that measures the memory of a step."""
         return Ledger(self.executor, max((layer.experts for layer in self.layers), default=0) * self.plan.mesh.etp)
 
     # ---- one step
@@ -151,21 +151,21 @@ class Trainer:
 
     @property
     def batch(self) -> StepBatch:
-        """The last batch that was computed, of a step or of an evaluation."""
+        """The last computed batch, of a step or of an evaluation."""
         return self.executor.batch
 
     @property
     def is_between_rollouts(self) -> bool:
-        """Whether the next step has other samples than the last one: a run can end and go on here."""
+        """Whether the next step has other samples than the last one, so that a run can end and resume here."""
         return self.policy is None or not self.policy.comes_again(self.step - 1)
 
     @property
     def steps_of_rollout(self) -> range:
-        """The steps up to this one that had the samples of the last one, if the next one has others."""
+        """The steps that trained on the samples of the last step. Valid if `is_between_rollouts`."""
         return range(self.step + 1 - (self.policy.iterations if self.policy else 1), self.step + 1)
 
     def train_step(self) -> dict[str, Any]:
-        """One optimizer step; its metrics, equal on every rank. Raises BadStepError before any weight is touched."""
+        """Train one step. Return its metrics, equal on every rank. BadStepError before any weight is changed."""
         start = time.perf_counter()
         with self.time.within("compute"):
             sums = self.accumulate()
@@ -176,7 +176,7 @@ class Trainer:
         return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
 
     def _judged(self, sums: Sums) -> Sums:
-        """The sums of a step; those of a second computation, if the first does not look right."""
+        """Return the sums of a step, computed a second time if they look wrong."""
         loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
         if not self.watch.verdict(self.step + 1, loss, norm):
             return sums
@@ -184,26 +184,26 @@ class Trainer:
         return self.watch.computed(computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over))
 
     def accumulate(self) -> Sums:
-        """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
+        """Run forward and backward of the global batch. Afterwards every holder has the summed gradients."""
         samples = self.roll_out()
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         return self._run("train", self.train_source, samples)
 
     def roll_out(self) -> Indices:
-        """Draw the samples of the next step; where they are completions, have those, which are made once."""
+        """Draw the samples of the next step. If they are completions, make them unless they exist already."""
         drawn = self._draw(self.position)
         if self.policy:
             self.policy.roll_out(self.step, drawn)
         return drawn
 
     def _draw(self, position: Position) -> Indices:
-        """Indices of the samples of the step that begins there."""
+        """Return the indices of the samples of the step that begins at `position`."""
         done = position.tokens - self.plan.train.first_token
         return position.draw(batch_at(self.plan.batches, self.sequence, done))
 
     def apply(self, sums: Sums) -> dict[str, Any]:
-        """Clip, update, clip logits, balance; the step counts from here on."""
+        """Clip gradients, update weights, clip logits and balance experts. Return the metrics of the step."""
         losses, (square, *spent) = self._losses(sums), torch.cat([sums["norm"].view(1), self.spent]).tolist()
         norm = math.sqrt(square)
         samples = self.batch.samples
@@ -234,18 +234,18 @@ class Trainer:
         }
 
     def leave_out(self) -> None:
-        """Leave the last batch out: the step is then made of the samples that follow, and nothing else changes."""
+        """Skip the last batch: the step will train on the samples that follow. Nothing else changes."""
         self.position = self.position.leaving_out(self.batch.samples, self.sequence)
         self.watch.leave_out(self.step + 1)
 
     def settle(self) -> None:
-        """Wait for what the last step left to be done beside the next one: the moving average of the weights."""
+        """Wait for the work that the last step left in the background: the moving average of the weights."""
         if self.average:
             self.board.set_action("moving average")
             self.average.wait()
 
     def evaluate(self) -> dict[str, float]:
-        """Losses over the first held-out samples, always the same ones; with the moving average too, if asked for."""
+        """Return the losses on the first held-out samples, and of the moving average if the spec asks for that."""
         losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
         if self.average and self.average.weights:
             gathers = self._program.update
@@ -264,8 +264,8 @@ class Trainer:
         return source.mean({name: self.losses_on(part, validation.batches) for name, part in source.parts.items()})
 
     def losses_on(self, source: HeldOut, batches: int) -> dict[str, float]:
-        """Mean losses over the targets of the first batches of a source, by the program that validates. A sample counts
-        once: there are no more batches than hold all, and the last one is filled up with samples without targets."""
+        """Return the mean losses over the targets in the first batches of a source, with the validation program. Each
+        sample counts once: the last batch is filled with samples that have no targets."""
         size = self.plan.batches[-1][1]
         samples = FilledUp(source, self.sequence + EXTRA_TOKENS)
         total: Sums = {}
@@ -276,7 +276,7 @@ class Trainer:
         return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}
 
     def _run(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> Sums:
-        """Execute a program on the samples of these indices; sums of its records over all ranks."""
+        """Execute a program on the samples with these indices. Return the sums of its records over all ranks."""
         size = len(samples)
         name = self._program_of(kind, size)
         program = self.programs[name]
@@ -294,7 +294,7 @@ class Trainer:
         self.executor.execute(self.bodies, program.ranks[self.pp_rank], batch, self._reductions(program))
         if self.policy:
             self.policy.compare(batch.reported.get("logp", {}), data)
-        elif trains and self.feed.names is None:  # only the first step shows what one asks for
+        elif trains and self.feed.names is None:  # the first step shows which names are read
             self.feed.names = tuple(data)
             self._read_ahead(samples)
         parts = {"records": self.records, "logits": self._logits, "norm": self._norm}
@@ -304,13 +304,13 @@ class Trainer:
         return records.by_name(summed.pop("records"), self.plan) | counts | summed
 
     def _norm(self) -> Tensor:
-        """The squares of the gradients that this rank owns, and where its time went."""
+        """Return the sum of squares of the gradients that this rank owns, with the times of `StepTime.beside`."""
         return self.time.beside(optimizer.gradient_square(self.state, self.rank))
 
     def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
-        """Run collectives that a program lists, and no others; the sums and the largest over the world, by name.
+        """Run the listed collectives of a program. Return the sums and maxima over the world, by name.
 
-        parts: what this rank has of each sum.
+        parts: for each sum, a function that returns this rank's term.
         """
         summed: Sums = {}
         for each in listed:
@@ -330,21 +330,21 @@ class Trainer:
         return summed
 
     def _reductions(self, program: RunProgram) -> dict[int, Callable[[], None]]:
-        """What starts the reductions of a program, by the number of the call behind which it is."""
+        """Return the functions that start the reductions of a program, by the number of the call that they follow."""
         listed = program.reductions[self.pp_rank] if program.reductions else ()
-        found: dict[int, list[FlatBucket]] = {}
+        starts: dict[int, list[FlatBucket]] = {}
         for after, stages in listed:
-            found.setdefault(after, []).extend(
+            starts.setdefault(after, []).extend(
                 bucket for bucket in self.state.buckets if bucket.stages == stages and bucket.is_reduced
             )
-        return {after: partial(self._start_reduce, buckets) for after, buckets in found.items()}
+        return {after: partial(self._start_reduce, buckets) for after, buckets in starts.items()}
 
     def _start_reduce(self, buckets: Iterable[FlatBucket]) -> None:
         for bucket in buckets:
             self.reducing[bucket.name] = optimizer.start_reduce(bucket, self.links.sums)
 
     def _update(self, numbers: optimizer.Numbers) -> None:
-        """Update the weights of each bucket, and gather those that other ranks update."""
+        """Update the weights of each bucket, and gather the weights that other ranks updated."""
         program = self._program
         gathered = {each.name for each in program.update}
         self.board.set_action("optimizer")
@@ -362,17 +362,17 @@ class Trainer:
         optimizer.update(bucket, self.recipe, self.updates[bucket.rest], numbers, self.staging)
 
     def _quantise(self) -> None:
-        """Make the weights that products read in eight bits, once after each step; frozen ones once."""
+        """Quantise the weights that matrix products read in FP8: after each step, frozen weights once."""
         if self.quantised_at != self.step:
             self.board.set_action("quantise weights")
-            made = self.quantised_at >= 0 and bool(self.plan.frozen)
+            are_frozen_ready = self.quantised_at >= 0 and bool(self.plan.frozen)
             for each in self.quantised:
-                if not made or each.is_keyed:
+                if not are_frozen_ready or each.is_keyed:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
     def _data(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> dict[str, Tensor]:
-        """What a step reads of its samples; that of training was read ahead."""
+        """Return the inputs of a step. Those of training were prefetched."""
         if self.policy:
             return self.policy.micro_batches(self.device)
         find = partial(self._load, kind, source, samples)
@@ -397,24 +397,24 @@ class Trainer:
         return MicroBatches(self.plan, source, ordered, self.sequence, self.column, self.device)
 
     def _read_ahead(self, samples: Indices) -> None:
-        """Begin to read the samples of the step behind that of `samples`."""
+        """Start to prefetch the samples of the step after the one with `samples`."""
         following = self._draw(self.position.after(samples, self.sequence))
         self.feed.read_ahead(following, partial(self._load, "train", self.train_source, following))
 
     def _count_targets(self, data: Mapping[str, Tensor]) -> Tensor:
-        """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them. Where
-        weights of tokens say how losses are averaged, 1 in all. Behind them tokens, where an indexer has a loss of each
-        and rows may be padding."""
+        """Return the valid targets of the head and of MTP in this rank's column, counted by its first pipeline rank.
+        With a policy their sum over ranks is 1, because token weights average the loss. If rows may be padding, and
+        indexers have a loss, the number of tokens follows."""
         if self.policy:
             return torch.tensor([self.rank == 0, 0], dtype=torch.int64, device=self.device)
         counts_tokens = self.plan.data.pads_rows and len(self.plan.indexers) > 0
         if self.pp_rank > 0:
             return torch.zeros(2 + counts_tokens, dtype=torch.int64, device=self.device)
-        found = [(data[name] >= 0).sum() for name in ("targets", "mtp_targets")]
-        return torch.stack([*found, *([data["real"].sum()] if counts_tokens else [])])
+        counts = [(data[name] >= 0).sum() for name in ("targets", "mtp_targets")]
+        return torch.stack([*counts, *([data["real"].sum()] if counts_tokens else [])])
 
     def _tangents(self, counts: Sums) -> dict[str, Tensor]:
-        """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
+        """Return the gradients of the objective with respect to the losses: constants, known before any forward."""
         dtype = wide_dtype(DTYPES[self.plan.precision.compute])
         constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
         if self.plan.mtp_weight is not None:
@@ -424,7 +424,7 @@ class Trainer:
         return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
     def records(self) -> Tensor:
-        """The records of this rank, one after the other."""
+        """Return the records of this rank in one vector."""
         return records.flat(self.batch.records, self.plan, self.device)
 
     def _logits(self) -> Tensor:

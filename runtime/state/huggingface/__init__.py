@@ -1,1 +1,1 @@
-"""Weights of published models → checkpoints, and back."""
+"""Converts weights of published models to checkpoints, and back."""

@@ -1,9 +1,8 @@
-"""Reads or writes weights: `python -P -m runtime.state.huggingface import|export`, for `dsc import hf` and `dsc export
-hf`.
+"""Imports or exports weights: `python -P -m runtime.state.huggingface import|export`, for `dsc import hf` and `dsc
+export hf`.
 
-Stdin has the request in JSON (runtime/contract/weights.py). Stdout gets lines of progress, and at last what came of it.
-Exit codes: 0 done · 2 the weights cannot be used · 75 the same, for a reason that may pass, such as a full disk · 130
-interrupted.
+Stdin has the request in JSON (runtime/contract/weights.py). Stdout gets lines of progress, then the result. Exit codes:
+0 done · 2 the weights cannot be used · 75 the same, for a temporary reason such as a full disk · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
             if argv == ["import"]
             else write_published(Export.from_json(text))
         )
-    except KeyboardInterrupt:  # the command removes what was written so far
+    except KeyboardInterrupt:  # the calling command removes partial files
         return EXIT_INTERRUPTED
     except (ReportedError, OSError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A checkpoint → published safetensors and their index. One file of them is in memory at a time."""
+"""Converts a checkpoint to published safetensors and their index, with one file in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from runtime.ops.quantise import TILE
 from runtime.state.huggingface.convert import quantised, rows_of
 from runtime.state.huggingface.progress import reporting
 
-FILE_BYTES = 4 << 30  # of a file, unless it has one tensor
-KINDS = {"buffer": torch.float32, "table": torch.int64}  # dtypes that no format changes
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}  # of what is not in blocks
+FILE_BYTES = 4 << 30  # most bytes of a file with several tensors
+KINDS = {"buffer": torch.float32, "table": torch.int64}  # dtypes that are the same in all formats
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}  # of tensors without block scales
 
 
 def write_published(request: Export) -> dict[str, Any]:
-    """Write the files and the index. Returns how many tensors, files and bytes of tensors there are.
+    """Write the files and the index. Return the numbers of tensors, files and bytes.
 
-    Raises CheckpointError where the checkpoint is not what was written.
+    Raises CheckpointError if the checkpoint is damaged.
     """
     checkpoint, out = with_base(load(Path(request.checkpoint))), Path(request.out)
     groups = list(_files(request.tensors, request.format))
@@ -45,7 +45,7 @@ def write_published(request: Export) -> dict[str, Any]:
         save_file(content, out / name, metadata={"format": "pt"})
         _sync(out / name)
         where |= dict.fromkeys(content, name)
-        size += sum(each.nbytes for each in content.values())
+        size += sum(tensor.nbytes for tensor in content.values())
     if len(groups) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
         (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
@@ -53,14 +53,14 @@ def write_published(request: Export) -> dict[str, Any]:
 
 
 class Tensors:
-    """Published tensors of a checkpoint. The last tensor that was read stays in memory, for the pieces of it."""
+    """Makes published tensors from a checkpoint. Caches the last tensor that was read, for its other pieces."""
 
     def __init__(self, checkpoint: LoadedCheckpoint, request: Export) -> None:
         self._checkpoint, self._request = checkpoint, request
         self._last: tuple[str, Tensor | None] = ("", None)
 
     def publish(self, published: PublishedTensor) -> dict[str, Tensor]:
-        """A published tensor in the format that is asked for, and the scales of its blocks."""
+        """Return a published tensor in the requested format, and the scales of its blocks."""
         if published.stacked:
             return {published.name: self._stacked(published)}
         rows = [rows_of(piece, self._read(piece.tensor)) for piece in published.pieces]
@@ -78,7 +78,7 @@ class Tensors:
         return {published.name: whole.to(dtype, copy=True).contiguous().view(published.shape)}
 
     def _stacked(self, published: PublishedTensor) -> Tensor:
-        """A tensor whose first dimension counts its pieces: beside it, one piece is in memory at a time."""
+        """Stack the pieces of a tensor, with one piece in memory at a time besides the result."""
         whole = torch.empty(published.shape, dtype=DTYPES[self._request.format])
         for slot, piece in zip(whole, published.pieces, strict=True):
             slot.copy_(rows_of(piece, self._read(piece.tensor)).t())
@@ -86,31 +86,35 @@ class Tensors:
 
     def _read(self, name: str) -> Tensor:
         if self._last[0] != name:
-            self._last = ("", None)  # before the next one is read
+            self._last = ("", None)  # frees the tensor before the next is read
             self._last = (name, self._merged(name))
-        found = self._last[1]
-        assert found is not None
-        return found
+        tensor = self._last[1]
+        assert tensor is not None
+        return tensor
 
     def _merged(self, name: str) -> Tensor:
-        """A tensor of the checkpoint, with what its adapter adds: W + factor · B · A, a sum in FP32 or wider."""
+        """Read a tensor of the checkpoint, merged with its adapter: W + factor · B · A, summed in FP32 or wider."""
         a, b = (self._averaged(f"{name}{end}") for end in (A, B))
         if a not in self._checkpoint.shapes:
             trained = self._checkpoint.base is None or is_adapter(name)
             name = self._averaged(name) if trained else name
             return self._checkpoint.read([name])[name]
-        of = self._checkpoint.read([name, a, b])
-        wide = torch.promote_types(of[name].dtype, torch.float32)
-        return of[name].to(wide).addmm(of[b].to(wide), of[a].to(wide), alpha=factor_of(self._checkpoint.meta))
+        tensors = self._checkpoint.read([name, a, b])
+        wide = torch.promote_types(tensors[name].dtype, torch.float32)
+        return (
+            tensors[name]
+            .to(wide)
+            .addmm(tensors[b].to(wide), tensors[a].to(wide), alpha=factor_of(self._checkpoint.meta))
+        )
 
     def _averaged(self, name: str) -> str:
-        """The name of a tensor, or that of its moving average where that is asked for."""
+        """Return the name of a tensor, or of its moving average if the request asks for that."""
         stored = StoredName(name)
         return stored.averaged if self._request.average else stored
 
 
 def _files(tensors: Sequence[PublishedTensor], format: Format) -> Iterator[list[PublishedTensor]]:
-    """The tensors of each file, in their order."""
+    """Yield the tensors of each file, in order."""
     group: list[PublishedTensor] = []
     size = 0
     for published in tensors:
@@ -124,7 +128,7 @@ def _files(tensors: Sequence[PublishedTensor], format: Format) -> Iterator[list[
 
 
 def num_bytes(published: PublishedTensor, format: Format) -> int:
-    """Bytes of a published tensor, with its scales."""
+    """Return the bytes of a published tensor, with its scales."""
     elements = prod(published.shape)
     if published.kind in KINDS:
         return KINDS[published.kind].itemsize * elements
@@ -138,6 +142,6 @@ def _numbered(number: int, count: int) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file is on the disk."""
+    """Sync a file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,7 +1,6 @@
-"""Published safetensors → a checkpoint that any plan loads. One shard of it is in memory at a time.
+"""Converts published safetensors to a checkpoint that any plan can load, with one shard in memory at a time.
 
-Names, shapes and dtypes were checked by whoever made the request (compiler/tools/weights/folder.py); here it is the
-numbers.
+The caller has checked names, shapes and dtypes (compiler/tools/weights/folder.py). This module checks the numbers.
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ from runtime.state.huggingface.convert import FP4_NAN, dequantised, from_mxfp4, 
 from runtime.state.huggingface.progress import reporting
 from runtime.system.outcome import ReportedError
 
-SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills it
+SHARD_BYTES = 2 << 30  # a shard ends with the first tensor that reaches this size
 
 
 class WeightsError(ReportedError):
-    """Weights that are not what their files say, or that cannot be used; the file and the tensor are named."""
+    """The weights are damaged or unusable. The message names the file and the tensor."""
 
 
-Part = tuple[PublishedTensor, RowPiece, int, int]  # where in the published tensor the piece begins, and its number
+# With the first row of the piece in the published tensor, and its index.
+Part = tuple[PublishedTensor, RowPiece, int, int]
 
 
 @dataclass
 class TensorReader:
-    """Published tensors by name, from the files that hold them. The last file that was read stays open."""
+    """Reads published tensors by name from their files. The last file stays open."""
 
     folder: Path
     files: Mapping[str, str]
@@ -41,40 +41,40 @@ class TensorReader:
     _opened: tuple[str, Any] = field(default=("", None))
 
     def rows(self, part: Part) -> Tensor:
-        """The rows of a checkpoint that a piece has."""
+        """Return the checkpoint's rows of a piece."""
         published, piece, at, index = part
         if published.stacked:
-            found = self._slice(published.name, index)
+            tensor = self._slice(published.name, index)
         else:
             whole = self._whole(published.name)
-            found = (whole.view(published.rows) if published.rows else whole)[at:]
+            tensor = (whole.view(published.rows) if published.rows else whole)[at:]
         if published.kind == "table":
-            return self._table(published, found)
-        if not torch.isfinite(found).all():
+            return self._table(published, tensor)
+        if not torch.isfinite(tensor).all():
             raise WeightsError(f"{self._place(published.name)}: holds a number that is not finite")
-        rows = piece_of(found[: piece.end - piece.start], piece)
+        rows = piece_of(tensor[: piece.end - piece.start], piece)
         return gain_of(rows) if published.from_one else rows
 
-    def _table(self, published: PublishedTensor, found: Tensor) -> Tensor:
-        """A table as a checkpoint has it."""
-        place, sorted_VK = self._place(published.name), found.sort(dim=1).values
+    def _table(self, published: PublishedTensor, table: Tensor) -> Tensor:
+        """Validate a table of experts, and return it as int32."""
+        place, sorted_VK = self._place(published.name), table.sort(dim=1).values
         if (sorted_VK[:, :1] < 0).any() or (sorted_VK[:, -1:] >= published.below).any():
             raise WeightsError(f"{place}: names an expert that the layer, of {published.below:,}, does not have")
         if (sorted_VK[:, 1:] == sorted_VK[:, :-1]).any():
             raise WeightsError(f"{place}: names an expert twice for one token")
-        return found.to(torch.int32)
+        return table.to(torch.int32)
 
     def _slice(self, name: str, index: int) -> Tensor:
-        """The rows of one piece of a stacked tensor, in MXFP4 or as they are."""
+        """Return the rows of one piece of a stacked tensor, dequantised if it is MXFP4."""
         if name in self.files:
-            return self._stored(name, index).t()  # a vector stays one
+            return self._stored(name, index).t()  # .t() leaves a vector unchanged
         scales = self._stored(name + FP4_SCALE, index)
         if (scales == FP4_NAN).any():
             raise WeightsError(f"{self._place(name + FP4_SCALE)}: a scale is not a number")
         return from_mxfp4(self._stored(name + FP4_DATA, index), scales)
 
     def _whole(self, name: str) -> Tensor:
-        """A published tensor; blocks of FP8 are multiplied by their scales."""
+        """Return a published tensor, dequantised if it is FP8."""
         tensor = self._stored(name)
         if tensor.dtype == torch.float8_e4m3fn:
             scales = self._stored(name + SCALE)
@@ -84,7 +84,7 @@ class TensorReader:
         return tensor
 
     def _stored(self, name: str, index: int | None = None) -> Tensor:
-        """A tensor of a file, or what is at an index of its first dimension."""
+        """Read a tensor from its file, or one index of its first dimension."""
         file = self.files[name]
         try:
             if self._opened[0] != file:
@@ -101,9 +101,9 @@ class TensorReader:
 
 
 def write_checkpoint(request: ImportRequest) -> dict[str, Any]:
-    """Write the checkpoint of step 0. Returns how many tensors and bytes of them it has.
+    """Write the checkpoint of step 0. Return the numbers of tensors and bytes.
 
-    Raises WeightsError where the numbers cannot be used, CheckpointError where it cannot be written.
+    Raises WeightsError if the numbers cannot be used, CheckpointError if the checkpoint cannot be written.
     """
     reader = TensorReader(Path(request.folder), request.files, request.block)
     sources = _by_tensor(request)
@@ -129,33 +129,33 @@ def write_checkpoint(request: ImportRequest) -> dict[str, Any]:
 
 
 def _by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
-    """The pieces of each tensor of the checkpoint, in the order of the request."""
-    found: dict[str, list[Part]] = {}
+    """Return the pieces of each tensor of the checkpoint, in the order of the request."""
+    pieces: dict[str, list[Part]] = {}
     for published in request.tensors:
         at = 0
         for index, piece in enumerate(published.pieces):
-            found.setdefault(piece.tensor, []).append((published, piece, at, index))
+            pieces.setdefault(piece.tensor, []).append((published, piece, at, index))
             at += piece.end - piece.start
-    return found
+    return pieces
 
 
 def _whole(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
-    """A tensor of the checkpoint, and what repeats it held against it."""
-    own = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
-    rows = [reader.rows(part) for part in own]
+    """Assemble a tensor of the checkpoint. WeightsError if an optional repetition of it differs."""
+    required = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
+    rows = [reader.rows(part) for part in required]
     whole = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
     again = (part for part in parts if part[0].optional and part[0].name in reader.files)
     for part in again:
         published, piece, *_ = part
         if not torch.equal(reader.rows(part), whole[piece.start : piece.end]):
-            first = own[0][0].name
+            first = required[0][0].name
             raise WeightsError(f"{published.name} is not equal to {first}: a model of dsc has one tensor for both")
     return whole
 
 
 def _alike(rows: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors in one dtype that holds all their numbers."""
+    """Convert tensors to one dtype that holds all their numbers."""
     dtype = rows[0].dtype
-    for each in rows[1:]:
-        dtype = torch.promote_types(dtype, each.dtype)
-    return [each.to(dtype) for each in rows]
+    for tensor in rows[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return [tensor.to(dtype) for tensor in rows]

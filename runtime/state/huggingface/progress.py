@@ -1,4 +1,4 @@
-"""How far a process of weights is, on stdout for the command that started it: a line of JSON now and then."""
+"""Progress of importing or exporting weights: lines of JSON on stdout for the command that started the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVERY_S = 0.2
 
 
 def reporting(total: int) -> Callable[[int], None]:
-    """A function that adds a number of tensors to what is done, of `total`."""
+    """Return a function that adds a number of finished tensors and reports progress towards `total`."""
     done, last = 0, monotonic()
 
     def add(count: int) -> None:

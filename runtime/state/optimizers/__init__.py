@@ -1,15 +1,14 @@
-"""The code of optimizers, a file of its kind's name each. What a plan must know of them is in dsl/schema/optimizers.py.
+"""Update rules of optimizers, one file per kind. dsl/schema/optimizers.py has what a plan needs to know of them.
 
-The file has a function of the kind's name, which updates some weights in place:
+Each file has a function with the name of the kind, which updates weights in place:
 
     kind(master, gradients, *state, rounded, factor, rate, *settings, decay, step)
 
-`master`, `gradients` and the tensors of `state`, in the order of the row, have one shape: flat where the unit is an
-element, else that of one whole matrix or vector. Weights change by `factor` times the gradients. `rounded`, if it is
-there, is flat and becomes the weights in its dtype. `settings` are the fields of the row but for those of the rest,
-`weight_decay`, which is `decay` here, or 0, and `clip`, which is in `factor`. `step` counts from 1. Where the unit is a
-matrix, the keyword `dtype` is that of products. On CUDA the kernel of this name is called in its place, if
-`compiler/emit/kernels` has one.
+`master`, `gradients` and the tensors of `state` (in the order of the schema row) have one shape: flat if the unit is an
+element, else that of one whole matrix or vector. Gradients are multiplied by `factor`. `rounded` is flat or None, and
+gets the weights in its dtype. `settings` are the fields of the row except those of the rest, `weight_decay` (here
+`decay`, or 0) and `clip` (part of `factor`). `step` counts from 1. If the unit is a matrix, the keyword `dtype` is the
+dtype of matrix products. On CUDA the kernel of the same name is called instead, if `compiler/emit/kernels` has one.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from runtime.build.kernels import Op, on_cuda
 
 
 def reference_update(kind: str) -> Op:
-    """The update of a kind as its file has it."""
+    """Return the update function of a kind."""
     return getattr(import_module(f"{__name__}.{kind}"), kind)
 
 
 def update_of(kind: str, kernel: Path | None, dtype: torch.dtype | None = None) -> Op:
-    """The update of a kind in a build: the `kernel` that it emitted, on CUDA, else the reference.
+    """Return the update function of a kind in a build: on CUDA its emitted `kernel`, else the reference.
 
-    `dtype`: that of products, where the unit is a matrix.
+    `dtype`: dtype of matrix products, if the unit is a matrix.
     """
     reference = reference_update(kind)
     op = on_cuda(str(kernel), kind, reference) if kernel else reference

@@ -1,9 +1,9 @@
-"""AdamW with decoupled decay, of flat tensors. Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
+"""AdamW with decoupled decay, on flat tensors. Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
 
-Moments may be BF16 beside FP32 weights, as DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.3. Then the
-update is computed in FP32 from what they hold, with the new moments as they are before they are rounded, to nearest, to
-be kept. A moment that would change by less than 2⁻⁹ of itself stays where it is: the second one does not decay where
-1 − β₂ is below that, and with gradients that come to nothing keeps its value for good.
+Moments may be BF16 with FP32 weights, as in DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.3. The
+update is then computed in FP32 with the new moments before they are rounded to nearest and stored. A moment that would
+change by less than 2⁻⁹ of its value does not change: if 1 − β₂ is below that, the second moment never decays, even when
+gradients vanish.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.ops.native.library import call, takes
 from runtime.ops.product import wide_dtype
 
-BLOCK = 2**16  # elements at a time: 1.5 MiB with all that is made on the way
+BLOCK = 2**16  # elements at a time: 1.5 MiB with temporaries
 
 
 def adamw(
@@ -31,7 +31,7 @@ def adamw(
     decay: float,
     step: int,
 ) -> None:
-    """Update weights and moments by `factor` times the gradients. In C++ the moments are both FP32 or both BF16."""
+    """Update weights and moments with `factor` times the gradients. The C++ op needs both moments FP32 or both BF16."""
     keep, scale, root = 1 - rate * decay, rate / (1 - beta1**step), (1 - beta2**step) ** -0.5
     if takes(master, gradients) and takes(moment1, moment2) and master.dtype == torch.float32:
         tensors, numbers = (master, gradients, moment1, moment2, rounded), (factor, keep, scale, root)

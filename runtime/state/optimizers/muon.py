@@ -1,7 +1,7 @@
-"""Muon: a matrix moves along its momentum with all singular values near 1. Jordan et al., "Muon", 2024.
+"""Muon: a matrix is updated by its momentum with all singular values moved near 1. Jordan et al., "Muon", 2024.
 
-Weight decay, and the scale that gives updates the root mean square of those of AdamW, are of Liu et al., "Muon is
-Scalable for LLM Training", arXiv 2502.16982, section 2.2.
+Weight decay, and the scale that gives updates the root mean square of AdamW's, are from Liu et al., "Muon is Scalable
+for LLM Training", arXiv 2502.16982, section 2.2.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from runtime.ops.product import wide_dtype
 
-# x ← a·x + b·x³ + c·x⁵ of every singular value x. The first brings small ones near 1 fast, and then leaves them between
-# 0.68 and 1.21; the second has 1 as its limit, and comes near it from there twice as many digits a step.
+# x ← a·x + b·x³ + c·x⁵ for every singular value x. FAST moves small ones near 1 quickly, then leaves them between 0.68
+# and 1.21; EXACT converges to 1 from there, and doubles the number of correct digits in each step.
 FAST = 3.4445, -4.7750, 2.0315
 EXACT = 2.0, -1.5, 0.5
-TINY = 1e-7  # added to a norm: a gradient of zeros moves nothing
+TINY = 1e-7  # added to a norm, so that a zero gradient gives a zero update
 
 
 def muon(
@@ -36,8 +36,8 @@ def muon(
     step: int,
     dtype: torch.dtype,
 ) -> None:
-    """Update a matrix and its momentum by `factor` times the gradients. Products are in `dtype`; what they are made of,
-    and what is made of them, is FP32 at least. Momentum and matrix are rounded once.
+    """Update a matrix and its momentum with `factor` times the gradients. Matrix products are in `dtype`, all else in
+    FP32 or wider. Momentum and matrix are rounded once.
 
     The root mean square of the elements of U·Vᵀ is 1/√max(rows, columns); the scale takes it to `rms`.
     """
@@ -55,7 +55,7 @@ def muon(
 
 
 def orthogonal(x: Tensor, iterations: int, polish: int) -> Tensor:
-    """U·S'·Vᵀ of a matrix U·S·Vᵀ of norm 1, with S' near 1: by the iteration of Newton and Schulz, in its dtype."""
+    """Return U·S'·Vᵀ with S' near 1 for a matrix U·S·Vᵀ of norm 1: Newton-Schulz iteration, in the dtype of `x`."""
     if tall := x.shape[0] > x.shape[1]:
         x = x.T
     for a, b, c in (*[FAST] * iterations, *[EXACT] * polish):

@@ -153,7 +153,7 @@ def test_ops_of_torch_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch)
     """Their rows have other bits beside other rows."""
     monkeypatch.setenv("DSC_OPS", "torch")
     done = place.dsc("train", "sums.dsc", "--out", "torch", code=2)
-    assert "error: completions are written with the ops in C++ alone: DSC_OPS is torch" in done.stderr
+    assert "error: generating completions needs the C++ ops: DSC_OPS is torch" in done.stderr
 
 
 def test_what_a_page_and_a_watcher_show(place: Place) -> None:

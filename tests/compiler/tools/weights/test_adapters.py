@@ -212,7 +212,7 @@ def test_a_merged_export_computes_what_the_adapters_do(
 
     (tmp_path / "m.weights").rename(tmp_path / "elsewhere")
     assert export(tmp_path / "run", tmp_path / "none", "--dtype", "fp32") == 2
-    assert "has adapters, and the weights that they are beside" in capfd.readouterr().err
+    assert "has adapters, and their base checkpoint cannot be used" in capfd.readouterr().err
     changed = weights(tmp_path / "elsewhere")
     changed["weight/final_norm"] += 1
     publish.write(tmp_path / "m.weights", 0, [changed], base.meta)
