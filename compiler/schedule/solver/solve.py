@@ -17,7 +17,7 @@ from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs
 from compiler.schedule.measure import MeasuredSchedule, measure
-from compiler.schedule.schedule import Schedule, is_in_numbers
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most, simulate
 from compiler.schedule.solver.core import Bound, Core, Report, StartSlots, period_of_several, solve_core
 from compiler.schedule.solver.cycle import COPIES, Period, marked, stretched, unrolled, waves
@@ -468,9 +468,6 @@ def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
         return schedule
     ranks: list[Sequence[Step]] = []
     for steps in schedule.actions:
-        if is_in_numbers(steps):
-            ranks.append(steps.before(N))
-            continue
         left = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
         ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in left if actions))
     return replace(schedule, num_micro_batches=N, actions=tuple(ranks))
