@@ -19,8 +19,7 @@ from compiler.schedule.solver.cycle import (
     waves,
     with_periods,
 )
-from compiler.schedule.solver.exact import has_or_tools
-from compiler.schedule.solver.exact_period import shortest
+from compiler.schedule.solver.exact_period import has_or_tools, shortest
 from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
 from compiler.schedule.solver.moves import anneal
 from compiler.schedule.solver.problem import ScheduleProblem, Slots, resized

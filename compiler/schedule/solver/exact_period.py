@@ -20,11 +20,31 @@ from itertools import combinations
 from typing import Any
 
 from compiler.schedule.solver.cycle import Period, aligned, cycle_time, source_of
-from compiler.schedule.solver.exact import MOST_TIME, solver_of
 from compiler.schedule.solver.problem import B, F, I, ScheduleProblem, W, chunk_of, slot_of, tokens_of
 
+MOST_TIME = 2**48  # sums of times are whole numbers of 64 bits
 _NEAR = 64  # where less than such a part of the time is open, a period that is one unit shorter is asked for
 _Key = tuple[int, int]  # a token, a W with its chunk, and its number in the period
+
+
+def has_or_tools() -> bool:
+    """Whether OR-tools is there."""
+    try:
+        from ortools.sat.python import cp_model  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def solver_of(work: float) -> Any:
+    """A CP-SAT solver that gives the same answer every time, of so many deterministic seconds of one core."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work
+    return solver
 
 
 @dataclass(frozen=True)

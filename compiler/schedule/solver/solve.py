@@ -21,7 +21,6 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most, simulate
 from compiler.schedule.solver.core import Bound, Core, Report, StartSlots, period_of_several, solve_core
 from compiler.schedule.solver.cycle import COPIES, Period, marked, stretched, unrolled, waves
-from compiler.schedule.solver.exact import MOST_TIME, exact
 from compiler.schedule.solver.problem import (
     MOST_CHUNKS,
     ScheduleProblem,
@@ -31,7 +30,6 @@ from compiler.schedule.solver.problem import (
     schedule_of_slots,
 )
 from compiler.schedule.solver.seeds import capped, in_groups, without_last
-from compiler.schedule.solver.two_ranks import shortest_of_two
 from compiler.schedule.zero_bubble import zbv_both_ways
 from runtime.contract.actions import Pair, Step, actions_of
 
@@ -131,9 +129,6 @@ _MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank 
 _WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
 _OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro-batches
 _WAVES = 2  # tried where there are more actions than that
-_SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
-_STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
-_STATES_OF_PROOF = 1_000_000  # of two ranks, on all placements: some 20 s, and 3 s where half an effort compiles a spec
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -287,9 +282,6 @@ def _solved(
     assert best is not None
     held = max(best.held) if asked.cap is None else asked.cap
     bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
-    small, most = _SMALL
-    if asked.num_ranks <= small and asked.num_micro_batches <= most:
-        best = _proven(asked, best, bounds, held, search.effort)
     search.report(1.0)
     schedule = best.schedule
     return Solution(
@@ -301,48 +293,6 @@ def _solved(
         best.origin,
         tuple(bounds),
     )
-
-
-def _proven(
-    asked: Asked,
-    best: FoundSchedule,
-    bounds: dict[StagePlacement, Fraction],
-    cap: Cap,
-    effort: float,
-) -> FoundSchedule:
-    """The best of a small pipeline, as far as a little work shows it: bounds rise, and OR-tools, if it is there, looks
-    for what is shorter. Where it is the best of all placements that were searched, the least bound is its makespan."""
-    P, N = asked.num_ranks, asked.num_micro_batches
-    for placement in bounds:
-        if bounds[placement] < best.makespan:
-            costs, caps = asked.costs_on(placement), asked.caps_on(placement, cap)
-            bounds[placement] = lower_bound(placement, P, N, costs, caps, round(_STEPS_OF_PROOF * effort))
-    least, states = sorted(bounds, key=bounds.__getitem__), round(_STATES_OF_PROOF * effort**3)
-    for placement in least if P == 2 else ():
-        if bounds[placement] < best.makespan:
-            within = bounds[placement], best.makespan
-            sizes = placement, N, asked.costs_on(placement), asked.caps_on(placement, cap)
-            shortest = shortest_of_two(*sizes, within, states)
-            bounds[placement], states = shortest.least, shortest.work
-            best = asked.timed("search", shortest.schedule) if shortest.schedule else best
-    work = _SECONDS_OF_PROOF * effort
-    open_ones = [placement for placement in least if bounds[placement] < best.makespan]
-    for at, placement in enumerate(open_ones):
-        problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
-        makespan = math.ceil(best.makespan / problem.unit)
-        if bounds[placement] >= best.makespan or makespan > MOST_TIME:  # or it is in too fine a unit
-            continue
-        share = work / (len(open_ones) - at)
-        try:
-            found = exact(problem, asked.costs_on(placement), makespan, share)
-        except ValueError:  # without OR-tools
-            break
-        work -= share - found.left
-        if found.slots:
-            best = asked.timed("search", schedule_of_slots(problem, found.slots))
-        if found.proven:
-            bounds[placement] = best.makespan
-    return best
 
 
 def _searched(
