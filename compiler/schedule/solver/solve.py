@@ -19,8 +19,8 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most, simulate
-from compiler.schedule.solver.core import Bound, Core, Report, StartSlots, period_of_several, solve_core
-from compiler.schedule.solver.cycle import COPIES, Period, marked, stretched, unrolled, waves
+from compiler.schedule.solver.core import Bound, Core, Report, solve_core
+from compiler.schedule.solver.cycle import COPIES, stretched, unrolled, waves
 from compiler.schedule.solver.problem import (
     MOST_CHUNKS,
     ScheduleProblem,
@@ -124,10 +124,8 @@ _CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody sa
 # By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
 _SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
-_Periods = dict[tuple[object, ...], Period | None]  # periods of several micro-batches, likewise
 _MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
 _WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
-_OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro-batches
 _WAVES = 2  # tried where there are more actions than that
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
@@ -159,7 +157,6 @@ class _ScheduleSearch:
 
     effort: float
     cores: _Cores
-    periods: _Periods
     report: Report
     worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
 
@@ -191,7 +188,6 @@ class Solver:
     effort: float = 1.0
     report: Report = lambda share: None
     cores: _Cores = field(default_factory=dict, repr=False, compare=False)
-    periods: _Periods = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def solve(
         self,
@@ -223,7 +219,7 @@ class Solver:
             placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
             placements += tuple(loop(count) for count in counts if small)
         named = _named(asked, counts, placement, copies)
-        return _solved(asked, placements, named, _ScheduleSearch(self.effort, self.cores, self.periods, self.report))
+        return _solved(asked, placements, named, _ScheduleSearch(self.effort, self.cores, self.report))
 
     def solve_on(
         self,
@@ -238,9 +234,7 @@ class Solver:
         Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
         """
         asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
-        search = _ScheduleSearch(
-            self.effort if effort is None else effort, self.cores, self.periods, report or self.report
-        )
+        search = _ScheduleSearch(self.effort if effort is None else effort, self.cores, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
         return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
@@ -318,9 +312,6 @@ def _searched(
     else:  # too large for more
         for period in islice(waves(problem), _WAVES):
             yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
-    several = core and _several(problem, costs, search.part(1, 0, 1 + twice, _OF_SEVERAL))
-    if several:
-        yield several.origin, _first(_schedule(problem, several), N)
     if core is not None and twice:  # a pair may take less than what is left of it: go on
         odd = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
@@ -359,36 +350,8 @@ def _core(
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
-        short, started = resized(problem, count), StartSlots(given) if given else None
-        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, started, worth)
-    return search.cores[key]
-
-
-def _several(problem: ScheduleProblem, costs: Costs, search: _ScheduleSearch) -> Core | None:
-    """What a search finds around a period of several micro-batches of each chunk, where that is shorter than one."""
-    P, placement = problem.num_ranks, problem.placement
-    if not is_long(placement, P, problem.num_micro_batches):
-        return None
-    bound, short = _bound(problem, costs), _short(placement, P)
-    about = (placement, problem.folded, P, costs, problem.caps, search.effort)
-    if about not in search.periods:
-        search.periods[about] = period_of_several(resized(problem, short), search.effort, bound)
-    period = search.periods[about]
-    if period is None:
-        return None
-    size = period.size
-    count = short + COPIES * size - 1
-    count += (problem.count - count) % size
-    periodic = count < problem.count
-    sized = resized(problem, count) if periodic else problem
-    key = (*about, sized.odd, sized.count, size)
-    if key not in search.cores:
-        slots = marked(sized, period) if periodic else unrolled(sized, period)
-        search.cores[key] = (
-            solve_core(sized, search.effort, bound, periodic, search.report, StartSlots((slots,), size))
-            if slots
-            else None
-        )
+        short = resized(problem, count)
+        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, given, worth)
     return search.cores[key]
 
 
@@ -407,7 +370,7 @@ def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
 def _schedule(problem: ScheduleProblem, core: Core) -> Schedule:
     """The schedule of the problem's size, from a core of the same form."""
     short, count = core.problem, problem.count
-    slots = stretched(short, core.slots, count, core.size) if short.count < count else core.slots
+    slots = stretched(short, core.slots, count) if short.count < count else core.slots
     return schedule_of_slots(problem, slots)
 
 
