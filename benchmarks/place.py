@@ -22,16 +22,13 @@ from compiler.plan.experts.layout import ExpertLayout, balance_of
 from compiler.plan.experts.pack import global_
 
 LAYOUTS = {
-    "V3 trains": ExpertLayout(256, 256, 8, 8, 64),
-    "V3 prefills": ExpertLayout(256, 288, 8, 4, 32),
-    "V3 decodes": ExpertLayout(256, 320, 8, 40, 320),
-    "18 nodes": ExpertLayout(256, 288, 8, 18, 144),
-    "Qwen3-30B": ExpertLayout(128, 128, 1, 2, 16),
-    "V2-Lite": ExpertLayout(64, 64, 1, 1, 8),
+    "V3 trains": ExpertLayout(256, 8, 8, 64),
+    "Qwen3-30B": ExpertLayout(128, 1, 2, 16),
+    "V2-Lite": ExpertLayout(64, 1, 1, 8),
 }
 RULES: tuple[GroupRule, ...] = ("keep", "auto")
 HEAD = (
-    "layout", "experts", "replicas", "nodes", "devices", "deviation", "rule", "greedy", "placed", "bound", "worst gap",
+    "layout", "experts", "nodes", "devices", "deviation", "rule", "greedy", "placed", "bound", "worst gap",
     "node greedy", "node placed", "whole", "CPU ms/layer",
 )  # fmt: skip
 
@@ -73,7 +70,7 @@ def measured(name: str, layout: ExpertLayout, deviation: float, rule: GroupRule,
 
     greedy = f"{mean([each.greedy.device for each in placed])} ({mean(other)})"
     return (
-        name, *map(str, (layout.experts, layout.replicas, layout.nodes, layout.devices, deviation)), rule, greedy,
+        name, *map(str, (layout.experts, layout.nodes, layout.devices, deviation)), rule, greedy,
         mean([each.balance.device for each in placed]), mean([each.bound for each in placed]),
         f"{max(each.gap for each in placed):.2%}", mean([each.greedy.node for each in placed]),
         mean([each.balance.node for each in placed]), f"{sum(each.keeps_groups for each in placed)}/{num_layers}",

@@ -77,7 +77,7 @@ def test_a_new_schedule(tmp_path: Path) -> None:
     assert "E0805" in few and "eager over 2 ranks needs 4 micro-batches" in few
     assert losses(copy, MINE, "schedule.name=eager") == losses(copy, MINE, "schedule.name=1f1b")
     copy.run("-m", "pytest", "-q", "-x", "tests/compiler/schedule/test_family.py", "-k", "eager and not 11 and not 16")
-    copy.run("-m", "pytest", "-q", "-x", "tests/compiler/schedule/test_steps.py", "tests/compiler/cli/test_schedule.py")
+    copy.run("-m", "pytest", "-q", "-x", "tests/compiler/cli/test_schedule.py")
 
 
 def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from compiler.predict.prediction import (
     money_of,
 )
 from compiler.predict.step import step_of
-from compiler.predict.tail import TrainedTensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
+from compiler.predict.tail import groups_of, reduce_seconds, tail_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, left_of_reductions, step_times, twins_of
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
@@ -55,7 +55,6 @@ class TimedPlan:
     lowering: Lowering
     schedule: Schedule
     timeline: Timeline  # in milliseconds
-    tensors: Mapping[str, TrainedTensor]
     shared: float  # by how much all is longer, since ranks share cores
     step: StepPrediction
     times: StepTimes
@@ -86,8 +85,8 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     plan, each = lowering.plan, lowering.rates
     times = step_times(lowering, schedule, least)
     timeline = simulate(schedule, times)
-    tensors, reduce_s = tensors_of(plan, spec.train.optimizer), each[0].fabric.reduce_s
-    groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
+    reduce_s = each[0].fabric.reduce_s
+    groups = [groups_of(plan, rank) for rank in range(plan.mesh.pp)]
     of_ranks = zip(groups, works_of(spec, plan, groups), each, strict=True)
     tails = [tail_of(spec, plan.mesh, held, work, reduce_s, r) for held, work, r in of_ranks]
     if plan.overlap_reduce and spec.has_hosts:  # cores that sum gradients compute nothing beside it
@@ -105,7 +104,7 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     classes = rank_seconds(plan, on, balanced_rows(spec), schedule, busiest.pp_rank)
     if _calibrated(each):
         step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
-    return TimedPlan(spec, lowering, schedule, timeline, tensors, shared, step, times, tuple(tails))
+    return TimedPlan(spec, lowering, schedule, timeline, shared, step, times, tuple(tails))
 
 
 def memories(found: TimedPlan, program: Program | None = None) -> tuple[RankMemory, ...]:

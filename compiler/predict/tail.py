@@ -9,31 +9,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from compiler.ir import Param, Plan, Use
-from compiler.ir.holders import Columns, Holders, sharing
+from compiler.ir import Plan
+from compiler.ir.holders import Holders
 from compiler.machine.rates.rates import Rates
 from compiler.machine.topology.fabric import ReductionKind
 from compiler.plan.sharding import flops_of
 from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
 from dsl.closed_forms.memory import HOST_PART, ITEMSIZE, average_dtype, offloaded_bytes, update_bytes
-from dsl.schema import Optimizer, Spec
+from dsl.schema import Spec
 from runtime.contract.mesh import Mesh
 
 Reduce = Callable[[float, Holders, ReductionKind], float]  # bytes of a device, who holds them, how → seconds
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedTensor:
-    """A trained tensor, of the first column of its pipeline ranks and those that hold the same."""
-
-    pipeline_ranks: tuple[int, ...]
-    stages: tuple[int, ...]
-    elements: int  # on a device
-    columns: Columns
-    rest: bool  # whether the last of the rows of the optimizer updates it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +54,16 @@ class Group:
         return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts), self.rest)
 
 
-def tensors_of(plan: Plan, optimizer: Optimizer) -> dict[str, TrainedTensor]:
-    """Every trained tensor of a plan, in closed form from its stages."""
-    ranks: dict[str, set[int]] = defaultdict(set)
-    stages: dict[str, list[int]] = defaultdict(list)
-    params: dict[str, Param] = {}
-    for stage in plan.stages:
-        holding = plan.ranks_of_stage(stage.index)
-        for use in stage.steps:
-            if isinstance(use, Use):
-                for param, (_, name) in zip(use.segment.params, use.params, strict=True):
-                    if param.grad:
-                        ranks[name].update(holding)
-                        params[name] = param
-                        if stage.index not in stages[name]:
-                            stages[name].append(stage.index)
-    return {
-        name: TrainedTensor(
-            tuple(sorted(ranks[name])),
-            tuple(stages[name]),
-            prod(param.shape),
-            sharing(plan.mesh, param.stack > 0, param.split is not None),
-            optimizer.is_rest(param.matrices),
-        )
-        for name, param in params.items()
-    }
-
-
-def groups_of(mesh: Mesh, tensors: Iterable[TrainedTensor], rank: int) -> tuple[Group, ...]:
+def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
     """The trained parameters of the first device of a pipeline rank, by who holds and which stages use them, and by the
     row of the optimizer."""
+    elements = {replica.key: replica.num_elements for replica in plan.replicas}
     held: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
-    for each in tensors:
-        if rank in each.pipeline_ranks:
-            holders = Holders(each.pipeline_ranks, each.columns, mesh.columns)
-            held[holders, each.stages, each.rest] += each.elements
-    return tuple(Group(holders, stages, elements, rest) for (holders, stages, rest), elements in held.items())
+    for bucket in plan.buckets:
+        if not bucket.still and plan.mesh.rank(rank, 0) in bucket.holders:
+            key = bucket.holders, bucket.stages, bucket.rest
+            held[key] += sum(elements[name] for name in bucket.replicas)
+    return tuple(Group(holders, stages, size, rest) for (holders, stages, rest), size in held.items())
 
 
 def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[UpdateWork, ...]:

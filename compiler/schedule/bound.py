@@ -99,12 +99,11 @@ def lower_bound(
     num_micro_batches: int,
     costs: Costs,
     cap: Fraction | int | Sequence[Fraction | int] | None = None,
-    work: int = QUICK,
 ) -> Fraction:
     """No schedule of these sizes on this placement ends sooner, if no rank holds more than `cap` activations.
 
-    `cap`: of every rank, or one for each. `work`: how many steps of small pipelines are looked at. ValueError where the
-    placement or the weights do not fit the sizes. In the unit of the costs, whose micro-batches are alike.
+    `cap`: of every rank, or one for each. ValueError where the placement or the weights do not fit the sizes. In the
+    unit of the costs, whose micro-batches are alike.
     """
     assert not costs.micro_batches
     P, N = num_ranks, num_micro_batches
@@ -118,7 +117,7 @@ def lower_bound(
     least = max([ways.one(), *(rank.bound(costs) for rank in fullest)])
     if 2 * N * (waits.last + 1) > _MOST_WAITS:
         return least
-    return SmallPipeline(at_home, work).bound(max(least, at_home.longest()))
+    return SmallPipeline(at_home, QUICK).bound(max(least, at_home.longest()))
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def _fault(text: str) -> str:
 # --- How large a schedule may be that is made, read or drawn: bounds before work
 
 MAX_RANKS = 512  # the largest published pipelines have 16 to 64
-MAX_CELLS = 2**20  # stages x micro-batches; each is a forward and a backward, and a second is enough for some 60,000
+MAX_CELLS = 2**18  # stages x micro-batches; each is a forward and a backward, and a second is enough for some 60,000
 
 
 # --- What messages between two ranks take, where that depends on the ranks: by node, or by a table

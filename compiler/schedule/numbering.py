@@ -14,8 +14,6 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import Slot, Token, homes
 from runtime.contract.actions import Action, Pair, Step
 
-LARGE = 2**15  # stages times micro-batches from which on steps are kept as numbers (steps.py)
-
 _action = lru_cache(maxsize=1 << 16)(Action)  # the sizes of a growing batch have most of them in common
 
 
@@ -32,12 +30,7 @@ def numbered(
     for rank in range(P):
         chunks = homes(placement, P, rank)
         stages, firsts = [stage for stage, _ in chunks], [turn if direction else 0 for _, direction in chunks]
-        if placement.num_stages(P) * N < LARGE:
-            ranks.append(tuple(_steps(slots_of(rank), stages, firsts, N)))
-        else:
-            from compiler.schedule.steps import steps_of_slots  # it brings numpy
-
-            ranks.append(steps_of_slots(slots_of(rank), stages, firsts, N, placement.num_stages(P)))
+        ranks.append(tuple(_steps(slots_of(rank), stages, firsts, N)))
     return Schedule(name, P, N, placement, tuple(ranks))
 
 

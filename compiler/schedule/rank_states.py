@@ -20,24 +20,23 @@ QUICK = 60_000  # steps looked at for a bound that is asked for often: some 0.1 
 _MOST_STATES = 5000  # of a rank
 _MOST_FORWARDS = 16  # of a rank: with more, there are mostly too many states
 _Runs = tuple[tuple[int, int], ...]  # of a step's F of the rank's slot s, 2 s and its number; of its B or I, 2 s + 1
-_Choice = tuple[tuple[str, int], ...]  # of a step, the kinds of its actions, each with its slot, a W with its weight
-RankStep = tuple[int, int, int, _Runs, _Choice]  # from a state, to a state, its time, what it runs
+RankStep = tuple[int, int, int, _Runs]  # from a state, to a state, its time, what it runs
 State = tuple[int, ...]  # forwards and backwards of each slot, then the W due of each weight
 
 
 class SmallPipeline:
     """The ranks of a small pipeline, and how many steps may still be looked at: no clock decides what is shown."""
 
-    def __init__(self, waits: Waits, work: int, most_forwards: int = _MOST_FORWARDS, most: int = _MOST_STATES) -> None:
+    def __init__(self, waits: Waits, work: int) -> None:
         self.waits, self.work = waits, work
         self.ranks: list[tuple[RankStates, list[Slot]]] = []
         alike: dict[object, RankStates | None] = {}
         for rank, slots in enumerate(waits.slots):
-            if sum(waits.counts[direction] for direction, _ in slots) > most_forwards:
+            if sum(waits.counts[direction] for direction, _ in slots) > _MOST_FORWARDS:
                 continue
             rules = Rules(waits, rank)
             if rules.key not in alike:
-                alike[rules.key] = RankStates.of(rules, min(most, self.work // 10))
+                alike[rules.key] = RankStates.of(rules, min(_MOST_STATES, self.work // 10))
             if (states := alike[rules.key]) is not None:
                 self.ranks.append((states, slots))
                 self.work -= len(states.steps)
@@ -57,11 +56,6 @@ class SmallPipeline:
 
     def fits(self, end: int) -> bool:
         """Whether nothing that was looked at shows that a schedule cannot end by then."""
-        return self.windows(end) is not None
-
-    def windows(self, end: int) -> tuple[Times, Times] | None:
-        """The earliest starts of all actions, and the least times from their starts to the end of all, if that is by
-        `end`; None where it cannot be."""
         heads, ends, tails, rests = (self.waits.zeros() for _ in range(4))
         before = None
         while before != (heads, tails) and self.work > 0:
@@ -71,11 +65,11 @@ class SmallPipeline:
                 self.work -= len(states.steps)
                 found = states.windows(slots, heads, tails, end)
                 if found is None:
-                    return None
+                    return False
                 heads, ends, tails, rests = (
                     old | new for old, new in zip((heads, ends, tails, rests), found, strict=True)
                 )
-        return heads, rests
+        return True
 
 
 @dataclass(frozen=True)
@@ -95,13 +89,13 @@ class RankStates:
         levels[0].append(start)
         for level in levels:
             for state in level:
-                for new, time, runs, choice in rules.next(state):
+                for new, time, runs in rules.next(state):
                     if new not in numbers:
                         if len(numbers) >= most:
                             return None
                         numbers[new] = len(numbers)
                         levels[rules.level(new)].append(new)
-                    steps.append((numbers[state], numbers[new], time, runs, choice))
+                    steps.append((numbers[state], numbers[new], time, runs))
         return RankStates([*numbers], numbers[rules.end], steps) if rules.end in numbers else None
 
     def windows(
@@ -114,10 +108,10 @@ class RankStates:
         never = end + 1
         keys = [(kind, slot) for slot in slots for kind in "FB"]
         starts, ends, after, rests = ([[never] * len(heads[key]) for key in keys] for _ in range(4))
-        fitting = self.fitting(slots, heads, tails, end)
+        fitting = self._fitting(slots, heads, tails, end)
         if fitting is None:
             return None
-        for (_, _, time, runs, _), begin, rest in fitting:
+        for (_, _, time, runs), begin, rest in fitting:
             for at, k in runs:
                 starts[at][k] = min(starts[at][k], begin)
                 ends[at][k] = min(ends[at][k], begin + time)
@@ -126,7 +120,7 @@ class RankStates:
         first, second, third, fourth = (dict(zip(keys, rows, strict=True)) for rows in (starts, ends, after, rests))
         return first, second, third, fourth
 
-    def fitting(
+    def _fitting(
         self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
     ) -> list[tuple[RankStep, int, int]] | None:
         """The steps on a way to the last state by `end`, each with its earliest start and the least time from its start
@@ -138,7 +132,7 @@ class RankStates:
         free[0] = 0
         possible = []
         for step in self.steps:
-            source, target, time, runs, _ = step
+            source, target, time, runs = step
             begin, behind = free[source], 0
             if begin == never:
                 continue
@@ -154,7 +148,7 @@ class RankStates:
         left[self.end] = 0
         fits = []
         for step, begin, behind in reversed(possible):
-            source, target, time, _, _ = step
+            source, target, time, _ = step
             rest = max(behind, left[target]) + time
             if begin + rest <= end:
                 left[source] = min(left[source], rest)
@@ -184,7 +178,7 @@ class Rules:
         """A number that every step raises: 1 for F, B counts 3, I 2 and W 1."""
         return sum(state[0 : self.due : 2]) + 3 * sum(state[1 : self.due : 2]) - sum(state[self.due :])
 
-    def next(self, state: State) -> list[tuple[State, int, _Runs, _Choice]]:
+    def next(self, state: State) -> list[tuple[State, int, _Runs]]:
         """The steps from a state: the state behind it, its time, and what it runs."""
         held = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
         held += self.kept * sum(state[self.due :])
@@ -193,7 +187,7 @@ class Rules:
             more = self.whole * sum(kind == "F" for kind, _ in items)
             room = self.cap is None or held + more <= self.cap
             if room and (new := self._after(state, items)) is not None:
-                found.append((new[0], time, new[1], items))
+                found.append((new[0], time, new[1]))
         return found
 
     def _choices(self, items: Sequence[Item]) -> list[tuple[tuple[str, int], ...]]:

@@ -6,15 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import MAX_RANKS
 from dsl.messages.diagnostics import plural
 from runtime.contract.actions import COPIES, Action, Step, actions_of, parse_step
-
-if TYPE_CHECKING:
-    from compiler.schedule.steps import LazySteps
 
 _HEADER = re.compile(
     r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
@@ -28,11 +25,6 @@ _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": 
 
 class ScheduleError(ValueError):
     """A schedule's text is malformed, or the schedule is not legal; the message names rank and action."""
-
-
-def is_in_numbers(steps: Sequence[Step]) -> TypeGuard[LazySteps]:
-    """Whether steps are kept as numbers, as those of large schedules are."""
-    return hasattr(steps, "codes")
 
 
 @dataclass(frozen=True)
@@ -133,12 +125,6 @@ class Schedule:
             stages = self.num_stages
         except ValueError as error:
             raise ScheduleError(str(error)) from None
-        in_numbers = [steps for steps in self.actions if is_in_numbers(steps)]
-        if len(in_numbers) == self.num_ranks:
-            from compiler.schedule.steps import is_legal  # it brings numpy
-
-            if is_legal(in_numbers, self.num_micro_batches, self.stage_placement):
-                return  # else, what is wrong is said below
         done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds run so far
         owned: dict[tuple[int, bool], int] = {}  # (stage, whether in direction 1) -> the rank that runs it
         first_back = self.turn

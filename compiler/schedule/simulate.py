@@ -12,16 +12,58 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Protocol
 
-from compiler.schedule.engine import Links, Run, Ticks, run_in_turn
-from compiler.schedule.schedule import Schedule, ScheduleError, is_in_numbers
+from compiler.schedule.schedule import Schedule, ScheduleError
 from runtime.contract.actions import Action, Step, actions_of, is_copy
+
+# --- Runs the steps of ranks that wait for one another's events, one rank after another
+
+Ticks = MutableSequence[int]
+Links = Mapping[tuple[bool, int, bool], tuple[int, int, int]]  # by forward or not, stage, and whether in direction 1
+# Of a step: its time, and of each of its two actions the event that it waits for, the one that it makes, and how much
+# later this is where it is waited for.
+Run = tuple[int, int, int, int, int, int, int]
+
+
+def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[list[Ticks], list[Ticks]]:
+    """Return the start and end times of the steps of each rank. A rank that waits forever has those of its first
+    steps alone. `most`: an upper bound of all times."""
+    done = [*_numbers(most, events), 0, -1]  # by event, when it is there; then what is at the start, and of nobody
+    starts, ends = ([_numbers(most) for _ in rows] for _ in range(2))
+    waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it
+    runnable = deque(range(len(rows)))
+    while runnable:
+        rank = runnable.popleft()
+        row, start, end = rows[rank], starts[rank], ends[rank]
+        now = end[-1] if end else 0
+        for k in range(len(end), len(row)):
+            time, wants, makes, delay, wants_also, makes_also, delay_also = row[k]
+            ready, ready_also = done[wants], done[wants_also]
+            if ready < 0 or ready_also < 0:
+                waiting.setdefault(wants if ready < 0 else wants_also, []).append(rank)
+                break
+            now = max(now, ready, ready_also)
+            start.append(now)
+            now += time
+            end.append(now)
+            done[makes], done[makes_also] = now + delay, now + delay_also
+            if waiting:
+                runnable.extend(waiting.pop(makes, ()))
+                runnable.extend(waiting.pop(makes_also, ()))
+    return starts, ends
+
+
+def _numbers(most: int, count: int = 0) -> Ticks:
+    """So many numbers, each -1, and room for more of up to `most`: eight bytes each where they fit."""
+    return array("q", [-1]) * count if most < 2**63 else [-1] * count
+
 
 # --- Runs ranks with their copies to the host and back: a lane each way beside each rank, and who waits for whom
 
@@ -158,19 +200,13 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     most += events * max(delays.values(), default=0)
     links = [_links(schedule, rank, delays) for rank in range(schedule.num_ranks)]
     copies: tuple[tuple[tuple[int, int, int], ...], ...] = ()
-    in_numbers = [steps for steps in schedule.actions if is_in_numbers(steps)]
-    if len(in_numbers) == schedule.num_ranks and most < 2**63:
-        from compiler.schedule.rounds import run_in_numbers  # it brings numpy
-
-        starts, ends = run_in_numbers(in_numbers, tables, places, links, schedule.turn, events)
+    copied = EVENTS * sum(map(is_copy, chain(*schedule.actions))) // 2
+    of_ranks = zip(schedule.actions, tables, places, links, strict=True)
+    rows = [list(_runs(*each, schedule.turn, events + copied)) for each in of_ranks]
+    if copied:
+        starts, ends, copies = run_with_copies(schedule.actions, rows, events, events + copied, most)
     else:
-        copied = EVENTS * sum(map(is_copy, chain(*schedule.actions))) // 2
-        of_ranks = zip(schedule.actions, tables, places, links, strict=True)
-        rows = [list(_runs(*each, schedule.turn, events + copied)) for each in of_ranks]
-        if copied:
-            starts, ends, copies = run_with_copies(schedule.actions, rows, events, events + copied, most)
-        else:
-            starts, ends = run_in_turn(rows, events, most)
+        starts, ends = run_in_turn(rows, events, most)
     for rank, steps in enumerate(schedule.actions):
         if len(ends[rank]) < len(steps):
             raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever, on ranks that wait for it")
@@ -179,7 +215,7 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
 
 def has_copies(schedule: Schedule) -> bool:
     """Whether anything goes to the host and back."""
-    return any(map(is_copy, chain(*(steps for steps in schedule.actions if not is_in_numbers(steps)))))
+    return any(map(is_copy, chain(*schedule.actions)))
 
 
 def _runs(
@@ -215,9 +251,7 @@ def _peaks(schedule: Schedule, parts: int, kept: int) -> tuple[int, ...]:
     """Per rank, the most that it holds in parts of an activation, some of which are kept from an I to its W."""
     trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
     freed = {"F": 0, "R": 0, "O": parts, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
-    return tuple(
-        steps.peak(parts, freed) if is_in_numbers(steps) else _peak(steps, parts, freed) for steps in schedule.actions
-    )
+    return tuple(_peak(steps, parts, freed) for steps in schedule.actions)
 
 
 def _peak(steps: Sequence[Step], parts: int, freed: Mapping[str, int]) -> int:
@@ -249,7 +283,7 @@ def _ticks(
     tables: list[list[Fraction]] = []
     by_micro_batch = bool(costs.micro_batches)
     for rank, steps in enumerate(schedule.actions):
-        alike, place = steps.distinct(by_micro_batch) if is_in_numbers(steps) else _distinct(steps, by_micro_batch)
+        alike, place = _distinct(steps, by_micro_batch)
         tables.append([costs.of(step, rank) for step in alike])
         places.append(place)
     unit = Fraction(1, math.lcm(*(value.denominator for value in {*messages, *chain(*tables)})))

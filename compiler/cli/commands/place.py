@@ -2,8 +2,7 @@
 
 dsc place runs/pretrain                        its load.json and its spec: all layers, before and after
 dsc place runs/pretrain -o placement.json      also as a file to review, and to go on with at the next resume
-dsc place load.json spec.dsc --replicas 288    for serving: some experts twice, where that helps most
-dsc place --load load.json --replicas 288 --groups 8 --nodes 4 --devices 32 --format json
+dsc place --load load.json --groups 8 --nodes 4 --devices 32 --format json
 
 A spec goes on with a placement by `parallel { placement = "placement.json" }`, docs/placement.md.
 
@@ -33,9 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="?", metavar="SPEC", help="a spec file, or SPEC:RUN; default: that of the run")
     add_overrides(parser)
     parser.add_argument("--load", metavar="FILE", help='the file of a load: {"load": [[tokens of each expert], …]}')
-    parser.add_argument(
-        "--replicas", type=int, metavar="R", help="physical experts of a layer in all; default: one each"
-    )
     parser.add_argument("--groups", type=int, metavar="G", help="groups of experts; default: the spec's, or 1")
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes; default: the spec's, or 1")
     parser.add_argument("--devices", type=int, metavar="D", help="devices in all; default: the spec's expert ranks")
@@ -88,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _tasks(args: argparse.Namespace) -> list[LayerTask] | None:
     """The layers to place; None after the mistakes of a spec have been printed."""
-    for name in ("replicas", "groups", "nodes", "devices"):
+    for name in ("groups", "nodes", "devices"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise PlacementError(f"--{name} {value}: at least 1")
     if args.load is not None and args.spec is not None:
@@ -117,7 +113,7 @@ def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -
     if args.devices is None:
         raise PlacementError("--devices is missing: on how many devices in all?", "or name a spec: dsc place FILE SPEC")
     experts = same_length(path, loads)
-    layout = ExpertLayout(experts, args.replicas or experts, args.groups or 1, args.nodes or 1, args.devices).check()
+    layout = ExpertLayout(experts, args.groups or 1, args.nodes or 1, args.devices).check()
     return [LayerTask(str(index), load, layout, at_hand(layout)) for index, load in enumerate(loads)]
 
 
@@ -145,7 +141,7 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     for (name, ffn), load in zip(layers, loads, strict=True):
         if len(load) != ffn.experts:
             raise PlacementError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
-        given = (args.replicas, args.groups, args.nodes, args.devices)
+        given = (args.groups, args.nodes, args.devices)
         layout = layout_of(chosen.spec, ffn, *given, per_node.get(name)).check()
         before = at_hand(layout, at_present.layers[name] if at_present else None)
         tasks.append(LayerTask(name, load, layout, before, True, routing_of(chosen.spec, ffn)))

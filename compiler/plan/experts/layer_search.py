@@ -1,4 +1,4 @@
-"""The placement of one layer: how many replicas each expert has, and which devices they are on.
+"""The placement of one layer: which device each expert is on.
 
 It is never worse than the published greedy algorithm, in either of its two forms: both are among what is compared.
 """
@@ -22,21 +22,17 @@ from compiler.plan.experts.layout import (
     aligned,
     balance_of,
     device_loads,
-    duplicates,
     keeps_groups,
 )
 from compiler.plan.experts.pack import (
     CLOSE,
     STEP,
-    Packing,
     WorkLeft,
     descended,
-    first_counts,
     global_,
     hierarchical,
     kicked,
     lower_bound,
-    moved_counts,
     pack,
     packed,
     quick,
@@ -94,53 +90,10 @@ def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
     return devices
 
 
-def apart(expert: Ints, share: Floats, devices: Ints, layout: ExpertLayout) -> Ints:
-    """Replicas of an expert that share a device are exchanged away where no device and no node gets heavier than the
-    heaviest is. `expert`: the logical expert of each item."""
-    devices = devices.copy()
-    per_node = layout.devices // layout.nodes
-    device = share[devices].sum(axis=1)
-    node = device.reshape(layout.nodes, per_node).sum(axis=1)
-    limit, node_limit = device.max() * (1 + STEP), node.max() * (1 + STEP)
-    for d, place in _repeated(expert[devices]):
-        item = int(devices[d, place])
-        moved = share[item] - share[devices]  # what device d loses, whichever it gets for it
-        other = np.arange(layout.devices)
-        same = (other // per_node == d // per_node)[:, None]
-        fits = (device[d] - moved <= limit) & (device[:, None] + moved <= limit)
-        change = np.where(same, 0.0, moved)
-        fits &= (node[d // per_node] - change <= node_limit) & (node[other // per_node][:, None] + change <= node_limit)
-        fits &= ~(expert[devices] == expert[item]).any(axis=1)[:, None]  # there is none of it there
-        fits &= ~np.isin(expert[devices], expert[devices[d]])  # nor of what comes here
-        if not fits.any():
-            continue
-        b, j = np.unravel_index(int(fits.argmax()), fits.shape)
-        by = float(moved[b, j])
-        devices[d, place], devices[b, j] = devices[b, j], item
-        device[d] -= by
-        device[b] += by
-        if b // per_node != d // per_node:
-            node[d // per_node] -= by
-            node[b // per_node] += by
-    return devices
-
-
-def _repeated(experts: Ints) -> list[tuple[int, int]]:
-    """(device, place) of every second and further replica of an expert on its device."""
-    found = []
-    for d, row in enumerate(experts.tolist()):
-        seen: set[int] = set()
-        for place, expert in enumerate(row):
-            if expert in seen:
-                found.append((d, place))
-            seen.add(expert)
-    return found
-
-
 # ---------------------------------------------------------------- groups onto nodes
 Groups = tuple[int, ...]  # of a node, ascending
 MAX_WAYS = 120  # to share out groups, of which all are looked at
-MAX_PLACED = 256  # replicas, over all ways whose experts are placed: more for small layers
+MAX_PLACED = 256  # experts, over all ways that are placed: more for small layers
 # The placement of one node's experts (numbered from 0), for an amount of work.
 PlaceNode = Callable[[Floats, ExpertLayout, int], Ints]
 
@@ -148,9 +101,7 @@ PlaceNode = Callable[[Floats, ExpertLayout, int], Ints]
 def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) -> tuple[Ints, float]:
     """The best placement found that keeps every group on one node, equally many on each; and what the busiest device of
     none that does so goes below, in tokens. Each node is a layer of its own."""
-    inner = ExpertLayout(
-        layout.experts // layout.nodes, layout.replicas // layout.nodes, 1, 1, layout.devices // layout.nodes
-    )
+    inner = ExpertLayout(layout.experts // layout.nodes, 1, 1, layout.devices // layout.nodes)
     size = layout.experts // layout.groups
     bounds: dict[Groups, float] = {}
     reached: dict[Groups, tuple[float, Ints]] = {}
@@ -174,7 +125,7 @@ def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) ->
     best: tuple[float, Ints] | None = None
     ways = sorted((max(map(bound, way)), index, way) for index, way in enumerate(_ways(load, layout, work)))
     for number, (least, _, way) in enumerate(ways):
-        if best is not None and (least >= best[0] * (1 - CLOSE) or number * layout.replicas >= MAX_PLACED * 2):
+        if best is not None and (least >= best[0] * (1 - CLOSE) or number * layout.experts >= MAX_PLACED * 2):
             break
         nodes = [solve(groups) for groups in way]
         found = max(heaviest for heaviest, _ in nodes), np.concatenate([physical for _, physical in nodes])
@@ -248,7 +199,7 @@ class FoundPlacement:
 def place_layer(
     load: Floats, layout: ExpertLayout, rule: GroupRule = "auto", now: Ints | None = None, steady: bool = False
 ) -> FoundPlacement:
-    """The best placement found: by the busiest device, then the busiest node, then replicas that share a device.
+    """The best placement found: by the busiest device, then by the busiest node.
 
     `rule`: each group on one node (`keep`), experts anywhere (`ignore`), or (`auto`) groups on one node where that
     costs at most 1% and does not lose against the greedy algorithm. `now`: the placement at hand: devices are named so
@@ -296,7 +247,7 @@ def _order(balance: LoadBalance) -> tuple[float, float]:
 
 def _best(load: Floats, layout: ExpertLayout, candidates: Sequence[Ints]) -> Ints:
     """The best of some placements; the first of equals."""
-    return min(candidates, key=lambda p: (*_order(balance_of(load, p, layout)), duplicates(p, layout)))
+    return min(candidates, key=lambda physical: _order(balance_of(load, physical, layout)))
 
 
 def _will_do(load: Floats, layout: ExpertLayout, grouped: Ints, bound: float, published: LoadBalance) -> bool:
@@ -322,38 +273,19 @@ def _over_mean(tokens: float, load: Floats, layout: ExpertLayout) -> float:
 
 # ---------------------------------------------------------------- ways to a placement
 def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
-    """Without regard to groups: the first replica counts that pack well, then better ones, then better packing."""
+    """Without regard to groups."""
     bound = lower_bound(load, layout)
-
-    def packing_of(counts: Ints, work: WorkLeft) -> Packing:
-        return quick(np.repeat(load / counts, counts), layout.devices, bound, work)
-
-    work = WorkLeft(budget // 2)
-    counts, packing = None, None
-    for tried in first_counts(load, layout):
-        if packing is not None and (work.left <= 0 or float((load / tried).max()) >= packing.heaviest):
-            continue
-        found = packing_of(tried, work)
-        if packing is None or found.heaviest < packing.heaviest * (1 - STEP):
-            counts, packing = tried, found
-        if packing.heaviest <= bound * (1 + CLOSE):
-            break
-    assert counts is not None and packing is not None
-    counts, packing = moved_counts(load, counts, packing, packing_of, bound, work)
-    share = np.repeat(load / counts, counts)
-    bins = kicked(share, packing, max(bound, float(share.max())), WorkLeft(budget // 2)).bins
-    expert = np.repeat(np.arange(layout.experts, dtype=np.int64), counts)
-    bins = onto_nodes(share, bins, layout, WorkLeft(budget // 4))
-    bins = even_nodes(share, bins, layout, WorkLeft(budget // 4))
-    return expert[apart(expert, share, bins, layout)].reshape(-1)
+    packing = quick(load, layout.devices, bound, WorkLeft(budget // 2))
+    bins = kicked(load, packing, bound, WorkLeft(budget // 2)).bins
+    bins = onto_nodes(load, bins, layout, WorkLeft(budget // 4))
+    return even_nodes(load, bins, layout, WorkLeft(budget // 4)).reshape(-1)
 
 
 def _near(load: Floats, layout: ExpertLayout, now: Ints, enough: float, keep: bool) -> Iterator[Ints]:
     """What a few exchanges make of the placement at hand, until no device has more than `enough`; and itself, last."""
     if keep and not keeps_groups(now, layout):
         return
-    counts = np.bincount(now, minlength=layout.experts)
-    share, bins = (load / counts)[now], np.arange(layout.replicas, dtype=np.int64).reshape(layout.devices, -1)
+    share, bins = load[now], np.arange(layout.experts, dtype=np.int64).reshape(layout.devices, -1)
     if keep:
         parts = bins.reshape(layout.nodes, -1, layout.slots)
         bins = np.concatenate([descended(share, part, enough, WorkLeft(WORK // 8)).bins for part in parts])

@@ -1,12 +1,10 @@
 """What a placement of a layer's experts is, how even it is, and what moves from one to another. No torch.
 
-Physical expert p lives on device p // (replicas / devices), device d on node d // (devices / nodes). Of a logical
-expert with several replicas each takes an equal share of its tokens.
+Slot p is on device p // (experts / devices), device d on node d // (devices / nodes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +12,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MAX_REPLICAS = 65_536  # physical experts of a layer; DeepSeek-V3 serves with 288 and 320
+MAX_EXPERTS = 65_536  # of a layer
 
 
 class PlacementError(ValueError):
@@ -27,18 +25,17 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """Sizes of a layer: logical experts in groups of neighbours, physical experts, devices in nodes."""
+    """Sizes of a layer: experts in groups of neighbours, devices in nodes."""
 
     experts: int
-    replicas: int
     groups: int
     nodes: int
     devices: int
 
     @property
     def slots(self) -> int:
-        """Physical experts of a device."""
-        return self.replicas // self.devices
+        """Experts of a device."""
+        return self.experts // self.devices
 
     @property
     def groups_divide(self) -> bool:
@@ -47,21 +44,13 @@ class ExpertLayout:
 
     def check(self) -> ExpertLayout:
         """Itself; PlacementError where the sizes do not fit each other."""
-        for name in ("experts", "replicas", "groups", "nodes", "devices"):
+        for name in ("experts", "groups", "nodes", "devices"):
             if getattr(self, name) < 1:
                 raise PlacementError(f"{name} = {getattr(self, name)}: at least 1")
-        if self.replicas > MAX_REPLICAS:
-            raise PlacementError(f"replicas = {self.replicas:,} are too many: at most {MAX_REPLICAS:,}")
-        if self.replicas < self.experts:
-            raise PlacementError(
-                f"replicas = {self.replicas} hold not all of the {self.experts} experts: at least one each",
-                f"--replicas {_multiple(self.experts, self.devices)}",
-            )
-        if self.replicas % self.devices:
-            raise PlacementError(
-                f"replicas = {self.replicas} cannot be spread evenly over devices = {self.devices}",
-                f"--replicas {_multiple(self.replicas, self.devices)}",
-            )
+        if self.experts > MAX_EXPERTS:
+            raise PlacementError(f"experts = {self.experts:,} are too many: at most {MAX_EXPERTS:,}")
+        if self.experts % self.devices:
+            raise PlacementError(f"experts = {self.experts} cannot be spread evenly over devices = {self.devices}")
         if self.devices % self.nodes:
             raise PlacementError(
                 f"devices = {self.devices} cannot be spread evenly over nodes = {self.nodes}",
@@ -70,10 +59,6 @@ class ExpertLayout:
         if self.experts % self.groups:
             raise PlacementError(f"groups = {self.groups} do not divide the {self.experts} experts of the load file")
         return self
-
-
-def _multiple(number: int, of: int) -> int:
-    return -(-number // of) * of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +70,8 @@ class LoadBalance:
 
 
 def device_loads(load: Floats, physical: Ints, devices: int) -> Floats:
-    """Tokens of each device. `physical`: the logical expert in each slot."""
-    share = load / np.bincount(physical, minlength=len(load))
-    loads: Floats = share[physical].reshape(devices, -1).sum(axis=1)
+    """Tokens of each device. `physical`: the expert in each slot."""
+    loads: Floats = load[physical].reshape(devices, -1).sum(axis=1)
     return loads
 
 
@@ -109,47 +93,30 @@ def balance_of(load: Floats, physical: Ints, layout: ExpertLayout) -> LoadBalanc
     )
 
 
-def duplicates(physical: Ints, layout: ExpertLayout) -> int:
-    """Slots that hold an expert which their device has already: memory without use."""
-    rows = np.sort(physical.reshape(layout.devices, -1), axis=1)
-    return int((rows[:, 1:] == rows[:, :-1]).sum())
-
-
 def default_placement(layout: ExpertLayout) -> Ints:
     """What a plan does by itself: expert e on device e // (experts / devices)."""
-    assert layout.replicas == layout.experts
     return np.arange(layout.experts, dtype=np.int64)
 
 
 def keeps_groups(physical: Ints, layout: ExpertLayout) -> bool:
     """Whether all experts of each group are on one node."""
-    slots_of_node, group_size = layout.replicas // layout.nodes, layout.experts // layout.groups
-    node = np.arange(layout.replicas) // slots_of_node
+    slots_of_node, group_size = layout.experts // layout.nodes, layout.experts // layout.groups
+    node = np.arange(layout.experts) // slots_of_node
     pairs = np.unique(physical // group_size * layout.nodes + node)
     return len(pairs) == layout.groups
 
 
-def checked(physical: Sequence[int] | Ints, layout: ExpertLayout) -> Ints:
-    """A placement as an array; asserts that it is one: every slot filled, every expert somewhere."""
-    array = np.asarray(physical, dtype=np.int64)
-    assert array.shape == (layout.replicas,), (array.shape, layout)
-    assert np.bincount(array, minlength=layout.experts).min() >= 1 and array.max() < layout.experts
-    return array
-
-
 # ---------------------------------------------------------------- what moves
 @dataclass(frozen=True, slots=True)
-class ReplicaMove:
-    """A replica of an expert leaves a device for another; -1: it is made, or given up."""
+class ExpertMove:
+    """An expert leaves a device for another."""
 
     expert: int
     source: int
     destination: int
 
     def __str__(self) -> str:
-        here = "new" if self.source < 0 else f"device {self.source}"
-        there = "gone" if self.destination < 0 else f"device {self.destination}"
-        return f"expert {self.expert}: {here} → {there}"
+        return f"expert {self.expert}: device {self.source} → device {self.destination}"
 
 
 def aligned(physical: Ints, now: Ints, layout: ExpertLayout) -> Ints:
@@ -174,25 +141,17 @@ def in_order(physical: Ints, layout: ExpertLayout) -> Ints:
     return ordered
 
 
-def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ReplicaMove, ...]:
+def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ExpertMove, ...]:
     """What leads from one placement to the other, by expert."""
-    old, new = _held(now, layout), _held(physical, layout)
-    change = new - old
-    found = []
-    for expert in np.flatnonzero(change.any(axis=0)).tolist():
-        gone = np.repeat(np.arange(layout.devices), np.maximum(-change[:, expert], 0)).tolist()
-        come = np.repeat(np.arange(layout.devices), np.maximum(change[:, expert], 0)).tolist()
-        count = max(len(gone), len(come))
-        gone += [-1] * (count - len(gone))
-        come += [-1] * (count - len(come))
-        found += [ReplicaMove(expert, a, b) for a, b in zip(gone, come, strict=True)]
-    return tuple(found)
+    sources, targets = ((np.argsort(each) // layout.slots).tolist() for each in (now, physical))
+    pairs = enumerate(zip(sources, targets, strict=True))
+    return tuple(ExpertMove(expert, source, target) for expert, (source, target) in pairs if source != target)
 
 
 def _held(physical: Ints, layout: ExpertLayout) -> Ints:
-    """[device, expert] → replicas."""
+    """[device, expert] → 1 where the device has the expert."""
     held = np.zeros((layout.devices, layout.experts), dtype=np.int64)
-    np.add.at(held, (np.arange(layout.replicas) // (len(physical) // layout.devices), physical), 1)
+    held[np.arange(layout.experts) // layout.slots, physical] = 1
     return held
 
 
@@ -253,10 +212,8 @@ def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRou
         return Copies(0.0, 0.0, 0.0, 0.0)
     chosen = np.minimum(1.0, load / total * routing.top_k)  # how often a token takes each expert
     used = _used(chosen, layout, routing)
-    counts = np.bincount(physical, minlength=layout.experts)
-    held = np.zeros((parts, layout.experts))
-    np.add.at(held, (np.arange(layout.replicas) // (layout.replicas // parts), physical), 1.0)
-    here = held / counts * chosen  # [part, expert] → how often a token takes it there
+    here = np.zeros((parts, layout.experts))  # [part, expert] → how often a token takes it there
+    here[np.arange(layout.experts) // (layout.experts // parts), physical] = chosen[physical]
     size = layout.experts // layout.groups
     of_group = np.repeat(used, size)
     within = np.divide(here, of_group, out=np.zeros_like(here), where=of_group > 0)

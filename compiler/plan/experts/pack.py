@@ -7,19 +7,12 @@ timed, so that the answer is the same everywhere.
 Sources: Graham, "Bounds on multiprocessing timing anomalies", 1969; Karmarkar and Karp, "The differencing method of set
 partitioning", 1982; Michiels et al., "Performance ratios for the differencing method applied to the balanced number
 partitioning problem", 2003.
-
-How many replicas each expert has is searched for too: ways to begin with, and one replica moved to another expert at a
-time. The greedy way makes the heaviest replica lightest, which no other does better; but a device is as heavy as all
-its slots together, and then small replicas that fill up devices can be worth more.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
-from math import comb
 
 import numpy as np
 
@@ -27,12 +20,12 @@ from compiler.plan.experts.layout import ExpertLayout, Floats, Ints
 
 # --- The published greedy algorithm: hierarchical where groups divide over the nodes, else global
 #
-# Source: DeepSeek-AI, "Expert Parallelism Load Balancer", 2025. (1) groups onto nodes: by load descending, each into
-# the lightest node with a free place; (2) on each node replicate: one more replica for the expert with the highest load
-# per replica, until the slots are full; (3) replicas onto the node's devices as in (1). Global: one group, one node.
+# Source: DeepSeek-AI, "Expert Parallelism Load Balancer", 2025, where each expert has one replica, as in training. (1)
+# groups onto nodes: by load descending, each into the lightest node with a free place; (2) the experts of a node onto
+# its devices in the same way. Global: one group, one node.
 #
 # Beside it the bound that no placement goes below: the load of the busiest device, in tokens. Every bound is one of
-# averages or of pigeonholes, and holds for all numbers of replicas that fill the slots.
+# averages or of pigeonholes.
 
 
 def hierarchical(load: Floats, layout: ExpertLayout) -> Ints:
@@ -46,7 +39,7 @@ def hierarchical(load: Floats, layout: ExpertLayout) -> Ints:
 
 def global_(load: Floats, layout: ExpertLayout) -> Ints:
     """Logical expert of each slot; groups and nodes do not count."""
-    return hierarchical(load, ExpertLayout(layout.experts, layout.replicas, 1, 1, layout.devices))
+    return hierarchical(load, ExpertLayout(layout.experts, 1, 1, layout.devices))
 
 
 def greedy(load: Floats, layout: ExpertLayout) -> Ints:
@@ -56,29 +49,8 @@ def greedy(load: Floats, layout: ExpertLayout) -> Ints:
 
 def _of_node(load: Floats, experts: Ints, layout: ExpertLayout) -> Ints:
     """The slots of one node, which has these experts."""
-    counts, order = replicate(load[experts], layout.replicas // layout.nodes)
-    share = load[experts] / counts
-    physical: Ints = experts[order[packed(share[order], layout.devices // layout.nodes)]]
+    physical: Ints = experts[packed(load[experts], layout.devices // layout.nodes)]
     return physical.reshape(-1)
-
-
-def replicate(load: Floats, slots: int) -> tuple[Ints, Ints]:
-    """(replicas of each expert, expert of each replica in the order of making).
-
-    Giving the next replica to the highest load per replica makes the highest in the end as low as any counts do: an
-    expert gets its n-th replica only while its load / (n-1) is the highest, which every lower maximum must undo too.
-    """
-    counts = np.ones(len(load), dtype=np.int64)
-    order = list(range(len(load)))
-    heap = [(-value, index) for index, value in enumerate(load.tolist())]
-    heapq.heapify(heap)
-    values = load.tolist()
-    for _ in range(slots - len(load)):
-        _, index = heap[0]
-        order.append(index)
-        counts[index] += 1
-        heapq.heapreplace(heap, (-values[index] / int(counts[index]), index))
-    return counts, np.array(order, dtype=np.int64)
 
 
 def packed(weights: Floats, num_bins: int) -> Ints:
@@ -105,21 +77,16 @@ MAX_DEPTH = 64  # experts that share a device, of the pigeonhole bound
 
 def lower_bound(load: Floats, layout: ExpertLayout, grouped: bool = False) -> float:
     """No placement has a busiest device below this; `grouped`: none that keeps every group on one node."""
-    counts, _ = replicate(load, layout.replicas)
-    bounds = [float(load.sum()) / layout.devices, float((load / counts).max()), _sharing(load, layout)]
+    bounds = [float(load.sum()) / layout.devices, float(load.max()), _sharing(load, layout)]
     if grouped:
         bounds.append(_groups(load, layout))
     return max(bounds)
 
 
 def _sharing(load: Floats, layout: ExpertLayout) -> float:
-    """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, beside the lightest experts.
-
-    At most `replicas - experts` experts have a second replica; if these are the heaviest, the others are still whole.
-    """
-    spare, places = layout.replicas - layout.experts, layout.slots
-    whole = np.sort(load)[::-1][spare:]
-    light = np.concatenate([[0.0], np.cumsum(whole[::-1])]) if spare == 0 else np.zeros(places + 1)
+    """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, beside the lightest experts."""
+    places, whole = layout.slots, np.sort(load)[::-1]
+    light = np.concatenate([[0.0], np.cumsum(whole[::-1])])
     best = 0.0
     for j in range(min(places, MAX_DEPTH)):
         if j * layout.devices >= len(whole):
@@ -130,19 +97,15 @@ def _sharing(load: Floats, layout: ExpertLayout) -> float:
 
 
 def _groups(load: Floats, layout: ExpertLayout) -> float:
-    """A lower bound: j + 1 of the j·nodes + 1 heaviest groups share a node, and a group fits the slots of its node."""
+    """A lower bound: j + 1 of the j·nodes + 1 heaviest groups share a node, beside the lightest groups."""
     group = np.sort(load.reshape(layout.groups, -1).sum(axis=1))[::-1]
-    per_node, size, slots = layout.groups // layout.nodes, layout.experts // layout.groups, layout.replicas
-    # without spare slots every node has equally many groups, so that the rest of it are at least the lightest
-    full = slots == layout.experts
-    light = np.concatenate([[0.0], np.cumsum(group[::-1])]) if full else np.zeros(per_node + 1)
+    per_node = layout.groups // layout.nodes
+    light = np.concatenate([[0.0], np.cumsum(group[::-1])])
     node = max(
         float(group[j * layout.nodes - j : j * layout.nodes + 1].sum() + light[per_node - j - 1])
         for j in range(min(per_node, MAX_DEPTH))
     )
-    parts = load.reshape(layout.groups, size)
-    single = max(float((part / replicate(part, slots // layout.nodes)[0]).max()) for part in parts)
-    return max(node * layout.nodes / layout.devices, single)
+    return node * layout.nodes / layout.devices
 
 
 # --- pack
@@ -296,68 +259,3 @@ def _best(given: Floats, taken: Floats, heaviest: float, others: Floats, work: W
         return None
     i, b, j = np.unravel_index(flat, after.shape)
     return int(i), int(b), int(j)
-
-
-# ---------------------------------------------------------------- numbers of replicas
-MAX_ALL = 500  # ways to give replicas, of which all are tried
-MAX_WAYS = 12
-MAX_GIVERS = 12  # experts that a replica is taken from, those whose others get least
-MAX_TAKERS = 12  # experts that it is given to: those on the heaviest device, then the lightest and the heaviest
-Pack = Callable[[Ints, WorkLeft], Packing]
-
-
-def first_counts(load: Floats, layout: ExpertLayout) -> Iterator[Ints]:
-    """Counts of replicas to try: the greedy ones, then all others; or if those are too many, some near the greedy.
-
-    These give fewer replicas greedily, and the rest evenly to all experts, the lightest first.
-    """
-    greedy, _ = replicate(load, layout.replicas)
-    yield greedy
-    spare = layout.replicas - layout.experts
-    if layout.slots == 1:
-        return
-    if comb(layout.replicas - 1, layout.experts - 1) <= MAX_ALL:
-        for ends in combinations(range(1, layout.replicas), layout.experts - 1):
-            yield np.diff([0, *ends, layout.replicas]).astype(np.int64)
-        return
-    for greedily in sorted({spare * step // MAX_WAYS for step in range(MAX_WAYS)} - {spare}, reverse=True):
-        counts, _ = replicate(load, layout.experts + greedily)
-        each, more = divmod(spare - greedily, layout.experts)
-        counts += each
-        counts[np.argsort(load / counts, kind="stable")[:more]] += 1
-        yield counts
-
-
-def moved_counts(
-    load: Floats, counts: Ints, packing: Packing, pack: Pack, target: float, work: WorkLeft
-) -> tuple[Ints, Packing]:
-    """Hill climbing: take a replica from one expert and give it to another while the heaviest device gets lighter."""
-    moved = True
-    while moved and packing.heaviest > target * (1 + CLOSE):
-        moved = False
-        for giver, taker in _moves(load, counts, packing.bins):
-            if work.left <= 0:
-                return counts, packing
-            other = counts.copy()
-            other[giver] -= 1
-            other[taker] += 1
-            if float((load / other).max()) >= packing.heaviest:
-                work.spend(0)
-                continue
-            tried = pack(other, work)
-            if tried.heaviest < packing.heaviest * (1 - STEP):
-                counts, packing, moved = other, tried, True
-                break
-    return counts, packing
-
-
-def _moves(load: Floats, counts: Ints, devices: Ints) -> Iterator[tuple[int, int]]:
-    """(giver, taker), the most promising first."""
-    expert = np.repeat(np.arange(len(load)), counts)
-    share = load / counts
-    heaviest = expert[devices[share[expert][devices].sum(axis=1).argmax()]]
-    several = np.flatnonzero(counts > 1)
-    givers = several[np.argsort(load[several] / (counts[several] - 1), kind="stable")][:MAX_GIVERS]
-    order = np.argsort(share, kind="stable")
-    takers = list(dict.fromkeys([*heaviest.tolist(), *order[:4].tolist(), *order[::-1].tolist()]))[:MAX_TAKERS]
-    yield from ((int(giver), taker) for taker in takers for giver in givers if giver != taker)

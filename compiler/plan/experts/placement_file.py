@@ -15,9 +15,9 @@ import numpy as np
 
 from compiler.files.text import TextFileError, json_of, read_text
 from compiler.ir.expert_placement import VERSION, LayerPlacement
-from compiler.plan.experts.layout import MAX_REPLICAS, Floats, Ints, PlacementError, ReplicaMove
+from compiler.plan.experts.layout import MAX_EXPERTS, ExpertMove, Floats, Ints, PlacementError
 
-_MOVE = re.compile(r"expert (\d{1,6}): (?:new|device (\d{1,6})) → (?:gone|device (\d{1,6}))")
+_MOVE = re.compile(r"expert (\d{1,6}): device \d{1,6} → device (\d{1,6})")
 
 
 def physical_of(layer: LayerPlacement) -> Ints:
@@ -26,7 +26,7 @@ def physical_of(layer: LayerPlacement) -> Ints:
 
 
 def layer_placement(
-    layer: str, physical: Ints, devices: int, moved: Sequence[ReplicaMove], load: Floats | None = None
+    layer: str, physical: Ints, devices: int, moved: Sequence[ExpertMove], load: Floats | None = None
 ) -> LayerPlacement:
     """The entry of a layer in the file, for a placement that was found."""
     rows = tuple(tuple(row) for row in physical.reshape(devices, -1).tolist())
@@ -89,7 +89,7 @@ def _layer(row: Any) -> LayerPlacement:
 
 
 def _is_expert(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_REPLICAS
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_EXPERTS
 
 
 def _check_move(layer: LayerPlacement, text: str) -> None:
@@ -97,8 +97,8 @@ def _check_move(layer: LayerPlacement, text: str) -> None:
     match = _MOVE.fullmatch(text)
     if match is None:
         raise PlacementError(f"{layer.layer}: {text[:60]!r} is no move, such as 'expert 3: device 1 → device 0'")
-    expert, there = int(match[1]), match[3]
-    if there is not None and (int(there) >= len(layer.devices) or expert not in layer.devices[int(there)]):
+    expert, there = map(int, match.groups())
+    if there >= len(layer.devices) or expert not in layer.devices[there]:
         raise PlacementError(
             f"{layer.layer}: the move {text!r} does not agree with `devices`, where expert {expert} is elsewhere",
             "edit both, or leave the move out",
@@ -128,8 +128,8 @@ def read_load(path: Path) -> tuple[Floats, ...]:
 def _row(path: Path, index: int, row: Any) -> Floats:
     if not isinstance(row, list) or not row:
         raise PlacementError(f"{path}: row {index} of `load` is no list of tokens")
-    if len(row) > MAX_REPLICAS:
-        raise PlacementError(f"{path}: row {index} has {len(row):,} experts, too many: at most {MAX_REPLICAS:,}")
+    if len(row) > MAX_EXPERTS:
+        raise PlacementError(f"{path}: row {index} has {len(row):,} experts, too many: at most {MAX_EXPERTS:,}")
     for expert, value in enumerate(row):
         if wrong := wrong_tokens(value):
             raise PlacementError(f"{path}: row {index}, expert {expert}: {wrong}")

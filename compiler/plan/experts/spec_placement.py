@@ -25,7 +25,6 @@ def layers_with_experts(spec: Spec) -> tuple[tuple[str, Moe], ...]:
 def layout_of(
     spec: Spec,
     ffn: Moe,
-    replicas: int | None,
     groups: int | None,
     nodes: int | None,
     devices: int | None,
@@ -39,7 +38,7 @@ def layout_of(
     of = devices or spec.parallel.expert
     per_node = max(1, (per_node or spec.cluster.node.devices) // spec.parallel.expert_tensor)
     filled = of // per_node if of > per_node and of % per_node == 0 else 1
-    return ExpertLayout(ffn.experts, replicas or ffn.experts, groups or ffn.groups, nodes or filled, of)
+    return ExpertLayout(ffn.experts, groups or ffn.groups, nodes or filled, of)
 
 
 def routing_of(spec: Spec, ffn: Moe) -> TokenRouting:
@@ -88,7 +87,6 @@ def _check(layer: LayerPlacement, num_experts: int, num_ranks: int) -> None:
             if expert in ranks:
                 raise PlacementError(
                     f"{name}: expert {expert} is on device {ranks[expert]} and on device {rank}: what is trained has "
-                    "one replica of each expert",
-                    "redundant experts are for serving; leave --replicas out of `dsc place`",
+                    "one replica of each expert"
                 )
             ranks[expert] = rank

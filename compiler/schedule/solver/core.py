@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 
-from compiler.schedule.solver.cycle import (
-    COPIES,
-    Period,
-    cycle_time,
-    makespan_of,
-    marked,
-    stretched,
-    unrolled,
-    waves,
-    with_periods,
-)
-from compiler.schedule.solver.exact import has_or_tools
-from compiler.schedule.solver.exact_period import shortest
+from compiler.schedule.solver.cycle import COPIES, makespan_of, marked, stretched, unrolled, waves, with_periods
 from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
 from compiler.schedule.solver.moves import anneal
 from compiler.schedule.solver.problem import ScheduleProblem, Slots, resized
@@ -40,8 +26,6 @@ _HEATS: _Heats = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))
 _LAST_HEATS: _Heats = ((0.05, 0.01), (0.1, 0.02))
 _FILLED_HEATS: _Heats = ((0.4, 0.04), (0.3, 0.02))  # of the first round where W fill pauses
 _WAVES = 8  # of those found, the shortest
-_EXACT_WORK, _EXACT_SIZE = 2.0, 32  # deterministic seconds for the shortest period, and chunks of all rows at most
-SEVERAL, SEVERAL_WORK = (2, 3), 2.5  # micro-batches of a period, and deterministic seconds for each
 _DOZENS, _FEW = 0.05, 3  # an effort that is worth starts by the dozen, and how many greedy ones another has
 _LONG = 3  # a steady state is judged by a run of so many times the length
 
@@ -57,15 +41,6 @@ class Core:
     origin: str
     problem: ScheduleProblem
     slots: Slots
-    size: int = 1  # micro-batches of each chunk in a marked period
-
-
-@dataclass(frozen=True)
-class StartSlots:
-    """Slots to start from, whose period, if there is one, is of `size` micro-batches of each chunk."""
-
-    slots: Sequence[Slots]
-    size: int = 1
 
 
 def solve_core(
@@ -74,7 +49,7 @@ def solve_core(
     bound: Bound,
     periodic: bool,
     report: Report,
-    given: StartSlots | None = None,
+    given: Sequence[Slots] = (),
     worth: int | None = None,
 ) -> Core | None:
     """The best slots found from all starts, or from the given ones; None where no start is legal.
@@ -82,7 +57,7 @@ def solve_core(
     Where the best start takes longer than `worth`, it is all that is found.
     `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
     """
-    first = _starts(problem, periodic, bound, effort) if given is None else _from_given(problem, given)
+    first = _from_given(problem, given) if given else _starts(problem, periodic, bound, effort)
     starts = sorted(first, key=lambda core: core.value)
     if not starts:
         return None
@@ -90,7 +65,7 @@ def solve_core(
         return starts[0]
     length = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * length, _LEAST_WORK), _MOST_WORK)
-    if periodic and given is None and _is_slow(starts[0], bound):
+    if periodic and not given and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
         free = _steady(problem, work * _STEADY, bound, effort)
         starts = sorted([*starts, *free], key=lambda core: core.value)
@@ -107,7 +82,7 @@ def solve_core(
         for run in range(runs):
             seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
             slots = walk(best.problem, start, work * share / runs, heat, seed, goal).slots
-            core = _core("search", best.problem, slots, best.size)
+            core = _core("search", best.problem, slots)
             assert core is not None
             found.append(core)
             done += share / runs
@@ -121,7 +96,7 @@ def solve_core(
 def _starts(problem: ScheduleProblem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
     """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
     found: list[Core] = []
-    makes = [_named_starts, _wave_starts, _exact_starts, _greedy_starts]
+    makes = [_named_starts, _wave_starts, _greedy_starts]
     if problem.num_chunks > 2:  # too much for starts by the dozen; those with a name are good
         makes = [_named_starts]
     elif effort < _DOZENS and not periodic:  # they would take longer than the search
@@ -165,55 +140,24 @@ def _from_slots(problem: ScheduleProblem, periodic: bool, named: Iterable[tuple[
 
 
 def _wave_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
-    return _of_periods(problem, periodic, "wave", islice(waves(problem), _WAVES))
-
-
-def _exact_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
-    """The shortest period of a long run, where OR-tools is there and the problem is small enough for it."""
-    if not periodic or problem.num_rows * problem.num_chunks > _EXACT_SIZE or not has_or_tools():
-        return iter(())
-    found = shortest(problem, 1, _EXACT_WORK * effort, next(waves(problem), None)).period
-    return _of_periods(problem, periodic, "search", () if found is None else (found,))
-
-
-def _of_periods(problem: ScheduleProblem, periodic: bool, origin: str, periods: Iterable[Period]) -> Iterator[Core]:
     """Starts that are a period and what is left of it where a run begins and ends."""
     larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
-    for period in periods:
+    for period in islice(waves(problem), _WAVES):
         slots = marked(larger, period) if periodic else unrolled(larger, period)
-        if slots and (core := _core(origin, larger, slots)):
+        if slots and (core := _core("wave", larger, slots)):
             yield core
 
 
-def _from_given(problem: ScheduleProblem, given: StartSlots) -> Iterator[Core]:
-    return (core for slots in given.slots if (core := _core("search", problem, slots, given.size)))
+def _from_given(problem: ScheduleProblem, given: Sequence[Slots]) -> Iterator[Core]:
+    return (core for slots in given if (core := _core("search", problem, slots)))
 
 
-def _core(origin: str, problem: ScheduleProblem, slots: Slots, size: int = 1) -> Core | None:
+def _core(origin: str, problem: ScheduleProblem, slots: Slots) -> Core | None:
     """The core with its value; None where it is not legal."""
     periodic = any(slot >= FIXED for row in slots for slot in row)
-    count = problem.count + ((_LONG - 1) * problem.count // size * size if periodic else 0)
-    value = makespan_of(resized(problem, count), stretched(problem, slots, count, size) if periodic else slots)
-    return None if value is None else Core(value, origin, problem, slots, size)
-
-
-def period_of_several(problem: ScheduleProblem, effort: float, bound: Bound) -> Period | None:
-    """The shortest period of two or three micro-batches of each chunk, if one is found that takes less than as many of
-    one; None without OR-tools, and where the problem is too large for it."""
-    if problem.num_rows * problem.num_chunks > _EXACT_SIZE // 2 or not has_or_tools():
-        return None
-    one = shortest(problem, 1, _EXACT_WORK * effort, next(waves(problem), None)).period
-    time = cycle_time(problem, one) if one else None
-    best, least = None, Fraction(bound(_LONG * problem.count) - bound(problem.count), (_LONG - 1) * problem.count)
-    for size in SEVERAL:
-        if time is None or time <= least:
-            break
-        work, most = SEVERAL_WORK * effort, size * time
-        if found := shortest(problem, size, work, below=most, least=math.ceil(size * least)).period:
-            took = cycle_time(problem, found)
-            assert took is not None and took < most, "the period is no shorter than as many of one"
-            best, time = found, took / size
-    return best
+    count = _LONG * problem.count if periodic else problem.count
+    value = makespan_of(resized(problem, count), stretched(problem, slots, count) if periodic else slots)
+    return None if value is None else Core(value, origin, problem, slots)
 
 
 def _is_slow(core: Core, bound: Bound) -> bool:

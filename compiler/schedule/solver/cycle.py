@@ -1,18 +1,16 @@
-"""A period: what every row does again and again in a steady state, how long it takes, and whole runs made of it.
+"""A period: what every row does again and again in a steady state, and whole runs made of it.
 
-A row's period has `size` forwards and as many backwards of each chunk. Rows begin it at times of their own; `done` says
-which micro-batches a row's period is of, and with it what waits for what, and how much a row holds.
+A row's period has one forward and one backward of each chunk. Rows begin it at times of their own; `done` says which
+micro-batches a row's period is of, and with it what waits for what, and how much a row holds.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import combinations
 
 from compiler.ir.stage_placement import BIDIRECTIONAL
@@ -59,14 +57,14 @@ def with_periods(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProble
     return (larger, best[1]) if best else None
 
 
-def stretched(problem: ScheduleProblem, slots: Slots, count: int, size: int = 1) -> Slots:
-    """Slots for `count` micro-batches a chunk: the marked period is repeated for each `size` further ones."""
+def stretched(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
+    """Slots for `count` micro-batches a chunk: the marked period is repeated for each further one."""
     rows = []
     for row in slots:
         marked = [at for at, slot in enumerate(row) if slot >= FIXED]
         begin, length = marked[0], len(marked) // COPIES
         assert marked == list(range(begin, begin + COPIES * length))
-        more = row[begin : begin + length] * ((count - problem.count) // size)
+        more = row[begin : begin + length] * (count - problem.count)
         rows.append(tuple(slot % FIXED for slot in (*row[:begin], *more, *row[begin:])))
     return tuple(rows)
 
@@ -116,14 +114,11 @@ def _period(problem: ScheduleProblem, row: tuple[int, ...], at: int) -> tuple[in
 
 # --- cycle
 
-_Edge = tuple[int, int, int, int]  # from a slot to a slot, the time between their starts, how many periods later
-
 
 @dataclass(frozen=True)
 class Period:
     """What rows repeat. `done`: by row and kind of event, how many a row has done when a period begins."""
 
-    size: int  # micro-batches of each chunk
     rows: Slots
     done: tuple[tuple[int, ...], ...]
     due: tuple[int, ...]  # by row: W that are due when a period begins
@@ -171,150 +166,6 @@ def fits(problem: ScheduleProblem, period: Period) -> bool:
     return all(most is not None and most <= cap for most, cap in zip(peaks, problem.caps, strict=True))
 
 
-def times_of(problem: ScheduleProblem, period: Period, row: int) -> list[int]:
-    """How long each slot of a row takes; a W is of the chunk of the oldest I."""
-    if problem.one_w:
-        return [problem.times[row][slot] for slot in period.rows[row]]
-    chunks = [chunk_of(token) for slot in period.rows[row] for token in tokens_of(slot) if I <= token < W]
-    times, at = [], -period.due[row]
-    for slot in period.rows[row]:
-        tokens = []
-        for token in tokens_of(slot):
-            tokens.append(W + chunks[at % len(chunks)] if token == W else token)
-            at += token == W
-        times.append(problem.times[row][slot_of(tokens)])
-    return times
-
-
-def cycle_time(problem: ScheduleProblem, period: Period) -> Fraction | None:
-    """The least time from a period to the next, exactly; None where rows wait for each other for ever.
-
-    It is the most time a circle of waiting takes for each period it is later. From the longest row on, a circle that
-    takes longer is looked for until there is none.
-    """
-    num_slots, edges = _edges(problem, period)
-    least = Fraction(max(sum(times_of(problem, period, row)) for row in range(problem.num_rows)))
-    while not isinstance(circle := _starts(num_slots, edges, least), _Starts):
-        time, later = sum(edge[2] for edge in circle), sum(edge[3] for edge in circle)
-        if later <= 0:
-            return None
-        least = Fraction(time, later)
-    return least
-
-
-def aligned(problem: ScheduleProblem, period: Period) -> tuple[Period, list[list[int]], int]:
-    """The period so that every slot starts from 0 to before its time, those starts by row, and the time, rounded up."""
-    steady = cycle_time(problem, period)
-    assert steady is not None, "rows wait for ever"
-    time = math.ceil(steady)
-    starts = _starts(*_edges(problem, period), Fraction(time))
-    assert isinstance(starts, _Starts)
-    rows, done, due, begins, first = [], [], [], [], 0
-    for row, slots in enumerate(period.rows):
-        own = starts.starts[first : first + len(slots)]
-        first += len(slots)
-        later = own[0] // time
-        kept = sum(start // time == later for start in own)
-        moved = [token for slot in slots[kept:] for token in tokens_of(slot)]
-        ahead = [0] * len(period.done[row])
-        for slot in slots[kept:]:
-            for kind in kinds_of(problem, slot):
-                ahead[kind] += 1
-        rows.append((*slots[kept:], *slots[:kept]))
-        begins.append([start % time for start in (*own[kept:], *own[:kept])])
-        done.append([each - later * period.size - more for each, more in zip(period.done[row], ahead, strict=True)])
-        due.append(period.due[row] - sum(I <= token < W for token in moved) + moved.count(W))
-    least = min(map(min, done))
-    return (
-        Period(period.size, tuple(rows), tuple(tuple(each - least for each in row) for row in done), tuple(due)),
-        begins,
-        time,
-    )
-
-
-@dataclass(frozen=True)
-class _Starts:
-    """Starts of slots that nothing makes later."""
-
-    starts: list[int]
-
-
-def _edges(problem: ScheduleProblem, period: Period) -> tuple[int, list[_Edge]]:
-    """Who waits for whom: how many slots there are, and for each pair the time between the two starts."""
-    places: list[list[list[int]]] = []  # by row and kind, the slots that make its events
-    begin = [0]
-    for slots in period.rows:
-        made: list[list[int]] = [[] for _ in range(2 * problem.num_chunks)]
-        for at, slot in enumerate(slots, begin[-1]):
-            for kind in kinds_of(problem, slot):
-                made[kind].append(at)
-        places.append(made)
-        begin.append(begin[-1] + len(slots))
-    edges: list[_Edge] = []
-    times = [times_of(problem, period, row) for row in range(problem.num_rows)]
-    for row, each in enumerate(times):
-        first = begin[row]
-        edges += [
-            (first + at, first + (at + 1) % len(each), time, int(at + 1 == len(each))) for at, time in enumerate(each)
-        ]
-        for kind, makers in enumerate(places[row]):
-            if source := source_of(problem, row, kind):
-                behind = period.done[row][kind] - period.done[source[0]][source[1]]
-                for k, at in enumerate(makers):
-                    periods, number = divmod(behind + k, period.size)
-                    maker = places[source[0]][source[1]][number]
-                    time = times[source[0]][maker - begin[source[0]]] + problem.delays[source[0]][source[1]]
-                    edges.append((maker, at, time, -periods))
-    return begin[-1], edges
-
-
-def _starts(num_slots: int, edges: list[_Edge], time: Fraction) -> list[_Edge] | _Starts:
-    """A circle of waiting that takes more than `time` for each period it is later; where there is none, starts."""
-    weighed = [(edge, edge[2] * time.denominator - edge[3] * time.numerator) for edge in edges]
-    out: list[list[tuple[_Edge, int]]] = [[] for _ in range(num_slots)]
-    for edge, weight in weighed:
-        out[edge[0]].append((edge, weight))
-    start = [0] * num_slots
-    last: list[_Edge | None] = [None] * num_slots
-    moved = list(range(num_slots))
-    while moved:
-        later: dict[int, None] = {}
-        for slot in moved:
-            for edge, weight in out[slot]:
-                if start[slot] + weight > start[edge[1]]:
-                    start[edge[1]] = start[slot] + weight
-                    last[edge[1]] = edge
-                    later[edge[1]] = None
-        moved = list(later)
-        if circle := _circle(last, moved):
-            return circle
-    return _Starts([at // time.denominator for at in start])
-
-
-def _circle(last: list[_Edge | None], slots: list[int]) -> list[_Edge] | None:
-    """A circle among the edges by which slots were last moved."""
-    seen: dict[int, int] = {}
-    for begin in slots:
-        at = begin
-        while at not in seen:
-            seen[at] = begin
-            edge = last[at]
-            if edge is None:
-                break
-            at = edge[0]
-        else:
-            if seen[at] == begin:
-                circle, stop = [], at
-                while True:
-                    edge = last[at]
-                    assert edge is not None
-                    circle.append(edge)
-                    at = edge[0]
-                    if at == stop:
-                        return circle
-    return None
-
-
 def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
     """The problem's run: the period without end, and of it all that is of its micro-batches.
 
@@ -346,24 +197,23 @@ def marked(problem: ScheduleProblem, period: Period) -> Slots | None:
 
 def _windows(problem: ScheduleProblem, period: Period, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """What is left of each period of a row, with how many times that is left one behind the other."""
-    counts, size = problem.counts[row] * 2, period.size
-    before = -(-max(period.done[row]) // size) + 1
-    done = [done - before * size for done in period.done[row]]
+    counts, before = problem.counts[row] * 2, max(period.done[row]) + 1
+    done = [done - before for done in period.done[row]]
     due = (False,) * period.due[row]
     while min(each - count for each, count in zip(done, counts, strict=True)) < 0 or any(due):
         window, left_due = _window(problem, period.rows[row], done, counts, due)
         times = 1
         if left_due == due:
-            times = min(_alike(each, count, size) for each, count in zip(done, counts, strict=True))
-        done, due = [each + times * size for each in done], left_due
+            times = min(_alike(each, count) for each, count in zip(done, counts, strict=True))
+        done, due = [each + times for each in done], left_due
         yield window, times
 
 
-def _alike(done: int, count: int, size: int) -> int:
+def _alike(done: int, count: int) -> int:
     """How many periods from here on have all of a kind left, or nothing of it."""
     if 0 <= done < count:
-        return max(1, (count - done) // size)
-    return max(1, -done // size) if done < 0 else count
+        return count - done
+    return -done if done < 0 else count
 
 
 def _window(
@@ -508,7 +358,7 @@ def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int,
         periods[row][kind] = -((begin - ready) // time)
     most = max(map(max, periods))
     done = tuple(tuple(most - later for later in row) for row in periods)
-    return Period(1, (order,) * problem.num_rows, done, (_due(order),) * problem.num_rows)
+    return Period((order,) * problem.num_rows, done, (_due(order),) * problem.num_rows)
 
 
 def _due(order: Order) -> int:

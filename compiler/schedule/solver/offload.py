@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import Costs
-from compiler.schedule.schedule import Schedule, is_in_numbers
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, held_at_most, simulate
 from compiler.schedule.solver.solve import Asked, Cap, Solution, Solver, checked, default_cap
 from runtime.contract.actions import Action, Step, actions_of, is_copy
@@ -35,12 +35,10 @@ _Key = tuple[int, int]  # a stage and a micro-batch
 def with_copies(schedule: Schedule, costs: Costs, caps: Sequence[Fraction]) -> tuple[Schedule, Timeline] | None:
     """A schedule without copies, with those that let each rank hold what it may, and its times.
 
-    None where there is no such choice, or none was found, or the schedule is so large that it is kept as numbers.
+    None where there is no such choice, or none was found.
     """
     if all(held <= cap for held, cap in zip(held_at_most(schedule, costs.keeps), caps, strict=True)):
         return schedule, simulate(schedule, costs)
-    if any(map(is_in_numbers, schedule.actions)):
-        return None
     found = [each for eager in (False, True) if (each := _with_copies(schedule, costs, caps, eager))]
     return min(found, key=lambda each: each[1].makespan, default=None)
 

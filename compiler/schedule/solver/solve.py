@@ -17,11 +17,10 @@ from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs
 from compiler.schedule.measure import MeasuredSchedule, measure
-from compiler.schedule.schedule import Schedule, is_in_numbers
+from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most, simulate
-from compiler.schedule.solver.core import Bound, Core, Report, StartSlots, period_of_several, solve_core
-from compiler.schedule.solver.cycle import COPIES, Period, marked, stretched, unrolled, waves
-from compiler.schedule.solver.exact import MOST_TIME, exact
+from compiler.schedule.solver.core import Bound, Core, Report, solve_core
+from compiler.schedule.solver.cycle import COPIES, stretched, unrolled, waves
 from compiler.schedule.solver.problem import (
     MOST_CHUNKS,
     ScheduleProblem,
@@ -31,7 +30,6 @@ from compiler.schedule.solver.problem import (
     schedule_of_slots,
 )
 from compiler.schedule.solver.seeds import capped, in_groups, without_last
-from compiler.schedule.solver.two_ranks import shortest_of_two
 from compiler.schedule.zero_bubble import zbv_both_ways
 from runtime.contract.actions import Pair, Step, actions_of
 
@@ -126,14 +124,9 @@ _CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody sa
 # By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
 _SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
 _Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
-_Periods = dict[tuple[object, ...], Period | None]  # periods of several micro-batches, likewise
 _MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
 _WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
-_OF_SEVERAL = 0.5  # of the effort of a placement, for a period of several micro-batches
 _WAVES = 2  # tried where there are more actions than that
-_SMALL = (4, 6)  # ranks and micro-batches up to which the best is proven, where so much work shows it:
-_STEPS_OF_PROOF, _SECONDS_OF_PROOF = 1_000_000, 5.0  # of the bound of each placement, and of OR-tools for all
-_STATES_OF_PROOF = 1_000_000  # of two ranks, on all placements: some 20 s, and 3 s where half an effort compiles a spec
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -164,7 +157,6 @@ class _ScheduleSearch:
 
     effort: float
     cores: _Cores
-    periods: _Periods
     report: Report
     worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
 
@@ -196,7 +188,6 @@ class Solver:
     effort: float = 1.0
     report: Report = lambda share: None
     cores: _Cores = field(default_factory=dict, repr=False, compare=False)
-    periods: _Periods = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def solve(
         self,
@@ -228,7 +219,7 @@ class Solver:
             placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
             placements += tuple(loop(count) for count in counts if small)
         named = _named(asked, counts, placement, copies)
-        return _solved(asked, placements, named, _ScheduleSearch(self.effort, self.cores, self.periods, self.report))
+        return _solved(asked, placements, named, _ScheduleSearch(self.effort, self.cores, self.report))
 
     def solve_on(
         self,
@@ -243,9 +234,7 @@ class Solver:
         Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
         """
         asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
-        search = _ScheduleSearch(
-            self.effort if effort is None else effort, self.cores, self.periods, report or self.report
-        )
+        search = _ScheduleSearch(self.effort if effort is None else effort, self.cores, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
         return _solved(asked, (placement,), _named(asked, counts, placement), search)
 
@@ -287,9 +276,6 @@ def _solved(
     assert best is not None
     held = max(best.held) if asked.cap is None else asked.cap
     bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
-    small, most = _SMALL
-    if asked.num_ranks <= small and asked.num_micro_batches <= most:
-        best = _proven(asked, best, bounds, held, search.effort)
     search.report(1.0)
     schedule = best.schedule
     return Solution(
@@ -301,48 +287,6 @@ def _solved(
         best.origin,
         tuple(bounds),
     )
-
-
-def _proven(
-    asked: Asked,
-    best: FoundSchedule,
-    bounds: dict[StagePlacement, Fraction],
-    cap: Cap,
-    effort: float,
-) -> FoundSchedule:
-    """The best of a small pipeline, as far as a little work shows it: bounds rise, and OR-tools, if it is there, looks
-    for what is shorter. Where it is the best of all placements that were searched, the least bound is its makespan."""
-    P, N = asked.num_ranks, asked.num_micro_batches
-    for placement in bounds:
-        if bounds[placement] < best.makespan:
-            costs, caps = asked.costs_on(placement), asked.caps_on(placement, cap)
-            bounds[placement] = lower_bound(placement, P, N, costs, caps, round(_STEPS_OF_PROOF * effort))
-    least, states = sorted(bounds, key=bounds.__getitem__), round(_STATES_OF_PROOF * effort**3)
-    for placement in least if P == 2 else ():
-        if bounds[placement] < best.makespan:
-            within = bounds[placement], best.makespan
-            sizes = placement, N, asked.costs_on(placement), asked.caps_on(placement, cap)
-            shortest = shortest_of_two(*sizes, within, states)
-            bounds[placement], states = shortest.least, shortest.work
-            best = asked.timed("search", shortest.schedule) if shortest.schedule else best
-    work = _SECONDS_OF_PROOF * effort
-    open_ones = [placement for placement in least if bounds[placement] < best.makespan]
-    for at, placement in enumerate(open_ones):
-        problem = make_problem(placement, P, N, asked.costs_on(placement), asked.caps_on(placement, cap))
-        makespan = math.ceil(best.makespan / problem.unit)
-        if bounds[placement] >= best.makespan or makespan > MOST_TIME:  # or it is in too fine a unit
-            continue
-        share = work / (len(open_ones) - at)
-        try:
-            found = exact(problem, asked.costs_on(placement), makespan, share)
-        except ValueError:  # without OR-tools
-            break
-        work -= share - found.left
-        if found.slots:
-            best = asked.timed("search", schedule_of_slots(problem, found.slots))
-        if found.proven:
-            bounds[placement] = best.makespan
-    return best
 
 
 def _searched(
@@ -368,9 +312,6 @@ def _searched(
     else:  # too large for more
         for period in islice(waves(problem), _WAVES):
             yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
-    several = core and _several(problem, costs, search.part(1, 0, 1 + twice, _OF_SEVERAL))
-    if several:
-        yield several.origin, _first(_schedule(problem, several), N)
     if core is not None and twice:  # a pair may take less than what is left of it: go on
         odd = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
@@ -409,36 +350,8 @@ def _core(
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
-        short, started = resized(problem, count), StartSlots(given) if given else None
-        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, started, worth)
-    return search.cores[key]
-
-
-def _several(problem: ScheduleProblem, costs: Costs, search: _ScheduleSearch) -> Core | None:
-    """What a search finds around a period of several micro-batches of each chunk, where that is shorter than one."""
-    P, placement = problem.num_ranks, problem.placement
-    if not is_long(placement, P, problem.num_micro_batches):
-        return None
-    bound, short = _bound(problem, costs), _short(placement, P)
-    about = (placement, problem.folded, P, costs, problem.caps, search.effort)
-    if about not in search.periods:
-        search.periods[about] = period_of_several(resized(problem, short), search.effort, bound)
-    period = search.periods[about]
-    if period is None:
-        return None
-    size = period.size
-    count = short + COPIES * size - 1
-    count += (problem.count - count) % size
-    periodic = count < problem.count
-    sized = resized(problem, count) if periodic else problem
-    key = (*about, sized.odd, sized.count, size)
-    if key not in search.cores:
-        slots = marked(sized, period) if periodic else unrolled(sized, period)
-        search.cores[key] = (
-            solve_core(sized, search.effort, bound, periodic, search.report, StartSlots((slots,), size))
-            if slots
-            else None
-        )
+        short = resized(problem, count)
+        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, given, worth)
     return search.cores[key]
 
 
@@ -457,7 +370,7 @@ def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
 def _schedule(problem: ScheduleProblem, core: Core) -> Schedule:
     """The schedule of the problem's size, from a core of the same form."""
     short, count = core.problem, problem.count
-    slots = stretched(short, core.slots, count, core.size) if short.count < count else core.slots
+    slots = stretched(short, core.slots, count) if short.count < count else core.slots
     return schedule_of_slots(problem, slots)
 
 
@@ -468,9 +381,6 @@ def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
         return schedule
     ranks: list[Sequence[Step]] = []
     for steps in schedule.actions:
-        if is_in_numbers(steps):
-            ranks.append(steps.before(N))
-            continue
         left = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
         ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in left if actions))
     return replace(schedule, num_micro_batches=N, actions=tuple(ranks))

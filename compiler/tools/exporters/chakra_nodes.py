@@ -63,7 +63,7 @@ class Traced:
 
     def groups(self, rank: int) -> tuple[Group, ...]:
         """The trained parameters of a pipeline rank, by who holds them."""
-        return groups_of(self.plan.mesh, self.found.tensors.values(), rank)
+        return groups_of(self.plan, rank)
 
     @cached_property
     def sums(self) -> Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]]:

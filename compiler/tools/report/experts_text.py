@@ -47,10 +47,8 @@ def _head(rows: Sequence[LayerRow]) -> Iterator[Text]:
         of = sum(row.layout == layout for row in rows)
         where = f"{layout.devices} devices" + (f" in {layout.nodes} nodes" if layout.nodes > 1 else "")
         groups = f" in {layout.groups} groups" if layout.groups > 1 else ""
-        copies = f"{layout.replicas} physical of " if layout.replicas > layout.experts else ""
         yield _bold(
-            f"{of} layer{'s' * (of > 1)}",
-            f"{copies}{layout.experts} experts{groups} on {where}, {layout.slots} on each",
+            f"{of} layer{'s' * (of > 1)}", f"{layout.experts} experts{groups} on {where}, {layout.slots} on each"
         )
     yield Text()
 
@@ -59,18 +57,14 @@ def _table(rows: Sequence[LayerRow]) -> Table:
     """Balances are the busiest over the mean."""
     with_nodes = any(row.layout.nodes > 1 for row in rows)
     with_groups = any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows)
-    has_before = all(row.before is not None for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet(), pad_edge=False)
-    heads = ["layer", *(["device now"] if has_before else []), "greedy", "placed", "above bound"]
-    heads += [*(["node now"] if with_nodes and has_before else []), *(["node placed"] if with_nodes else [])]
-    heads += [*(["groups"] if with_groups else []), *(["moved"] if has_before else [])]
+    heads = ["layer", "device now", "greedy", "placed", "above bound"]
+    heads += [*(["node now", "node placed"] if with_nodes else []), *(["groups"] if with_groups else []), "moved"]
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index and head != "groups" else "left", no_wrap=True)
     for row in rows:
         found = row.found
-        cells = [Text(row.layer)]
-        if has_before and row.before is not None:
-            cells.append(_number(row.before.device))
+        cells = [Text(row.layer), _number(row.before.device)]
         better = found.balance.device < found.greedy.device - 5e-4
         cells += [
             Text(f"{found.greedy.device:.3f}", style=_quiet()),
@@ -78,13 +72,10 @@ def _table(rows: Sequence[LayerRow]) -> Table:
             Text("best" if found.gap < 1e-6 else f"{found.gap:.2%}" if found.gap >= 5e-5 else "<0.01%"),
         ]
         if with_nodes:
-            cells += [_number(row.before.node)] if has_before and row.before is not None else []
-            cells.append(_number(found.balance.node))
+            cells += [_number(row.before.node), _number(found.balance.node)]
         if with_groups:
             cells.append(Text("whole" if found.keeps_groups else "split", style=_quiet()))
-        if has_before:
-            cells.append(Text(str(len(row.moved or ()))))
-        table.add_row(*cells)
+        table.add_row(*cells, Text(str(len(row.moved))))
     return table
 
 
@@ -95,19 +86,17 @@ def _number(value: float) -> Text:
 def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width: int) -> Iterator[Text]:
     total = overall(rows)
     yield Text()
-    before = "" if total.before is None else f"{total.before:.3f} → "
-    if len(rows) > 1 or total.before is not None:
-        yield _bold(
-            "all layers",
-            f"{before}{total.after:.3f} of the mean, each layer waiting for its busiest device; greedy "
-            f"{total.greedy:.3f}, none below {total.bound:.3f}",
-        )
+    yield _bold(
+        "all layers",
+        f"{total.before:.3f} → {total.after:.3f} of the mean, each layer waiting for its busiest device; greedy "
+        f"{total.greedy:.3f}, none below {total.bound:.3f}",
+    )
     yield from _links(rows)
     if total.whole is not None:
         yield from _whole(rows, total.whole)
     yield from _moves(rows, written)
     yield Text()
-    notes = ["a replica takes an equal share of its expert's tokens"]
+    notes = []
     if any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows):
         notes.append(f"--group-rule {rule}: {RULES[rule]}")
     if any(row.links for row in rows):
@@ -157,19 +146,15 @@ def _range(found: Sequence[LinkBytes]) -> str:
 def _mean_bytes(found: Sequence[LinkBytes], to: str, busiest: bool) -> str:
     """`61.2 → 57.0 KB`."""
 
-    def mean(when: str) -> float | None:
+    def mean(when: str) -> float:
         values = []
         for each in found:
             copies = getattr(each, f"to_{to}{when}")
-            if copies is None:
-                return None
             away = (each.nodes - 1) / each.nodes if to == "nodes" else 1.0
             values.append((copies.busiest if busiest else copies.expected) * away * each.row_bytes)
         return sum(values) / len(values)
 
-    before, after = mean("_before"), mean("")
-    assert after is not None
-    return _bytes(after) if before is None else f"{_bytes(before)} → {_bytes(after)}"
+    return f"{_bytes(mean('_before'))} → {_bytes(mean(''))}"
 
 
 def _bytes(value: float) -> str:
@@ -177,14 +162,14 @@ def _bytes(value: float) -> str:
 
 
 def _moves(rows: Sequence[LayerRow], written: str | None) -> Iterator[Text]:
-    moved = [(row.layer, move) for row in rows for move in row.moved or ()]
+    moved = [(row.layer, move) for row in rows for move in row.moved]
     if moved:
         yield Text()
         yield _bold(f"{len(moved):,} move{'s' * (len(moved) > 1)}")
         yield from (Text(f"  {layer}: {move}") for layer, move in moved[:SHOWN])
         if len(moved) > SHOWN:
             yield Text(f"  … and {len(moved) - SHOWN:,} more" + ("" if written else ": -o FILE writes all"))
-    elif all(row.moved is not None for row in rows):
+    else:
         yield Text()
         yield _bold("nothing moves", "the placement at hand is as good")
     if written:

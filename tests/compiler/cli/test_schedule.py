@@ -163,9 +163,9 @@ def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
 def test_many_are_compared_where_they_are_small(capsys: Captured) -> None:
     """All together take as long as they do one after the other."""
     names = "gpipe,1f1b,zb1p,zbv,dualpipev,auto"
-    assert run("--compare", names, "--ranks", "128", "--micro-batches", "600") == 2
+    assert run("--compare", names, "--ranks", "128", "--micro-batches", "150") == 2
     assert (
-        "use --micro-batches 546 or fewer, which take less than a minute, or compare fewer" in capsys.readouterr().err
+        "use --micro-batches 136 or fewer, which take less than a minute, or compare fewer" in capsys.readouterr().err
     )
 
 
@@ -257,10 +257,10 @@ def test_several_schedules_of_a_spec(capsys: Captured) -> None:
         ("dualpipe", "0", "20", "--ranks 0 is out of bounds: use 1 to 512"),
         ("1f1b", "1", "-1", "--micro-batches -1 is out of bounds: use 1 to 65536"),
         ("1f1b", "1000000000", "1", "--ranks 1000000000 is out of bounds"),
-        ("1f1b", "512", "2049", "512 ranks x 2049 micro-batches is too large: use --micro-batches 2048 or fewer"),
-        ("interleaved", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
-        ("zbv", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
-        ("auto", "512", "1025", "512 ranks x 1025 micro-batches is too large: use --micro-batches 1024"),
+        ("1f1b", "512", "513", "512 ranks x 513 micro-batches is too large: use --micro-batches 512 or fewer"),
+        ("interleaved", "512", "257", "1024 stages x 257 micro-batches is too large: use --micro-batches 256"),
+        ("zbv", "512", "257", "1024 stages x 257 micro-batches is too large: use --micro-batches 256"),
+        ("auto", "512", "257", "512 ranks x 257 micro-batches is too large: use --micro-batches 256"),
         ("dualpip", "8", "20", f"unknown schedule 'dualpip': use one of {NAMES}"),
     ],
 )

@@ -22,7 +22,7 @@ from compiler.predict.assumed import assumptions
 from compiler.predict.memory import gib
 from compiler.predict.predict import predict, shared_by
 from compiler.predict.prediction import Prediction
-from compiler.predict.tail import groups_of, tensors_of
+from compiler.predict.tail import groups_of
 from dsl.closed_forms.counts import parameters
 from dsl.closed_forms.ramp import micro_batches
 from dsl.load import resolve
@@ -93,8 +93,7 @@ def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str
     assert sorted(others) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
     assert all(len(set(row.ranks)) == len(row.ranks) and row.ranks for row in prediction.stages)
     plan, counts = make_plan(spec), parameters(spec.model)
-    tensors = tensors_of(plan, spec.train.optimizer).values()
-    groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan.mesh, tensors, rank)]
+    groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan, rank)]
     owned = sum(plan.mesh.columns * group.elements / len(group.holders) for group in groups)
     biases = counts.bias + (spec.model.mtp.depth * _bias(spec) if spec.model.mtp else 0)
     assert owned == pytest.approx(counts.total + counts.mtp - biases, rel=1e-12)
@@ -103,22 +102,6 @@ def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str
 def _bias(spec: Spec) -> int:
     ffn = spec.model.layers[-1].ffn
     return getattr(ffn, "experts", 0) if parameters(spec.model).bias else 0
-
-
-@pytest.mark.parametrize("name", TRAINED_WHOLE)
-def test_groups_are_those_of_the_replica_table(name: str) -> None:
-    spec = spec_of(name)
-    plan = make_plan(spec)
-    sizes = {replica.key: replica.num_elements for replica in plan.replicas}
-    tensors = tensors_of(plan, spec.train.optimizer).values()
-    for rank in {0, plan.mesh.pp - 1, plan.mesh.pp // 2}:
-        device = plan.mesh.rank(rank, 0)
-        found = {(tuple(g.holders), g.stages, g.rest): g.elements for g in groups_of(plan.mesh, tensors, rank)}
-        table: dict[tuple[tuple[int, ...], tuple[int, ...], bool], int] = {}
-        for bucket in (bucket for bucket in plan.buckets if device in bucket.holders):
-            key = tuple(bucket.holders), bucket.stages, bucket.rest
-            table[key] = table.get(key, 0) + sum(sizes[name] for name in bucket.replicas)
-        assert found == table
 
 
 def test_mirrored_ranks_take_and_hold_the_same() -> None:

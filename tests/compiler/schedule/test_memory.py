@@ -21,8 +21,6 @@ from compiler.schedule.memory import gigabytes, parse_bytes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, peak_activations, simulate
 from compiler.schedule.solver import Solver
-from compiler.schedule.solver.exact import exact
-from compiler.schedule.solver.problem import make_problem
 from runtime.contract.actions import actions_of
 from tests.compiler.cli.forms import parsed
 from tests.compiler.schedule.test_simulate import random_costs
@@ -97,16 +95,6 @@ def test_bounds_are_below_all_orders_and_searches_find_the_best(keeps: Fraction)
         assert max(simulate(found.schedule, costs).peak_activations) <= cap
         assert found.makespan >= best >= found.lower_bound
     assert reached
-
-
-@pytest.mark.parametrize("keeps", SHARES[:-1], ids=str)
-def test_a_proof_counts_what_is_kept(keeps: Fraction) -> None:
-    pytest.importorskip("ortools")
-    costs, cap = replace(parse_costs("F=2,I=3,W=2,FB=6"), keeps=keeps), Fraction(3, 2)
-    found = Solver(costs, cap, effort=0.02).solve_on(ONE_STAGE, 2, 3)
-    problem = make_problem(ONE_STAGE, 2, 3, costs, cap)
-    proven = exact(problem, costs, int(found.makespan / problem.unit) + 1, 2)
-    assert proven.proven and proven.makespan * problem.unit == best_makespan(ONE_STAGE, 2, 3, costs, cap)
 
 
 def test_named_schedules_are_not_below_the_bound_of_what_they_hold() -> None:

@@ -130,7 +130,7 @@ def test_the_one_copy_bound_is_below_that_of_every_placement(costs: Costs) -> No
         for placement in (V, *(loop(v) for v in (1, 2, 3))):
             v = placement.stages_per_rank
             if v <= cap * v:
-                assert least <= lower_bound(placement, P, N, costs.recut(P, v * P), cap * v, work=0)
+                assert least <= lower_bound(placement, P, N, costs.recut(P, v * P), cap * v)
 
 
 def test_what_the_cap_costs_one_copy() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -29,28 +31,13 @@ def load_of(kind: str, experts: int, seed: int = 0) -> Floats:
 def layouts(draw: st.DrawFn, most_slots: int = 6) -> ExpertLayout:
     nodes, groups = draw(st.sampled_from((1, 2, 3, 4))), draw(st.sampled_from((1, 2, 4, 6, 8)))
     devices = nodes * draw(st.integers(1, 4))
-    replicas = devices * draw(st.integers(1, most_slots))
-    experts = max(1, draw(st.integers((replicas + 1) // 2, replicas)) // groups) * groups
-    if experts > replicas:
-        groups = experts = replicas
-    return ExpertLayout(experts, replicas, groups, nodes, devices)
+    experts = devices * draw(st.integers(1, most_slots))
+    return ExpertLayout(experts, gcd(groups, experts), nodes, devices)
 
 
 def best_device_load(load: Floats, layout: ExpertLayout) -> float:
-    """Tokens of the busiest device of the best placement, by trying all replica counts and all packings."""
-    best = np.inf
-    for counts in compositions(layout.replicas, layout.experts):
-        shares = sorted((load[e] / c for e, c in enumerate(counts) for _ in range(c)), reverse=True)
-        best = min(best, packed_best(shares, layout.devices, layout.slots, best))
-    return float(best)
-
-
-def compositions(number: int, parts: int) -> list[tuple[int, ...]]:
-    """All ways to write a number as so many positive parts."""
-    if parts == 1:
-        return [(number,)]
-    firsts = range(1, number - parts + 2)
-    return [(first, *rest) for first in firsts for rest in compositions(number - first, parts - 1)]
+    """Tokens of the busiest device of the best placement, by trying all packings."""
+    return packed_best(sorted(load.tolist(), reverse=True), layout.devices, layout.slots, np.inf)
 
 
 def packed_best(shares: list[float], num_bins: int, places: int, below: float) -> float:

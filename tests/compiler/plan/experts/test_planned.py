@@ -109,7 +109,7 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
     (folder / "load.json").write_text(json.dumps({"load": [row.tolist() for row in rows]}), "utf-8")
     assert main(["place", "load.json", "quick.dsc", "--format", "json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
-    layout = ExpertLayout(16, 16, 2, 1, 2)
+    layout = ExpertLayout(16, 2, 1, 2)
     now = default_placement(layout)
     counts = []
     for row, layer in zip(rows, layers, strict=True):

@@ -14,7 +14,7 @@ from compiler.plan.experts.layout import ExpertLayout, TokenRouting, copies, def
 
 def test_independent_experts_exactly() -> None:
     """One group: every set of experts, with its probability."""
-    load, layout = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 1.0]), ExpertLayout(6, 6, 1, 3, 3)
+    load, layout = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 1.0]), ExpertLayout(6, 1, 3, 3)
     chosen = load / load.sum() * 2
     expected = 0.0
     for taken in product((0, 1), repeat=6):
@@ -37,7 +37,7 @@ def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
     score[~np.repeat(allowed, 6, axis=1)] = -np.inf
     experts = np.argsort(-score, axis=1)[:, :top_k]
     load = np.bincount(experts.reshape(-1), minlength=24).astype(float)
-    layout, routing = ExpertLayout(24, 24, 4, 4, 8), TokenRouting(top_k, top_groups, 1)
+    layout, routing = ExpertLayout(24, 4, 4, 8), TokenRouting(top_k, top_groups, 1)
     for physical in (default_placement(layout), place_layer(load, layout, "ignore").physical):
         place = np.argsort(physical)
         for parts in (4, 8):
@@ -49,17 +49,17 @@ def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
 
 
 def test_whole_groups_limit_the_nodes_of_a_token() -> None:
-    load, layout, routing = np.ones(64), ExpertLayout(64, 64, 8, 8, 16), TokenRouting(8, 3, 1)
+    load, layout, routing = np.ones(64), ExpertLayout(64, 8, 8, 16), TokenRouting(8, 3, 1)
     whole = copies(load, default_placement(layout), layout, routing, 8)
     split = copies(load, np.arange(64).reshape(8, 8).T.reshape(-1), layout, routing, 8)
     assert whole.most == 3 and whole.expected < 3 < split.expected <= split.most == 8
 
 
 def test_links_are_those_that_leave_the_node() -> None:
-    found = copies(np.ones(4), np.arange(4), ExpertLayout(4, 4, 1, 4, 4), TokenRouting(4, 1, 10), 4)
+    found = copies(np.ones(4), np.arange(4), ExpertLayout(4, 1, 4, 4), TokenRouting(4, 1, 10), 4)
     assert found.expected == 4 and found.over_links(4) == 3 and found.busiest == 1
 
 
 def test_no_load() -> None:
-    found = copies(np.zeros(4), np.arange(4), ExpertLayout(4, 4, 1, 2, 2), TokenRouting(2, 1, 10), 2)
+    found = copies(np.zeros(4), np.arange(4), ExpertLayout(4, 1, 2, 2), TokenRouting(2, 1, 10), 2)
     assert (found.expected, found.least, found.most, found.busiest) == (0, 0, 0, 0)

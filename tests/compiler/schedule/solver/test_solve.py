@@ -205,7 +205,6 @@ def test_a_search_takes_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyP
         return FoundSlots(0, 0, start)
 
     monkeypatch.setattr(core, "anneal", annealed)
-    monkeypatch.setattr(core, "has_or_tools", lambda: False)
     problem = make_problem(V, 1, 8, PAIRED, 3)
     assert core.solve_core(problem, 0.1, lambda count: 0, True, lambda share: None) is not None
     assert len(given) > 3 and sum(given) <= 0.1 * core._WORK_A_SLOT * length
