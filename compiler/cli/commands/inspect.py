@@ -102,8 +102,6 @@ def run(args: argparse.Namespace) -> int:
         put(contents, args.out)
     except OSError as error:
         return _unwritten(args.out, error)
-    except ValueError as error:
-        return wrong(str(error))
     return 0
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compiler.emit.folder import put_folder
-from compiler.tools.picture.output import to_stdout
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # where nobody may write, the superuser was not meant to either
 SPEC = ".dsc"
@@ -40,12 +39,12 @@ def refuse_output(path: Path, *read: str | Path | None) -> None:
         pass
 
 
-def put(contents: str | bytes, path: Path | None) -> None:
-    """Write contents to a file like `write`, or to stdout. TooMuchError for bytes on a terminal."""
+def put(contents: str, path: Path | None) -> None:
+    """Write contents to a file like `write`, or to stdout."""
     if path is None:
-        to_stdout(contents)
+        print(contents, end="")
     else:
-        write(path, contents.encode() if isinstance(contents, str) else contents)
+        write(path, contents.encode())
 
 
 def write(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ dsc schedule --name auto --ranks 8 --micro-batches 20 --costs FB=1.8 --cap 9    
 dsc schedule --compare zb1p,auto --ranks 8 --micro-batches 20 --costs memory.json --memory 80GB     a cap in bytes
 dsc schedule --name auto --ranks 8 --micro-batches 24 --cap 4 --offload 1               activations go to the host
 dsc schedule --compare dualpipe,1f1b,auto --ranks 8 --micro-batches 20 --costs FB=1.8   a table, side by side
-dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format html -o timeline.html   zoom, hover; or svg, png
+dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format html -o timeline.html   zoom, hover; or svg
 dsc schedule --compare dualpipe,1f1b --ranks 4 --micro-batches 10 --format terminal     drawn on one time axis
 dsc schedule spec.dsc --format trace -o trace.json              for ui.perfetto.dev
 dsc schedule spec.dsc --format text > mine.schedule             the schedule of a run, with the costs of its plan
@@ -39,7 +39,7 @@ from compiler.cli.commands.schedule_formats import FORMATS, summary
 from compiler.cli.commands.schedule_input import InputError, answer_to
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.memory import parse_bytes
-from compiler.tools.picture.output import TooMuchError
+from compiler.tools.picture.formats import TooMuchError
 from dsl.facts.schedules import CHUNKED, in_words
 
 

@@ -1,6 +1,6 @@
 """What `dsc schedule` prints: schedules with what they take, as text, as a table, as JSON (docs/json.md).
 
-`FORMATS` is the one table of formats. A row makes text or bytes of an `Answer`.
+`FORMATS` is the one table of formats. A row makes text of an `Answer`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compiler.schedule.measure import MeasuredSchedule
 from compiler.schedule.memory import gigabytes
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.schedule.weights import StageWeight, Weight
-from compiler.tools.picture.output import TooMuchError
+from compiler.tools.picture.formats import TooMuchError
 from dsl.facts.schedules import in_words
 
 
@@ -75,10 +75,10 @@ def as_megatron_layout(answer: Answer) -> str:
     return answer.layout + "\n"
 
 
-def as_picture(name: str) -> Callable[[Answer], str | bytes]:
+def as_picture(name: str) -> Callable[[Answer], str]:
     """What draws an answer in a format of compiler/tools/picture, which is imported only then."""
 
-    def drawn(answer: Answer) -> str | bytes:
+    def drawn(answer: Answer) -> str:
         from compiler.cli.commands import schedule_pictures
 
         return schedule_pictures.drawn(answer, name)
@@ -86,7 +86,7 @@ def as_picture(name: str) -> Callable[[Answer], str | bytes]:
     return drawn
 
 
-FORMATS: dict[str, Callable[[Answer], str | bytes]] = {
+FORMATS: dict[str, Callable[[Answer], str]] = {
     "text": as_text,
     "json": as_json,
     "torch-csv": as_torch_csv,
@@ -94,7 +94,6 @@ FORMATS: dict[str, Callable[[Answer], str | bytes]] = {
     "terminal": as_picture("terminal"),
     "svg": as_picture("svg"),
     "html": as_picture("html"),
-    "png": as_picture("png"),
     "trace": as_picture("trace"),
 }
 

@@ -1,4 +1,4 @@
-"""Pictures of schedules: one set of values and one geometry, drawn as SVG, HTML, PNG, terminal text and Chrome trace.
+"""Pictures of schedules: one set of values and one geometry, drawn as SVG, HTML, terminal text and Chrome trace.
 
 `panel_of(schedule, costs)` makes the values of one schedule, a `Picture` holds one or several of them, and
 `formats.FORMATS` has what draws it.

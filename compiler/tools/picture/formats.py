@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from compiler.tools.picture.drawing import Picture, Screen
-from compiler.tools.picture.output import TooMuchError
+
+
+class TooMuchError(ValueError):
+    """A picture that its format does not take; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class PictureFormat:
     """How a picture is drawn, the most actions that are, and what is said of files of it."""
 
-    draw: Callable[[Picture], str | bytes]
+    draw: Callable[[Picture], str]
     most: int
     suffix: str
 
@@ -34,12 +37,6 @@ def _html(picture: Picture) -> str:
     return html(picture)
 
 
-def _png(picture: Picture) -> bytes:
-    from compiler.tools.picture.png import png
-
-    return png(picture)
-
-
 def _trace(picture: Picture) -> str:
     from compiler.tools.picture.trace_events import trace
 
@@ -52,18 +49,17 @@ def _terminal(picture: Picture) -> str:
     return terminal(picture, screen_of(sys.stdout))
 
 
-# Modules are imported where they are used: jinja, Pillow and rich take longer than drawing. A file at its limit has
+# Modules are imported where they are used: jinja and rich take longer than drawing. A file at its limit has
 # some 20 MB (html, svg) or 100 MB (trace), and takes some 20 s.
 FORMATS = {
     "terminal": PictureFormat(_terminal, 1_000_000, ".txt"),
     "svg": PictureFormat(_svg, 500_000, ".svg"),
     "html": PictureFormat(_html, 1_000_000, ".html"),
-    "png": PictureFormat(_png, 500_000, ".png"),
     "trace": PictureFormat(_trace, 400_000, ".json"),
 }
 
 
-def render(picture: Picture, name: str) -> str | bytes:
+def render(picture: Picture, name: str) -> str:
     """The file's contents; TooMuchError as `check_size`."""
     check_size(picture.num_actions, name)
     return FORMATS[name].draw(picture)

@@ -1,4 +1,4 @@
-"""A whole sheet of paper around the figures of a picture: title, legend, names of rows, table. SVG and PNG draw it."""
+"""A whole sheet of paper around the figures of a picture: title, legend, names of rows, table; and the SVG of it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -214,7 +215,7 @@ def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
     odd = ["0", "-1", "1e400", "nan", "9" * 5000, "true", "none", "x }", '"', "[0]*10**9", "[[1]]", "1e15", "0.5", ""]
     words = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(odd)), min_size=1, max_size=4))
     members, _ = script(Source("pretrain.sh", SCRIPT), {"DATA": "a"})
-    changed, _ = script(Source("odd.sh", "\n".join(f"--{name} {value}" for name, value in words)), {})
+    changed, _ = script(Source("odd.sh", "\n".join(f"--{name} {shlex.quote(value)}" for name, value in words)), {})
     found = imported({**members, **changed}, "mine", data.draw(st.sampled_from([None, 8])), None)
     assert {*members, *changed} <= {entry.key for entry in found.ledger} or found.mistakes
     formatted(Source("mine.dsc", found.text))

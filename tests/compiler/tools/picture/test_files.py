@@ -1,8 +1,7 @@
-"""SVG, PNG, terminal text and trace: well-formed, complete, the same each time, and safe with any words in them."""
+"""SVG, terminal text and trace: well-formed, complete, the same each time, and safe with any words in them."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections import Counter
@@ -12,19 +11,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
-from PIL import Image, ImageColor
 from rich.cells import cell_len
 
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Picture
 from compiler.tools.picture.drawing import ExchangeShare, Lanes, Screen
-from compiler.tools.picture.formats import FORMATS, render
+from compiler.tools.picture.formats import FORMATS, TooMuchError, render
 from compiler.tools.picture.html import html
-from compiler.tools.picture.output import TooMuchError
-from compiler.tools.picture.palette import DARK, LIGHT
-from compiler.tools.picture.png import png
 from compiler.tools.picture.sheet import sheet_of, svg
 from compiler.tools.picture.terminal import terminal
 from compiler.tools.picture.trace_events import trace
@@ -80,7 +74,6 @@ def test_any_words_are_only_words(words: str) -> None:
     assert "\x1b" not in terminal(hostile) and "\u202e" not in terminal(hostile)
     terminal(hostile).encode()
     assert {event["name"] for event in json.loads(trace(hostile))["traceEvents"]}
-    Image.open(io.BytesIO(png(hostile))).verify()
 
 
 def test_numbers_fit_into_their_boxes_and_words_into_their_estimates(browser: Browser, tmp_path: Path) -> None:
@@ -116,45 +109,6 @@ def test_lanes_are_drawn_and_named(browser: Browser, tmp_path: Path) -> None:
     browser.hover(box["left"] + browser.evaluate("toX(0.4)"), y)
     assert browser.evaluate("tip.textContent").startswith("dispatch F0.0@L1")
     assert not browser.errors
-
-
-def test_png_has_the_colours_of_the_boxes_where_they_are() -> None:
-    picture = make_picture(("dualpipe", 4, 10))
-    ((left, top, figure),) = sheet_of(picture).figures
-    for theme in (LIGHT, DARK):
-        image = Image.open(io.BytesIO(png(picture, theme))).convert("RGB")
-        assert image.width == pytest.approx(2 * sheet_of(picture).width, abs=1)
-        for box in figure.boxes:
-            place = (round(2 * (left + box.x)) + 2, round(2 * (top + box.y)) + 2)
-            assert image.getpixel(place) == ImageColor.getrgb(theme.tints[box.css.replace(" d", "")]), box.title
-
-
-def test_png_has_strokes_on_bubbles_and_at_ticks() -> None:
-    picture = make_picture(("1f1b", 4, 6))
-    ((left, top, figure),) = sheet_of(picture).figures
-    pixels = np.asarray(Image.open(io.BytesIO(png(picture))).convert("RGB"))
-
-    def found(x: float, y: float, width: float, height: float, colour: str) -> np.ndarray:
-        """Which pixels of a part of the sheet, and two around it, have a colour."""
-        first, last = (2 * (left + x), 2 * (top + y)), (2 * (left + x + width), 2 * (top + y + height))
-        part = pixels[
-            max(0, round(first[1]) - 2) : round(last[1]) + 3, max(0, round(first[0]) - 2) : round(last[0]) + 3
-        ]
-        return np.asarray((part == ImageColor.getrgb(colour)).all(axis=-1))
-
-    for x1, y1, x2, y2 in figure.hatch:
-        assert found((x1 + x2) / 2, (y1 + y2) / 2, 0, 0, LIGHT.hatch).any()
-    on_bubbles = sum(found(each.x, each.y, each.width, each.height, LIGHT.hatch).sum() for each in figure.bubbles)
-    assert on_bubbles == found(0, 0, figure.width, figure.height, LIGHT.hatch).sum() > 0
-    for x, _ in figure.ticks:
-        (row,) = found(x, 3, 0, 0, LIGHT.rule)[2:3]
-        assert row.sum() == 2, "a pixel of the sheet is two of the file"
-
-
-def test_a_large_png_stays_within_its_pixels() -> None:
-    data = png(make_picture(("1f1b", 64, 130)))
-    image = Image.open(io.BytesIO(data))
-    assert image.width * image.height < 24.1e6 and len(data) < 4e6
 
 
 # ---------------------------------------------------------------- terminal
