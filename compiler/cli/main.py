@@ -33,7 +33,7 @@ COMMANDS = {
     "doctor": "say whether this node is ready for a run, and what to mend",
     "eval": "measure the loss of a trained model on text or tokens",
     "explain": "explain an error code or a key",
-    "export": "write a trained model for Hugging Face, or a plan for torchtitan or Megatron-Bridge",
+    "export": "write a trained model for Hugging Face, or a plan for torchtitan, Megatron-Bridge or Chakra",
     "fmt": "format spec files",
     "generate": "write text with a trained model",
     "import": "write a spec from a published model, with its weights, or from a plan for Megatron or torchtitan",

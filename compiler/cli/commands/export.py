@@ -1,4 +1,4 @@
-"""`dsc export hf RUN|CHECKPOINT -o DIR`, `dsc export torchtitan|megatron-bridge SPEC -o DIR`: for other systems.
+"""`dsc export hf RUN|CHECKPOINT -o DIR`, `dsc export torchtitan|megatron-bridge|chakra SPEC -o DIR`: for other systems.
 
 dsc export hf runs/mine -o mine-hf                             its newest checkpoint, in BF16
 dsc export hf runs/mine/checkpoints/step-00002000 -o mine-hf --dtype fp32
@@ -6,12 +6,16 @@ dsc export hf runs/mine -o mine-hf --average                   the moving averag
 dsc export hf runs/mine -o mine-lora --adapter                 of a run with adapters, these alone, as PEFT loads them
 dsc export torchtitan spec.dsc -o titan                        its plan: a configuration, and the schedule as a CSV
 dsc export megatron-bridge spec.dsc -o bridge --lossy          a recipe, though it says less than the spec
+dsc export chakra spec.dsc -o traces                           its step as execution traces, one of each rank
 
 hf: a trained model as transformers, vLLM and others load it. Weights beside which adapters were trained are written
 with what these add. DIR has config.json, safetensors with their index, and the tokenizer if the run has one.
 
 torchtitan, megatron-bridge: a plan. What the other system cannot be told is listed on stderr and in the file. Where
 that changes what is computed, nothing is written without --lossy. docs/exchange.md says what is translated.
+
+chakra: the step that `dsc plan` predicts, as execution traces of MLCommons Chakra 0.0.4 (pip install
+'dsc-trainer[chakra]').
 
 DIR appears when it is complete.
 
@@ -26,13 +30,13 @@ from pathlib import Path
 
 from compiler.cli.commands.common import add_overrides, wrong
 
-PLANS = ("torchtitan", "megatron-bridge")
+PLANS = ("torchtitan", "megatron-bridge", "chakra")
 OF_WEIGHTS = {"dtype": None, "adapter": False, "average": False}  # options of hf alone, and what they are if not given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    what = "hf: weights, as Hugging Face publishes models; torchtitan, megatron-bridge: a plan"
+    what = "hf: weights, as Hugging Face publishes models; torchtitan, megatron-bridge, chakra: a plan"
     parser.add_argument("system", choices=("hf", *PLANS), help=what)
     text = "hf: a run's newest checkpoint, or this one; else a spec file, or SPEC:RUN"
     parser.add_argument("source", metavar="RUN|CHECKPOINT|SPEC", help=text)

@@ -1,4 +1,4 @@
-"""What `dsc export torchtitan` and `megatron-bridge` write: a plan, in the words of another system."""
+"""What `dsc export torchtitan`, `megatron-bridge` and `chakra` write: a plan, in the words of another system."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from compiler.tools.exporters.planned import Exported, ExportError, LostValue, P
 from dsl.facts.layout import stages_of_layout
 from dsl.facts.schedules import PLAIN
 from dsl.messages.diagnostics import plural, visible
+from dsl.schema import Spec
 from runtime.contract.actions import is_copy
 from runtime.system.outcome import refusal_code
 
 VERSION = 1  # of the JSON, docs/json.md
+MOST_NAMES = 4  # of files, in the last line
 EXPORTERS: dict[str, Callable[[PlannedSpec], Exported]] = {
     "torchtitan": torchtitan.export,
     "megatron-bridge": megatron_bridge.export,
@@ -32,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen is None:
         return EXIT_SPEC
     try:
-        exported = EXPORTERS[args.system](_planned(run_of(chosen.spec)))
+        exported = _exported(args.system, chosen.spec)
     except ExportError as error:
         return wrong(str(error), error.hint, args.format)
     changed = [loss for loss in exported.losses if loss.changes]
@@ -47,8 +49,11 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SPEC
     try:
         with new_folder(args.out) as (new, put):
-            for name, content in exported.files.items():
+            tell = progress("export")
+            for number, (name, content) in enumerate(exported.files.items()):
+                tell(f"files {number / len(exported.files):.0%}")
                 (new / name).write_bytes(content)
+            tell("")
             put()
     except FileExistsError as error:
         return wrong(str(error), "name a new folder", args.format)
@@ -58,8 +63,21 @@ def run(args: argparse.Namespace) -> int:
         return refusal_code(error) if isinstance(error, OSError) else EXIT_SPEC
     if args.format == "json":
         print(_as_json(args, sorted(exported.files), exported.losses))
-    say(visible(f"wrote {args.out}: {', '.join(exported.files)}"))
+    names = list(exported.files)
+    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"{names[0]} to {names[-1]}"
+    say(visible(f"wrote {args.out}: {shown}"))
     return 0
+
+
+def _exported(system: str, spec: Spec) -> Exported:
+    """The files for a system. ExportError where it cannot have them."""
+    if system == "chakra":
+        from compiler.predict.predict import timed
+        from compiler.tools.exporters import chakra
+
+        chakra.needs_protobuf()  # before times are computed
+        return chakra.export(timed(spec))
+    return EXPORTERS[system](_planned(run_of(spec)))
 
 
 def _planned(run: ScheduledRun) -> PlannedSpec:

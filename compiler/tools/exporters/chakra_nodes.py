@@ -1,0 +1,400 @@
+"""The nodes of a planned step on each pipeline rank: what runs when, what it reads, what it sends.
+
+All columns of a pipeline rank run the same, so their nodes are one list; only whom they talk to differs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from compiler.ir import Body, Instruction
+from compiler.ir.dtypes import tensor_bytes
+from compiler.ir.holders import Columns
+from compiler.machine.topology.traffic import messages_of
+from compiler.plan.actions.chains import EXCHANGES, INTEGERS
+from compiler.predict.predict import TimedPlan
+from compiler.predict.tail import Group, groups_of, reduce_seconds, reduction_of
+from compiler.predict.times import reduction_spans
+from compiler.program.lower.estimate import Times, held
+from compiler.program.lower.estimate import rank_times as node_times
+from dsl.closed_forms.memory import ITEMSIZE
+from runtime.contract.actions import Action, is_copy
+from runtime.contract.mesh import Mesh
+
+NS, TAIL = 10**9, -1
+TYPES = {"all_reduce": "ALL_REDUCE", "reduce_scatter": "REDUCE_SCATTER", "all_gather": "ALL_GATHER"}
+OF_ROWS = {"rows": "tp", "sequences": "cp", "choices": "sq"}  # kinds of instructions that move rows → axis of the mesh
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNode:
+    """What a rank does at a time. Numbers of nodes are their places in the list of the rank."""
+
+    name: str
+    kind: str  # a type of node of Chakra, or of collective
+    start_ns: int
+    end_ns: int
+    step: int  # of the schedule of the rank; TAIL behind the last
+    needs: tuple[int, ...] = ()  # the nodes whose results it reads
+    behind: tuple[int, ...] = ()  # the nodes before it on its lane, or for which its lane waited
+    flops: int = 0
+    size: int = 0  # bytes: read and written by what computes; sent by the rank, or of the whole of a collective
+    group: str = ""
+    peer: int = -1  # pipeline rank of a message
+    tag: int = 0
+
+
+class Traced:
+    """A timed plan, with its program."""
+
+    def __init__(self, found: TimedPlan) -> None:
+        self.found, self.plan = found, found.plan
+        self.schedule, self.lowering = found.schedule, found.lowering
+        self.program = self.lowering.program(self.schedule)
+        self.times = node_times(self.lowering)
+        self.makespan_ns = round(float(found.timeline.makespan) * 1e6)
+
+    def rank(self, rank: int) -> tuple[TraceNode, ...]:
+        """The nodes of a pipeline rank."""
+        return tuple(_TraceRank(self, rank).run())
+
+    def groups(self, rank: int) -> tuple[Group, ...]:
+        """The trained parameters of a pipeline rank, by who holds them."""
+        return groups_of(self.plan, rank)
+
+    @cached_property
+    def sums(self) -> Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]]:
+        """(pipeline ranks, stages) → start and end, in seconds, of the sum of their gradients under the backward."""
+        spec, found = self.found.spec, self.found
+        if not (self.plan.overlap_reduce and spec.has_hosts):
+            return {}
+        groups = [self.groups(rank) for rank in range(self.plan.mesh.pp)]
+        seconds = reduce_seconds(spec, groups, found.rates[0].fabric.reduce_s)
+        return reduction_spans(self.plan, self.schedule, found.times, found.timeline, seconds)
+
+
+def groups_on(traced: Traced, rank: int) -> dict[str, Callable[[int], Iterator[int]]]:
+    """The process groups of a pipeline rank by name: column → the world ranks of its group."""
+    plan, mesh = traced.plan, traced.plan.mesh
+    found: dict[str, Callable[[int], Iterator[int]]] = {}
+
+    def add(name: str, ranks: Sequence[int], columns: Columns) -> None:
+        found[name] = lambda column: (mesh.rank(p, c) for p in ranks for c in shifted(columns, column))
+
+    here = (rank,)
+    for axis, columns in axes_of(mesh).items():
+        add(axis, here, columns)
+    for group in traced.groups(rank):
+        for each in (group, group.kept(traced.found.spec, 2), group.kept(traced.found.spec, 3)):
+            add(name_of(each), each.holders.pipeline_ranks, each.holders.columns)
+    for site in plan.sharded.values():
+        for holders, _ in site.buckets:
+            add(f"columns {_text(holders.columns)}", here, holders.columns)
+    add("world", range(mesh.pp), range(mesh.columns))
+    return found
+
+
+def axes_of(mesh: Mesh) -> dict[str, range]:
+    """The columns in one group with column 0, by axis of the mesh: experts, tensor and context ranks, and those with
+    parts of the same sequences."""
+    return {
+        "ep": range(mesh.expert_group),
+        "tp": range(mesh.tp),
+        "cp": range(0, mesh.cp * mesh.tp, mesh.tp),
+        "sq": range(mesh.cp * mesh.tp),
+    }
+
+
+def name_of(group: Group) -> str:
+    """The name of a group that shares parameters: its pipeline ranks and the columns that share with column 0."""
+    ranks = "+".join(map(str, group.holders.pipeline_ranks))
+    return f"ranks {ranks} columns {_text(group.holders.columns)}"
+
+
+def _text(columns: Columns) -> str:
+    return f"{columns[0]}..{columns[-1]} of {len(columns)}"
+
+
+def shifted(columns: Columns, column: int) -> Iterator[int]:
+    """The columns that share with `column` what `columns` share with their first, column 0."""
+    if isinstance(columns, range) and len(columns) == 1:
+        return iter((column,))
+    of, length = (columns, 1) if isinstance(columns, range) else (columns.firsts, columns.length)
+    block = of.step * len(of)
+    first = column // block * block + column % of.step // length * length
+    return (at + k for at in range(first, first + block, of.step) for k in range(length))
+
+
+class _TraceRank:
+    """One pipeline rank: its nodes are made in the order of its steps."""
+
+    def __init__(self, traced: Traced, rank: int) -> None:
+        self._t, self._number = traced, rank
+        self._nodes: list[TraceNode] = []
+        self._makers: dict[tuple[int, int, str], int] = {}  # (stage, micro-batch, value) → the node that makes it
+        self._local: dict[int, int] = {}  # tag of a message to this very rank → the node that makes it
+        self._compute: tuple[int, ...] = ()  # the last node of each lane
+        self._link: tuple[int, ...] = ()
+        self._copied: dict[str, tuple[int, ...]] = {}  # the last O, and the last R
+        self._waited: set[int] = set()  # exchanges for which the compute lane has waited since its last node
+        placement = traced.schedule.stage_placement
+        self._messages = messages_of(traced.lowering.rates[0].fabric, traced.plan, placement)
+        self._spans: dict[str, tuple[list[tuple[Instruction, int, int]], int]] = {}
+
+    def run(self) -> list[TraceNode]:
+        """All nodes of the rank."""
+        traced, rank = self._t, self._number
+        bodies = {body.name: body for body in traced.program.bodies[rank]}
+        unit = traced.found.timeline.unit * 10**6
+        copies = {at: span for at, *span in traced.found.timeline.copies[rank]} if traced.found.timeline.copies else {}
+        ends_with: list[tuple[int, ...]] = []
+        rows = zip(
+            traced.schedule.actions[rank],
+            traced.program.invocations[rank],
+            traced.found.timeline.ticks[rank],
+            strict=True,
+        )
+        for at, (step, invocation, ticks) in enumerate(rows):
+            start, end = (int(tick * unit) for tick in copies.get(at, ticks))
+            if is_copy(step):
+                assert isinstance(step, Action)
+                self._copy(at, step, bodies[invocation.body], start, end)
+            else:
+                self._step(at, bodies[invocation.body], invocation.micro_batches, start, end)
+            ends_with.append((*self._compute, *self._waited))
+        self._tail(ends_with)
+        return self._nodes
+
+    # ------------------------------------------------------------ a step of the schedule
+
+    def _step(self, at: int, body: Body, micro_batches: Sequence[int], start: int, end: int) -> None:
+        spans, length = self._spans_of(body)
+        on_lanes = iter(spans)
+        stages = [action.stage for action in body.actions]
+        started: dict[tuple[int, str, str, str], int] = {}
+
+        def mapped(time: int) -> int:
+            return start + (time * (end - start) // length if length else 0)
+
+        for i in body.instructions:
+            stage, micro_batch = stages[i.slot], micro_batches[i.slot]
+            if i.kind == "run" or i.kind in EXCHANGES:
+                _, begins, ends = next(on_lanes)
+                node = self._run(i, stage, micro_batch) if i.kind == "run" else self._exchange(i, stage, micro_batch)
+                for index, (name, share) in enumerate(node):
+                    first, last = (mapped(begins + (ends - begins) * share[k] // 10**6) for k in (0, 1))
+                    added = self._add(name, first, last, at, i.kind in EXCHANGES)
+                    if index == len(node) - 1:
+                        started[i.slot, i.kind, i.phase, i.site] = added
+                for buffer in i.writes:
+                    self._makers[stage, micro_batch, buffer.name] = added
+            elif i.kind == "wait":
+                exchange = started[i.slot, i.wait, i.phase, i.site]
+                self._waited.add(exchange)
+                for buffer in i.writes:
+                    self._makers[stage, micro_batch, buffer.name] = exchange
+            elif i.kind == "send":
+                self._send(i, stage, micro_batch, at, on_lanes, mapped)
+            elif i.kind == "receive":
+                self._receive(i, stage, micro_batch, at, start)
+
+    def _spans_of(self, body: Body) -> tuple[list[tuple[Instruction, int, int]], int]:
+        """When its instructions start and end, and how long it is."""
+        if body.name not in self._spans:
+            sends = [0] * len(body.actions)
+            for i in body.instructions:
+                if i.kind == "send" and i.peer != self._number:
+                    sends[i.slot] = round(self._messages.seconds[self._number, i.peer] * NS)
+            spans = list(held(body.instructions, self._times, sends))
+            self._spans[body.name] = spans, max((end for *_, end in spans), default=0)
+        return self._spans[body.name]
+
+    @property
+    def _times(self) -> Times:
+        return self._t.times[self._number]
+
+    def _add(self, node: TraceNode, start: int, end: int, step: int, exchanges: bool) -> int:
+        """Put a node on its lane; its number."""
+        behind = {*self._compute, *self._waited, *(self._link if exchanges else ())}
+        needs = tuple(sorted(node.needs))
+        order = tuple(sorted(behind.difference(needs)))
+        self._nodes.append(replace(node, start_ns=start, end_ns=end, step=step, needs=needs, behind=order))
+        number = len(self._nodes) - 1
+        if exchanges:
+            self._link = (number,)
+        else:
+            self._compute, self._waited = (number,), set()
+        return number
+
+    def _reads(self, i: Instruction, stage: int, micro_batch: int) -> tuple[int, ...]:
+        keys = ((stage, micro_batch, name) for name in i.reads)
+        return tuple(dict.fromkeys(self._makers[key] for key in keys if key in self._makers))
+
+    def _run(self, i: Instruction, stage: int, micro_batch: int) -> list[tuple[TraceNode, tuple[int, int]]]:
+        plan = self._t.plan
+        cost, rows = dict(plan.cuts[i.site].costs)[i.phase], self._t.lowering.chains(stage, self._number).rows
+        name = f"{i.phase}{stage}.{micro_batch} {i.site}"
+        flops, size = cost.flops + cost.flops_row * rows, cost.bytes + cost.bytes_row * rows
+        return [(_blank(name, "COMP", self._reads(i, stage, micro_batch), flops=flops, size=size), (0, 10**6))]
+
+    def _exchange(self, i: Instruction, stage: int, micro_batch: int) -> list[tuple[TraceNode, tuple[int, int]]]:
+        name, reads = f"{i.kind} {i.phase}{stage}.{micro_batch} {i.site}", self._reads(i, stage, micro_batch)
+        if i.kind in ("gather", "scatter"):
+            return self._sharded(i, name, reads)
+        writes = self._times[i.kind, i.phase, i.site].writes
+        if i.kind == "counts":
+            size, group, kind = writes[0].fixed_bytes // 2, "ep", "ALL_TO_ALL"
+        elif i.kind in ("dispatch", "combine"):
+            moved = [b for b in writes if b.dtype not in INTEGERS and b.shape[0] not in ("P", "X")]
+            sent = self._t.lowering.chains(stage, self._number).sent
+            size = sent * sum(tensor_bytes(("R", *b.shape[1:]), b.dtype) for b in moved)
+            group, kind = "ep", "ALL_TO_ALL"
+        else:
+            way, _, of = i.kind.partition("_")
+            group, kind = OF_ROWS[of], "ALL_GATHER" if way == "gather" else "REDUCE_SCATTER"
+            degree = len(axes_of(self._t.plan.mesh)[group]) if way == "scatter" else 1
+            size = degree * sum(buffer.fixed_bytes for buffer in writes)
+        return [(_blank(name, kind, reads, size=size, group=group), (0, 10**6))]
+
+    def _sharded(self, i: Instruction, name: str, reads: tuple[int, ...]) -> list[tuple[TraceNode, tuple[int, int]]]:
+        """The collectives of divided weights or gradients, one for each group of holders, one after the other."""
+        here = self._t.plan.sharded[i.site]
+        buffer = here.weights if i.kind == "gather" else here.gradients
+        assert buffer is not None
+        whole, done, found = sum(elements for _, elements in here.buckets), 0, []
+        kind = "ALL_GATHER" if i.kind == "gather" else "REDUCE_SCATTER"
+        for holders, elements in here.buckets:
+            size = buffer.fixed_bytes * elements // whole
+            node = _blank(name, kind, reads, size=size, group=f"columns {_text(holders.columns)}")
+            found.append((node, (10**6 * done // whole, 10**6 * (done + elements) // whole)))
+            done += elements
+        return found
+
+    # ------------------------------------------------------------ messages and copies
+
+    def _send(
+        self,
+        i: Instruction,
+        stage: int,
+        micro_batch: int,
+        at: int,
+        on_lanes: Iterator[tuple[Instruction, int, int]],
+        mapped: Callable[[int], int],
+    ) -> None:
+        tag = self._tag(i.phase, stage, micro_batch)
+        reads = self._reads(i, stage, micro_batch)
+        if i.peer == self._number:
+            self._local[tag] = reads[0]
+            return
+        _, begins, ends = next(on_lanes)
+        message = self._t.program.message
+        assert message is not None
+        name = f"send {i.phase}{stage}.{micro_batch}"
+        node = _blank(name, "COMM_SEND", reads, size=message.fixed_bytes, peer=i.peer, tag=tag)
+        self._add(node, mapped(begins), mapped(ends), at, exchanges=True)
+
+    def _receive(self, i: Instruction, stage: int, micro_batch: int, at: int, start: int) -> None:
+        """A receive takes no time: it ends when the message is there, which no step of this rank is before."""
+        tag = self._tag(i.phase, stage - 1 if i.phase == "F" else stage + 1, micro_batch)
+        key = stage, micro_batch, i.writes[0].name
+        if i.peer == self._number:
+            self._makers[key] = self._local.pop(tag)
+            return
+        message = self._t.program.message
+        assert message is not None
+        name = f"receive {i.phase}{stage}.{micro_batch}"
+        self._nodes.append(
+            TraceNode(name, "COMM_RECV", start, start, at, size=message.fixed_bytes, peer=i.peer, tag=tag)
+        )
+        self._makers[key] = len(self._nodes) - 1
+
+    def _tag(self, phase: str, stage: int, micro_batch: int) -> int:
+        """The number of a message: of the output of a stage, or of the gradient of its input."""
+        return 2 * (stage * self._t.schedule.num_micro_batches + micro_batch) + (phase != "F")
+
+    def _copy(self, at: int, step: Action, body: Body, start: int, end: int) -> None:
+        """What a forward saved goes to the host, or comes back, beside all else."""
+        i = body.instructions[0]
+        saved = self._t.lowering.chains(step.stage, self._number)
+        names = i.reads or tuple(buffer.name for buffer in i.writes)
+        keys = [(step.stage, step.micro_batch, name) for name in names]
+        needs = {self._makers[key] for key in keys if key in self._makers}
+        behind = set(self._copied.get(step.kind, ())) | (set() if step.kind == "O" else {*self._compute, *self._waited})
+        kind = "MEM_STORE" if step.kind == "O" else "MEM_LOAD"
+        size = sum(buffer.bytes_at(saved.rows) for buffer in saved.saved())
+        order = tuple(sorted(needs)), tuple(sorted(behind - needs))
+        self._nodes.append(TraceNode(str(step), kind, start, end, at, *order, size=size))
+        self._copied[step.kind] = (len(self._nodes) - 1,)
+        self._makers |= dict.fromkeys(keys, len(self._nodes) - 1)
+        if step.kind == "O":
+            self._waited.add(len(self._nodes) - 1)
+
+    # ------------------------------------------------------------ behind the last action
+
+    def _tail(self, ends_with: Sequence[tuple[int, ...]]) -> None:
+        """The sums of gradients, the norm, the update, and the gathering of weights."""
+        traced, spec, tail = self._t, self._t.found.spec, self._t.found.tails[self._number]
+        size, weight = ITEMSIZE[spec.precision.gradients], ITEMSIZE[spec.precision.parameter]
+        reduce_s, groups = traced.found.rates[0].fabric.reduce_s, traced.groups(self._number)
+        how = reduction_of(spec)
+        now, last = float(traced.makespan_ns), ends_with[-1]
+
+        def add(name: str, kind: str, seconds: float, needs: Sequence[int], **fields: object) -> int:
+            nonlocal now
+            begin, now = now, now + seconds * NS
+            node = TraceNode(
+                name,
+                kind,
+                round(begin),
+                round(now),
+                TAIL,
+                tuple(sorted({*needs})),
+                **fields,  # type: ignore[arg-type]
+            )
+            self._nodes.append(node)
+            return len(self._nodes) - 1
+
+        after = {each.stages: each.after for each in traced.program.reductions[self._number]}
+        sums: list[int] = []
+        summed = [group for group in (group.kept(spec, 2) for group in groups) if len(group.holders) > 1]
+        summed.sort(key=lambda group: traced.sums.get((group.holders.pipeline_ranks, group.stages), (0.0, 0.0)))
+        whole, done = Counter[object](), Counter[object]()  # elements that are summed in one span
+        for group in summed:
+            whole[group.holders.pipeline_ranks, group.stages] += group.elements
+        for group in summed:
+            number = group.elements * size
+            fields = {"size": number, "group": name_of(group)}
+            key = group.holders.pipeline_ranks, group.stages
+            name = f"sum of gradients of stages {', '.join(map(str, group.stages))}"
+            if key in traced.sums:
+                begin, end = traced.sums[key]
+                first = begin + (end - begin) * done[key] / whole[key]
+                done[key] += group.elements
+                begin, end = first, begin + (end - begin) * done[key] / whole[key]
+                needs = (*ends_with[after.get(group.stages, -1)], *sums[-1:])
+                ns = round(begin * NS), round(end * NS)
+                self._nodes.append(TraceNode(name, TYPES[how], *ns, TAIL, needs, **fields))  # type: ignore[arg-type]
+                sums.append(len(self._nodes) - 1)
+            else:
+                seconds = reduce_s(number, group.holders, how) * traced.found.shared
+                last = (add(name, TYPES[how], seconds, last, **fields),)
+        if sums:
+            now += tail.reduction_s * NS
+        last = (*last, *sums)
+        if tail.norm_s:
+            last = (add("norm of gradients", "ALL_REDUCE", tail.norm_s, last, size=8, group="world"),)
+        last = (add("update", "COMP", tail.update_s + tail.host_s, last),)
+        for group in (group.kept(spec, 3) for group in groups):
+            number = group.elements * weight
+            seconds = reduce_s(number, group.holders, "all_gather") * traced.found.shared
+            if spec.parallel.zero and len(group.holders) > 1:
+                fields = {"size": number, "group": name_of(group)}
+                last = (add("gathering of weights", "ALL_GATHER", seconds, last, **fields),)
+
+
+def _blank(name: str, kind: str, needs: tuple[int, ...], **fields: object) -> TraceNode:
+    """Return a node that has no time yet."""
+    return TraceNode(name, kind, 0, 0, TAIL, needs, **fields)  # type: ignore[arg-type]
