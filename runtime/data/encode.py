@@ -24,7 +24,6 @@ from runtime.data.prompts import PromptWriter, reader_of
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.shards import Notices, RowReader, RowWriter, ShardReader, ShardWriter
 from runtime.data.store import Meta
-from runtime.data.tokenizer import Encoder
 from runtime.data.tokenizer_files import TOKENIZER
 
 # --- Splitting documents into training and validation
@@ -135,8 +134,10 @@ def trained(
     facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
     facts["library"] = tokenizers.__version__
     if work.jobs == 1:
-        encoder = Encoder(bpe)
-        encode = lambda batch: ([np.asarray(ids, np.int64) for ids in encoder.encode([t for _, t in batch])], Notices())  # noqa: E731
+        encode = lambda batch: (  # noqa: E731
+            [np.asarray(ids, np.int64) for ids in tokenizer.encode(bpe, [text for _, text in batch])],
+            Notices(),
+        )
         yield Tokens(text, facts, "encode", lambda batches: _worked(batches, [encode], work.journal, lambda: None))
     else:
         path = work.folder / TOKENIZER  # no file: so no neighbours name the end token

@@ -39,7 +39,6 @@ from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
 from runtime.data.shards import Notices
 from runtime.data.template_process import marks_assistant
-from runtime.data.tokenizer import Encoder
 from runtime.system.limited import end_with_parent, limit, too_much_memory
 
 Ids = npt.NDArray[np.int64]
@@ -224,8 +223,7 @@ def main(argv: list[str]) -> int:
 
 
 def _documents(bpe: Tokenizer) -> Encode:
-    encoder = Encoder(bpe)
-    return lambda texts: (encoder.encode(texts), {})
+    return lambda texts: (tokenizer.encode(bpe, texts), {})
 
 
 def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from runtime.contract import DataRequest, TrainedTokenizer
-from runtime.data import encode, store
+from runtime.data import encode, store, tokenizer
 from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
 from runtime.data.prepare import Prepared, prepare
-from runtime.data.tokenizer import Encoder
 from tests.runtime.data.conftest import CORPUS
 
 
@@ -59,11 +59,11 @@ class Preparing:
 @pytest.fixture
 def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
     found = Preparing(tmp_path)
-    by_words, by_process, train = Encoder.encode, GivenTokenizer.encode, encode.trained
+    by_library, by_process, train = tokenizer.encode, GivenTokenizer.encode, encode.trained
 
-    def words(self: Encoder, texts: Sequence[str]) -> list[list[int]]:
+    def library(bpe: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         found.encoded += len(texts)
-        return by_words(self, texts)
+        return by_library(bpe, texts)
 
     def process(self: GivenTokenizer, documents: Any) -> Any:
         found.encoded += len(documents)
@@ -73,7 +73,7 @@ def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found.trained += 1
         return train(*arguments)
 
-    monkeypatch.setattr(Encoder, "encode", words)
+    monkeypatch.setattr(tokenizer, "encode", library)
     monkeypatch.setattr(GivenTokenizer, "encode", process)
     monkeypatch.setattr(encode, "trained", training)
     yield found
