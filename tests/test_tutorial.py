@@ -128,7 +128,7 @@ def test_what_is_said_to_be_there(home: Path) -> None:
 
 
 def test_the_largest_import_is_as_large_as_is_said() -> None:
-    spec = load(ROOT / "tests" / "importers" / "specs" / "deepseek-v3.dsc")
+    spec = load(ROOT / "tests" / "compiler" / "tools" / "importers" / "specs" / "deepseek-v3.dsc")
     assert "671B parameters get 1,024 GPUs" in PAGE and spec.cluster.world == 1024
 
 
