@@ -94,17 +94,6 @@ class LinkTimes:
         ranks = range(num_ranks)
         return min((self.time(a, b, inside) for a in ranks for b in ranks if a != b), default=Fraction(0))
 
-    def visit_all(self, num_ranks: int, inside: Fraction) -> Fraction:
-        """A time below that of messages on any way through all ranks: the shortest tree that joins them."""
-        if not self.node and not self.table:
-            return (num_ranks - 1) * inside
-        total, near = Fraction(0), {rank: self.time(0, rank, inside) for rank in range(1, num_ranks)}
-        while near:
-            rank = min(near, key=near.__getitem__)
-            total += near.pop(rank)
-            near = {other: min(time, self.time(rank, other, inside)) for other, time in near.items()}
-        return total
-
 
 ALIKE = LinkTimes()
 

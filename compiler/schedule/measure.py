@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from compiler.schedule.bound import bound_of_unequal, lower_bound, one_copy_bound
+from compiler.schedule.bound import bound_of_unequal, lower_bound
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
@@ -21,13 +21,6 @@ class MeasuredSchedule:
     timeline: Timeline
     cap: Fraction  # activations a rank may hold, the one that may most: what was asked for, or this schedule holds
     lower_bound: Fraction  # of every schedule of this placement and these sizes within `cap`
-
-    @property
-    def one_copy_bound(self) -> Fraction:
-        """No schedule of these sizes within the cap ends sooner, on any placement with one copy of every stage."""
-        schedule = self.schedule
-        sizes = schedule.num_ranks, schedule.num_micro_batches, schedule.num_stages
-        return one_copy_bound(*sizes, self.costs, self.cap)
 
     @property
     def makespan(self) -> Fraction:

@@ -13,7 +13,7 @@ from compiler.schedule.memory import gigabytes
 from compiler.schedule.schedule import Schedule
 from compiler.tools.picture.drawing import Lanes
 
-COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "one-copy bound", "excess")
+COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "excess")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,6 @@ def cells(measured: MeasuredSchedule) -> tuple[str, ...]:
         str(measured.copies),
         shown(measured.lower_bound),
         percent(measured.gap),
-        shown(measured.one_copy_bound),
         shown(measured.excess),
         *((gigabytes(max(held)),) if held else ()),
     )

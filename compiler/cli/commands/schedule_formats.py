@@ -51,7 +51,6 @@ def as_json(answer: Answer) -> str:
             "parts": entry.parts,
             "lower_bound": number(measured.lower_bound),
             "gap": number(measured.gap),
-            "one_copy_bound": number(measured.one_copy_bound),
             "excess": number(measured.excess),
             **_order_value(entry),
         }
@@ -117,7 +116,6 @@ def summary(answer: Answer) -> list[str]:
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {held} activations on the fullest rank",
         _bound(entry, measured, most, unit),
-        f"one-copy bound {shown(measured.one_copy_bound)}{unit} for every placement with one copy of the parameters",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
     if held_bytes := measured.peak_bytes:
@@ -225,8 +223,10 @@ def _order_value(entry: ScheduleAnswer) -> dict[str, Any]:
 def _compared_value(entry: ScheduleAnswer) -> dict[str, Any]:
     measured = entry.measured
     if measured is None:
-        bounds = ("lower_bound", "gap", "one_copy_bound")
-        keys = ("placement", "makespan", "idle", "peak_activations", "peak_bytes", "copies", *bounds, "excess")
+        keys = (
+            *("placement", "makespan", "idle", "peak_activations", "peak_bytes", "copies", "lower_bound", "gap"),
+            "excess",
+        )
         return {"schedule": entry.name, **dict.fromkeys(keys), **_order_value(entry), "fault": entry.fault}
     return {
         "schedule": entry.name,
@@ -238,7 +238,6 @@ def _compared_value(entry: ScheduleAnswer) -> dict[str, Any]:
         "copies": measured.copies,
         "lower_bound": number(measured.lower_bound),
         "gap": number(measured.gap),
-        "one_copy_bound": number(measured.one_copy_bound),
         "excess": number(measured.excess),
         **_order_value(entry),
         "fault": None,

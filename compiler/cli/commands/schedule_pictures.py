@@ -54,7 +54,6 @@ def _panel(entry: ScheduleAnswer, answer: Answer) -> Panel:
         ("bubble", percent(measured.idle)),
         ("bound", shown(measured.lower_bound) + unit),
         ("gap", percent(measured.gap)),
-        ("one-copy bound", shown(measured.one_copy_bound) + unit),
         ("activations at most", shown(Fraction(measured.peak_activations, entry.parts))),
     )
     lanes = answer.lanes(schedule) if answer.lanes else ()

@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -41,15 +41,10 @@ def test_nodes_and_tables_say_the_same() -> None:
     listed = costs_of_json(HEAD + json.dumps({"table": rows}) + "}")
     assert nodes.latency == listed.latency == Fraction(1, 2)
     assert all(nodes.message(a, b) == listed.message(a, b) for a, b in permutations(range(4), 2))
-    assert nodes.links.visit_all(4, nodes.latency) == listed.links.visit_all(4, listed.latency) == 4
     for name in ("1f1b", "zbv", "dualpipe", "interleaved"):
         schedule = SCHEDULES[name].generate(4, 8)
         found, other = (measure(schedule, costs) for costs in (nodes, listed))
-        assert (found.makespan, found.lower_bound, found.one_copy_bound) == (
-            other.makespan,
-            other.lower_bound,
-            other.one_copy_bound,
-        )
+        assert (found.makespan, found.lower_bound) == (other.makespan, other.lower_bound)
         assert found.makespan >= found.lower_bound
 
 
@@ -126,13 +121,6 @@ def test_mirrored_ranks_share_a_list_only_where_links_are_mirrored() -> None:
     assert not costs.is_mirrored(4) and replace(costs, links=LinkTimes(2, Fraction(3))).is_mirrored(4)
     found = Solver(costs, effort=0.02).solve_on(BIDIRECTIONAL, 4, 4)
     assert found.makespan == simulate(found.schedule, costs).makespan >= found.lower_bound
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_way_through_all_ranks_is_below_the_shortest_tree(seed: int) -> None:
-    links = table(random.Random(seed), 4)
-    ways = (sum(links.table[a][b] for a, b in pairwise(way)) for way in permutations(range(4)))
-    assert links.visit_all(4, Fraction(0)) <= min(ways)
 
 
 def test_documents_have_what_the_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement
 from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs, costs_of_json, parse_costs
-from compiler.schedule.measure import measure
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solution, Solver, solved_with_copies
@@ -75,7 +74,6 @@ def test_the_simulator_is_the_judge(name: str) -> None:
         assert (timeline.makespan, timeline.peak_activations) == (judged.makespan, judged.peaks)
         sizes = schedule.stage_placement, 4, 8
         assert lower_bound(*sizes, costs, timeline.peak_activations) <= timeline.makespan
-        assert measure(schedule, costs).one_copy_bound <= timeline.makespan or schedule.stage_placement == BIDIRECTIONAL
         rows = panel_of(schedule, costs).rows
         assert all(row.peak <= peak for row, peak in zip(rows, timeline.peak_activations, strict=True))
 

@@ -12,8 +12,8 @@ from functools import cached_property
 import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
-from compiler.schedule.bound import lower_bound, one_copy_bound
-from compiler.schedule.costs import Costs, parse_costs, shipped
+from compiler.schedule.bound import lower_bound
+from compiler.schedule.costs import Costs
 from compiler.schedule.waits import Waits
 from tests.compiler.schedule.optima import STORED, Case, case, stored
 from tests.compiler.schedule.test_simulate import random_costs
@@ -105,38 +105,6 @@ def test_a_percent_too_much_is_seen() -> None:
 def test_one_activation_too_few_is_seen() -> None:
     tight = [(each, least) for each, least in SOLVED if each.cap > each.placement.stages_per_rank]
     assert any(bound_of(each, each.cap - 1) > least for each, least in tight)
-
-
-# ---------------------------------------------------------------- one copy
-
-
-def one_copy(case: Case, cap: Fraction | None = None) -> Fraction:
-    stages, P = case.placement.num_stages(case.num_ranks), case.num_ranks
-    cap = case.cap if cap is None else cap * case.placement.stages_per_rank
-    return one_copy_bound(P, case.num_micro_batches, stages, case.costs, cap)
-
-
-def test_the_one_copy_bound_is_below_all_with_one_copy() -> None:
-    bounds = [(one_copy(case), least) for case, least in SOLVED if case.placement.copies == 1]
-    assert len(bounds) > 100 and all(bound <= least for bound, least in bounds)
-    assert any(bound * Fraction(101, 100) > least for bound, least in bounds)  # it is reached
-
-
-@pytest.mark.parametrize("costs", [Costs(), parse_costs("F=2,I=3,W=1,FB=4"), shipped("deepseek-v3-low")])
-def test_the_one_copy_bound_is_below_that_of_every_placement(costs: Costs) -> None:
-    for P, N, cap in ((4, 8, 4), (4, 6, 1), (8, 24, 5), (3, 5, 2)):
-        least = one_copy_bound(P, N, P, costs, cap)
-        assert least >= N * (costs.F + costs.I + costs.W) * (costs.two("BF") / (costs.F + costs.one("B")))
-        for placement in (V, *(loop(v) for v in (1, 2, 3))):
-            v = placement.stages_per_rank
-            if v <= cap * v:
-                assert least <= lower_bound(placement, P, N, costs.recut(P, v * P), cap * v)
-
-
-def test_what_the_cap_costs_one_copy() -> None:
-    """A rank with room for 2 of 4 waits for the first backward; with room for 1, memory takes more than work."""
-    bounds = [one_copy_bound(4, 8, 4, Costs(), cap) for cap in (4, 2, 1)]
-    assert bounds[0] < bounds[1] < bounds[2] and bounds[2] >= Fraction(8 * 4, 2) * 2
 
 
 # ---------------------------------------------------------------- memory and time
