@@ -32,7 +32,7 @@ from runtime.contract.options import run_name
 from runtime.system.outcome import printable
 
 VERSION = 1  # of the JSON, docs/json.md
-DEFAULTS = {"lead": 300, "restarts": 0, "api": "jobset", "runtime": "torch-distributed"}
+DEFAULTS = {"lead": 300, "restarts": 0}
 DEFAULTS |= {"grace": 300, "resource": [], "gather": 30, "sbatch": [], "field": []}
 VOLUME = "/mnt/dsc"  # where the volume of a remote launcher is by default
 OFTEN = 100  # restarts of an elastic run: each node that leaves or returns takes one
@@ -102,12 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = 'kubernetes: a field of pods, as nodeSelector={"pool": "a"}; skypilot: of resources, as use_spot=true'
     container("--field", type=options.field, metavar="NAME=JSON", action="append", help=what)
     container("--namespace", type=options.object_name, help="kubernetes: namespace; default: that of kubectl")
-    container("--api", choices=("jobset", "trainjob"), help="kubernetes: default: jobset")
-    container("--runtime", type=options.object_name, help="trainjob: its runtime; default: torch-distributed")
     resource = options.resource
     container("--resource", type=resource, metavar="NAME=COUNT", action="append", help="kubernetes: as rdma/ib=1")
     grace = options.number(1, 10**6, "a number of seconds")
-    container("--grace", type=grace, metavar="S", help="jobset: seconds for a step and a save; default: 300")
+    container("--grace", type=grace, metavar="S", help="kubernetes: seconds for a step and a save; default: 300")
     container("--infra", help="skypilot: cloud or Kubernetes, as k8s; default: SkyPilot's choice")
     container("--accelerator", help="skypilot: its name of the device; default: by the spec")
 
@@ -154,12 +152,6 @@ def check_options(args: argparse.Namespace) -> int | None:
     for name, what in (launcher.needs or {}).items():
         if getattr(args, name) is None:
             return wrong(f"{args.launcher} needs --{name}: {what}", f"add --{name}", args.format)
-    if args.api == "trainjob" and args.grace is not None:
-        return wrong("--grace is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
-    if args.api == "trainjob" and args.restarts is not None:
-        return wrong("--restarts is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
-    if args.api != "trainjob" and args.runtime is not None:
-        return wrong("--runtime is for a TrainJob", "add --api trainjob", args.format)
     if args.elastic is None and args.gather is not None:
         return wrong("--gather is of a run with --elastic", "leave it out, or add --elastic 1", args.format)
     if args.elastic is not None and args.restarts is None:

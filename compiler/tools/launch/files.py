@@ -168,18 +168,13 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
 
 
 def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """A JobSet or a TrainJob, with the script of a node in a ConfigMap."""
+    """A JobSet, with the script of a node in a ConfigMap."""
     resources = dict(args.resource)
-    settable = manifests.POD_FIELDS if args.api == "jobset" else manifests.PATCHED_FIELDS
-    fields = manifests.checked_fields(dict(args.field), settable, "a pod")
+    fields = manifests.checked_fields(dict(args.field), manifests.POD_FIELDS, "a pod")
     image = registry_image(args.image)
     pods = Pods(image, args.namespace, args.volume, args.mount, resources, fields, args.grace, args.restarts)
-    if args.api == "jobset":
-        values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
-        written = LaunchFile("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
-    else:
-        values = manifests.trainjob(job, pods, args.runtime, _node_script(job, "trainjob").text)
-        written = LaunchFile("trainjob.yaml", documents(*values), "a ConfigMap and a TrainJob")
+    values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
+    written = LaunchFile("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
     return LaunchFiles((written,), (f"kubectl apply -f {quoted(str(folder / written.name))}",))
 
 
@@ -238,9 +233,9 @@ LAUNCHERS = {
         needs={"time": "the time limit of the job, as 24:00:00"},
     ),
     "kubernetes": Launcher(
-        "a JobSet or a TrainJob",
+        "a JobSet",
         kubernetes,
-        takes=("image", "volume", "mount", "namespace", "api", "runtime", "resource", "field", "grace", "restarts"),
+        takes=("image", "volume", "mount", "namespace", "resource", "field", "grace", "restarts"),
         needs={
             "image": "a container image that has dsc",
             "volume": "a PersistentVolumeClaim that all pods can write to",

@@ -1,9 +1,8 @@
 """Manifests of Kubernetes and of SkyPilot, as plain values.
 
-Kubernetes: a JobSet (jobset.x-k8s.io/v1alpha2), or a TrainJob of Kubeflow Trainer 2.2 (trainer.kubeflow.org/v1alpha1),
-with the script of a node in a ConfigMap: a container's `command` and `env` would have every `$(NAME)` in them replaced.
-`tests/compiler/tools/launch/schemas` has what the published pages of these, and of SkyPilot, say of the fields that
-are used here.
+Kubernetes: a JobSet (jobset.x-k8s.io/v1alpha2), with the script of a node in a ConfigMap: a container's `command` and
+`env` would have every `$(NAME)` in them replaced. `tests/compiler/tools/launch/schemas` has what the published pages of
+these, and of SkyPilot, say of the fields that are used here.
 """
 
 from __future__ import annotations
@@ -61,24 +60,14 @@ def documents(*values: dict[str, Any]) -> str:
 Manifest = dict[str, Any]
 SCRIPTS = "/etc/dsc"  # where containers find the script of a node
 SCRIPT = "node.sh"
-# Fields that --field may set: of a pod that a TrainJob patches, of any pod, and of the resources of a task of SkyPilot.
-PATCHED_FIELDS = (
-    *("affinity", "imagePullSecrets", "nodeSelector", "schedulingGates", "securityContext", "serviceAccountName"),
-    "tolerations",
-)
+# Fields that --field may set: of a pod, and of the resources of a task of SkyPilot.
 POD_FIELDS = (
-    *PATCHED_FIELDS,
-    *(
-        "dnsPolicy",
-        "hostNetwork",
-        "priorityClassName",
-        "runtimeClassName",
-        "schedulerName",
-        "topologySpreadConstraints",
-    ),
+    *("affinity", "dnsPolicy", "hostNetwork", "imagePullSecrets", "nodeSelector", "priorityClassName"),
+    *("runtimeClassName", "schedulerName", "schedulingGates", "securityContext", "serviceAccountName", "tolerations"),
+    "topologySpreadConstraints",
 )
 SKY_FIELDS = ("disk_size", "disk_tier", "instance_type", "labels", "network_tier", "use_spot")
-NODE = "node"  # the replicated job and its container, as the torch runtime of Kubeflow Trainer calls them
+NODE = "node"  # the replicated job and its container
 
 
 @dataclass(frozen=True)
@@ -145,29 +134,6 @@ def jobset(job: Job, pods: Pods, script: str) -> tuple[Manifest, ...]:
         "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": {**indexed, "template": {"spec": pod}}}}],
     }
     head = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job.name, pods)}
-    return _config_map(job, pods, script), {**head, "spec": spec}
-
-
-def trainjob(job: Job, pods: Pods, runtime: str, script: str) -> tuple[Manifest, ...]:
-    """A ConfigMap and a TrainJob, which a ClusterTrainingRuntime of torch turns into a JobSet."""
-    resources = _resources(job.needs, pods)
-    container: Manifest = {"name": NODE, "volumeMounts": _mounts(pods)}
-    if pods.pins_memory:
-        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
-    pod = {"volumes": _volumes(job, pods), "containers": [container], **pods.fields}
-    patch = {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
-    spec = {
-        "runtimeRef": {"name": runtime},
-        "trainer": {
-            "image": pods.image,
-            "command": ["bash", f"{SCRIPTS}/{SCRIPT}"],
-            "numNodes": job.needs.nodes,
-            "numProcPerNode": job.needs.ranks_per_node,
-            "resourcesPerNode": resources,
-        },
-        "runtimePatches": [{"manager": "dsc.launch", "trainingRuntimeSpec": {"template": {"spec": patch}}}],
-    }
-    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _metadata(job.name, pods)}
     return _config_map(job, pods, script), {**head, "spec": spec}
 
 

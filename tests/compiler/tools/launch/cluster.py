@@ -21,7 +21,6 @@ NEEDED = {
     "torchrun": [],
     "slurm": ["--time", "1:00:00"],
     "kubernetes": ["--image", "registry/dsc:1", "--volume", "shared"],
-    "trainjob": ["--image", "registry/dsc:1", "--volume", "shared", "--api", "trainjob"],
     "skypilot": ["--image", "registry/dsc:1", "--volume", "shared"],
 }
 # What a scheduler says to each node: of two, the second.
@@ -29,7 +28,6 @@ SAID = {
     "torchrun": {},
     "slurm": {"DSC_HOST": "first", "SLURM_NODEID": "1"},
     "kubernetes": {"JOB_COMPLETION_INDEX": "1"},
-    "trainjob": {"PET_MASTER_ADDR": "first", "PET_NODE_RANK": "1"},
     "skypilot": {"SKYPILOT_NODE_IPS": "first\nsecond\n", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"},
 }
 FAKE_PYTHON = f"""#!{sys.executable} -S
@@ -83,12 +81,12 @@ class Written:
 
     def documents(self) -> list[dict[str, Any]]:
         """Those of the manifest, as a reader of YAML sees them."""
-        names = {"kubernetes": "jobset.yaml", "trainjob": "trainjob.yaml", "skypilot": "task.yaml"}
+        names = {"kubernetes": "jobset.yaml", "skypilot": "task.yaml"}
         return list(yaml.safe_load_all((self.folder / names[self.launcher]).read_bytes()))
 
     def script(self) -> str:
         """The script of a node."""
-        if self.launcher in ("kubernetes", "trainjob"):
+        if self.launcher == "kubernetes":
             script: str = self.documents()[0]["data"]["node.sh"]
             return script
         if self.launcher == "skypilot":
@@ -107,8 +105,7 @@ class Written:
 
 def launch(launcher: str, build: Path, folder: Path, *words: str) -> Written:
     """Write the files of a launcher; it must succeed."""
-    name = "kubernetes" if launcher == "trainjob" else launcher
-    assert main(["launch", name, str(build), "--out", str(folder), *NEEDED[launcher], *words]) == 0
+    assert main(["launch", launcher, str(build), "--out", str(folder), *NEEDED[launcher], *words]) == 0
     return Written(launcher, folder)
 
 

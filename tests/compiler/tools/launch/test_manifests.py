@@ -18,7 +18,7 @@ from compiler.tools.launch.manifests import documents
 from tests.compiler.tools.launch.cluster import launch
 
 SCHEMAS = Path(__file__).parent / "schemas"
-KINDS = {"kubernetes": ["configmap", "jobset"], "trainjob": ["configmap", "trainjob"], "skypilot": ["skypilot"]}
+KINDS = {"kubernetes": ["configmap", "jobset"], "skypilot": ["skypilot"]}
 
 
 def validator(name: str) -> Draft202012Validator:
@@ -88,15 +88,13 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("launcher", ["kubernetes", "trainjob"])
-def test_fields_of_a_pod_have_the_published_form(launcher: str, gpu_nodes: Path, tmp_path: Path) -> None:
+def test_fields_of_a_pod_have_the_published_form(gpu_nodes: Path, tmp_path: Path) -> None:
     words = [word for name, value in FIELDS.items() for word in ("--field", f"{name}={json.dumps(value)}")]
-    document = launch(launcher, gpu_nodes, tmp_path, *words, "--field", "serviceAccountName=trainer").documents()[-1]
-    assert [error.message for error in validator(KINDS[launcher][-1]).iter_errors(document)] == []
-    spec = document["spec"]
-    if launcher == "trainjob":
-        spec = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
-    job = spec["replicatedJobs"][0]["template"]["spec"]
+    document = launch("kubernetes", gpu_nodes, tmp_path, *words, "--field", "serviceAccountName=trainer").documents()[
+        -1
+    ]
+    assert [error.message for error in validator(KINDS["kubernetes"][-1]).iter_errors(document)] == []
+    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert job["template"]["spec"].items() >= {**FIELDS, "serviceAccountName": "trainer"}.items()
 
 
@@ -110,12 +108,6 @@ def test_devices_of_another_maker(words: tuple[str, ...], gpu_nodes: Path, tmp_p
     wanted = dict(option.split("=") for option in words[1::2])
     assert container["resources"]["limits"] == {name: int(count) for name, count in wanted.items()}
     assert ("securityContext" in container) == ("rdma/ib" in wanted)
-
-
-def test_a_train_job_is_of_the_runtime_that_is_named(two_nodes: Path, tmp_path: Path) -> None:
-    for words, runtime in (((), "torch-distributed"), (("--runtime", "mine"), "mine")):
-        _, job = launch("trainjob", two_nodes, tmp_path, *words).documents()
-        assert job["spec"]["runtimeRef"] == {"name": runtime}
 
 
 def test_a_task_of_skypilot(gpu_nodes: Path, two_nodes: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_every_node_meets_at_the_first(written: Written, tmp_path: Path) -> None
         assert "--resume" in words and "--standalone" not in words
 
 
-@pytest.mark.parametrize("written", ["slurm", "kubernetes", "trainjob", "skypilot"], indirect=True)
+@pytest.mark.parametrize("written", ["slurm", "kubernetes", "skypilot"], indirect=True)
 def test_what_a_scheduler_did_not_say_is_named(written: Written) -> None:
     """No default takes its place: a script that is started otherwise ends at once."""
     for name in SAID[written.launcher]:
