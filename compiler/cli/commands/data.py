@@ -6,7 +6,6 @@ dsc data show chat.dsc --sequence 3               rows that are packed, or docum
 dsc data show chat.dsc --split validation --format json
 dsc data prepare web.dsc --jobs 8                 filter and encode the text in eight processes, and keep it for runs
 dsc data prepare web.dsc --format json
-dsc data prepare web.dsc --megatron out/web       and write out/web.train.bin, out/web.train.idx for Megatron-LM
 
 `show`: the loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc
 train` does it, in a folder that is removed afterwards; with --cache DIR, or in a folder with build/.data, it is kept
@@ -53,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="processes that filter and encode; default: one for each core",
     )
-    parser.add_argument(
-        "--megatron", metavar="PREFIX", type=Path, help="write the .bin and .idx of each split under this prefix, too"
-    )
     add_cache(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
@@ -80,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.what == "prepare" and (given := _of_show(args)):
         return wrong(f"`dsc data prepare` takes no {given}", how=args.format)
-    if args.what == "show" and (given := next((f"--{each}" for each in ("jobs", "megatron") if vars(args)[each]), "")):
-        return wrong(f"`dsc data show` takes no {given}", how=args.format)
+    if args.what == "show" and args.jobs:
+        return wrong("`dsc data show` takes no --jobs", how=args.format)
 
     if args.what == "prepare":
         phases = load_phases(args.spec, args.set, args.format)
@@ -93,11 +89,8 @@ def run(args: argparse.Namespace) -> int:
     folder = args.data or chosen.path.parent
     try:
         if args.what == "prepare":
-            if args.megatron is not None:
-                data_prepare.check_prefix(args.megatron, chosen.spec)
             prepared = data_prepare.prepare(args, chosen.spec, folder)
-            written = [] if args.megatron is None else data_prepare.write_megatron(prepared, args.megatron)
-            data_prepare.show(args, prepared, [each.spec for each in phases], written)
+            data_prepare.show(args, prepared, [each.spec for each in phases])
             return 0
         with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as out:
             shown = data_show.shown(args, chosen.spec, folder, Path(out))

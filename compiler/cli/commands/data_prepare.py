@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copyfile
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -81,47 +79,6 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
         tell("")
 
 
-def check_prefix(prefix: Path, spec: Spec) -> None:
-    """Raise DataError where Megatron's files cannot be written under a prefix, or cannot say what the data is."""
-    from runtime.data.files import DataError
-
-    if spec.data.fim or any(each.fim for each in spec.data.sources):
-        raise DataError(
-            "--megatron: `fim` arranges documents where they are read, and files would not have it: -s fim=0"
-        )
-    if spec.data.chat is not None:
-        raise DataError("--megatron: Megatron's files do not say which tokens of a conversation the loss is on")
-    if spec.data.prompts is not None:
-        raise DataError("--megatron: Megatron's files do not hold the answers of prompts")
-    if not prefix.parent.is_dir():
-        raise DataError(f"--megatron {prefix}: there is no folder {prefix.parent}")
-    if not prefix.name or prefix.is_dir():
-        raise DataError(f"--megatron {prefix}: this is a folder; name the beginning of the files: {prefix / 'text'}")
-
-
-def write_megatron(prepared: Prepared, prefix: Path) -> list[Path]:
-    """Copy the shards of prepared data, which have Megatron's format, to `PREFIX.train.bin` and so on.
-
-    A file appears whole or not at all, .idx behind .bin; files of these names are replaced. Splits without documents
-    are left out. Returns the paths. Raises DataError where data is in such files already.
-    """
-    from runtime.data.files import DataError
-
-    if sources := prepared.meta.get("token_files"):
-        named = ", ".join(filter(None, sources))
-        raise DataError(f"--megatron: the data{named and f' of {named}'} is in Megatron's files already")
-    written = []
-    with TemporaryDirectory(prefix=".megatron-", dir=prefix.parent, ignore_cleanup_errors=True) as aside:
-        for path in sorted(prepared.folder.glob("*.bin")):
-            if path.stat().st_size:
-                for file in (path, path.with_suffix(".idx")):
-                    copy, target = Path(aside) / file.name, prefix.with_name(f"{prefix.name}.{file.name}")
-                    copyfile(file, copy)  # and no link: who edits the copy leaves the prepared data as it is
-                    copy.replace(target)
-                    written.append(target)
-    return written
-
-
 def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[SplitRow]:
     """What each source holds, training and validation, and how often the `phases` of the run read it."""
     data = phases[0].data
@@ -189,7 +146,7 @@ def _tokens_of(source: str, phase: Spec) -> float:
     return phase.train.tokens * (weights[source] / sum(weights.values()) if source else 1)
 
 
-def document(prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path] = ()) -> dict[str, Any]:
+def document(prepared: Prepared, phases: Sequence[Spec]) -> dict[str, Any]:
     """The JSON of docs/json.md."""
     data = phases[0].data
     source = f"{data.source}"
@@ -201,7 +158,6 @@ def document(prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path]
         "sources": [vars(row) for row in rows(prepared, phases)],
         "skipped": dict(prepared.meta["skipped"]),
         "filters": [{"source": name or source, **facts} for name, facts in _filtered(prepared, data).items()],
-        "megatron": [str(path) for path in written],
     }
 
 
@@ -231,12 +187,12 @@ def _epochs(row: SplitRow) -> str:
     return "" if row.epochs is None else f"{row.epochs:.3g}" if row.epochs < 1000 else f"{row.epochs:,.0f}"
 
 
-def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec], written: Sequence[Path]) -> None:
+def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec]) -> None:
     """Print what was prepared. Warn of text that the run cannot be trained on, or reads again and again."""
     if args.format == "json":
-        print(json.dumps(document(prepared, phases, written), ensure_ascii=False, indent=2))
+        print(json.dumps(document(prepared, phases), ensure_ascii=False, indent=2))
     else:
-        print("\n".join([text(prepared, phases), *(f"written: {printable(str(path))}" for path in written)]))
+        print(text(prepared, phases))
     if reason := unusable(prepared, phases):
         say(f"warning: `dsc train` will refuse this data: {printable(reason)}")
     for row in rows(prepared, phases):

@@ -94,8 +94,6 @@ def test_prompts_are_prepared_before_a_run(folder: Path, capsys: Captured) -> No
     (row,) = found["sources"]
     assert (row["documents"], row["epochs"], row["split"]) == (3, None, "train") and not found["reused"]
     assert parsed(said_by(capsys, folder, *words, "--format", "json"), "data_prepare")["reused"]
-    refusal = said_by(capsys, folder, *words, "--megatron", str(folder / "x"), code=2)
-    assert "--megatron: Megatron's files do not hold the answers of prompts" in refusal
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,5 @@ def test_a_killed_command_goes_on(
     assert [answer["filters"] for answer in answers] == [[{"source": "text/*.jsonl", **facts}]] * 2
     one, other = (contents(Path(answer["folder"])) for answer in answers)
     assert one == other
-    assert main([*command, str(tmp_path / "killed"), "--megatron", str(tmp_path / "web")]) == 0
+    assert main([*command, str(tmp_path / "killed")]) == 0
     assert filters.said(facts) in capsys.readouterr().out.splitlines()
-    assert [path.name for path in sorted(tmp_path.glob("web*"))] == [f"web.{name}" for name in sorted(SHARDS[:4])]

@@ -28,7 +28,6 @@ from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
 from runtime.data.prepare import Prepared
 from tests.compiler.cli.forms import parsed
-from tests.runtime.data import megatron
 from tests.runtime.data.conftest import CORPUS
 from tests.runtime.processes import wait_for
 
@@ -192,9 +191,6 @@ def test_what_is_of_the_other_word_is_refused(folder: Path, capsys: pytest.Captu
     for words, said in (
         (["prepare", "--row", "1"], "`dsc data prepare` takes no --row"),
         (["show", "--jobs", "1"], "`dsc data show` takes no --jobs"),
-        (["show", "--megatron", "x"], "`dsc data show` takes no --megatron"),
-        (["prepare", "--megatron", str(folder)], "this is a folder; name the beginning of the files"),
-        (["prepare", "--megatron", str(folder / "none/x")], f"there is no folder {folder / 'none'}"),
     ):
         assert main(["data", words[0], str(folder / "run.dsc"), *words[1:]]) == 2
         assert said in capsys.readouterr().err
@@ -217,33 +213,14 @@ def megatron_documents(prefix: Path) -> list[list[int]]:
 def test_megatron_files_hold_the_tokens_of_the_text(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--cache", str(tmp_path / "cache"), "--megatron", str(tmp_path / "web"), "--format", "json"]
+    words = ["--cache", str(tmp_path / "cache"), "--format", "json"]
     assert main(["data", "prepare", str(folder / "run.dsc"), "--jobs", "1", *words]) == 0
     answer = parsed(capsys.readouterr().out, "data_prepare")
-    names = [f"web.{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx")]
-    assert answer["megatron"] == [str(tmp_path / name) for name in names]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", *names]
     bpe = Tokenizer.from_file(answer["folder"] + "/tokenizer.json")
-    found = [each for split in ("train", "validation") for each in megatron_documents(tmp_path / f"web.{split}")]
+    found = [each for split in ("train", "validation") for each in megatron_documents(Path(answer["folder"]) / split)]
     texts = [json.loads(line)["text"] for line in (folder / "text/lines.jsonl").read_text("utf-8").splitlines()]
     assert {ids[-1] for ids in found} == {bpe.token_to_id("<|endoftext|>")}
     assert sorted(bpe.decode(ids[:-1]) for ids in found) == sorted(texts)
-
-
-def test_megatron_files_are_not_written_of_what_they_would_not_hold(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--cache", str(tmp_path / "cache"), "--megatron", str(tmp_path / "web")]
-    assert main(["data", "prepare", str(folder / "run.dsc"), "-s", "data.fim=0.5", *words]) == 2
-    assert "`fim` arranges documents where they are read" in capsys.readouterr().err
-    tokens = tmp_path / "ids"
-    megatron.write(tokens, [[[1, 2, 3, 0]], [[4, 5, 0]], [[6, 7, 8, 9, 0]]])
-    spec = (folder / "run.dsc").read_text("utf-8")
-    head, _, rest = spec.partition("  data {")
-    (tmp_path / "ids.dsc").write_text(head + '  data { source = "ids", end_id = 0 }' + rest.partition("}")[2], "utf-8")
-    assert main(["data", "prepare", str(tmp_path / "ids.dsc"), *words]) == 2
-    assert "--megatron: the data is in Megatron's files already" in capsys.readouterr().err
-    assert not list(tmp_path.glob("web*"))
 
 
 PHASES = """\
