@@ -1,9 +1,9 @@
-"""Corpus → `<out>/<key>/`: train and validation shards, tokenizer.json and meta.json. Made once, then reused.
+"""Corpus → `<out>/<key>/`: train and validation shards, tokenizer.json and meta.json. Prepared once, then reused.
 
-The key is of the content of the text, the tokenizer and the division, whatever the path or the spec. A folder appears
-whole or not at all (built aside, synced, renamed), under a lock, so ranks and runs may ask for it at the same time.
-Runs share what they prepare in a cache: a run's folder is hard links to the files of an entry there, so it is complete
-without the cache. `python_stdlib` with train(4096): 12 MB, 3.5M tokens in 4.3 s of one core, reuse in 0.2 s (measured).
+The key depends on the contents of the text, the tokenizer and the split, not on paths or the spec. A folder is
+published atomically (built aside, synced, renamed) under a lock, so ranks and runs may request it at the same time.
+Runs share prepared data in a cache: a run's folder has hard links to the files of a cache entry, so it does not need
+the cache. `python_stdlib` with train(4096): 12 MB, 3.5M tokens in 4.3 s of one core, reuse in 0.2 s (measured).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runtime.data.store import Meta, key_of
 from runtime.data.token_files import TokenTask
 
 FORMAT = 2
-# What a phase is called while it goes on.
+# Names of the phases in progress messages.
 PHASES = {
     "read": "find text",
     "ids": "check token ids",
@@ -47,7 +47,7 @@ Guard = Callable[[str], AbstractContextManager[None]]  # holds the lock of a key
 
 @dataclass(frozen=True)
 class Prepared:
-    """A verified folder. `meta` is its meta.json; `reused`: nothing was prepared for it."""
+    """A verified folder. `meta` is its meta.json; `reused`: it existed before."""
 
     folder: Path
     meta: Meta
@@ -64,13 +64,13 @@ def prepare(
     cache: Path | None = None,
     resumed: Sequence[str] = (),
 ) -> Prepared:
-    """Return the prepared corpus of a request of one source; files that it names are found from `spec_folder`.
+    """Return the prepared corpus of a request with one source. Its paths are relative to `spec_folder`.
 
     The request's `vocab` is the model's; the tokenizer's may be smaller. `progress(phase, done, total)` is called with
-    the phases "read", "tokenizer", and "encode" or "divide"; `say` with what else there is to know. Nothing is written
-    outside `out` and `cache`, a folder that runs share. `resumed`: the sha256 of the data that the checkpoints of this
-    run name, the newest first: if it was prepared for an equal request and is whole, it is used, and the text is not
-    opened. Raises DataError for what the user must mend.
+    the phases "read", "tokenizer", and "encode" or "divide"; `say` with notes. Writes only to `out` and to `cache`, a
+    folder that runs share. `resumed`: the sha256 of the data that the checkpoints of this run name, newest first: if
+    such data was prepared for an equal request and is undamaged, it is used without opening the text. Raises DataError
+    for errors that the user must fix.
     """
     asked = asked_for(request)
     damaged: Path | None = None
@@ -101,7 +101,7 @@ def prepare(
 
 
 def made(task: PreparationTask | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
-    """Make the folder of a task. Under the lock of its text."""
+    """Prepare the folder of a task. The caller holds the lock of its text."""
     with store.journal(where, task.text_key) as journal:
 
         def write(folder: Path) -> Meta:
@@ -113,7 +113,7 @@ def made(task: PreparationTask | TokenTask, where: Path, about: dict[str, Any]) 
 
 
 def shared(task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
-    """The folder of a task in the cache, made there unless it is there already."""
+    """Return the folder of a task in the cache, prepared there if it does not exist."""
     with store.shared_lock(cache, task.text_key, purpose, say):
         if (meta := store.verified(cache / task.key)) is None:
             return made(task.passed(cache, guard_of(cache, purpose, say), say), cache, about)
@@ -124,7 +124,7 @@ def shared(task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any]
 def say_skipped(
     tasks: Mapping[str, PreparationTask | TokenTask], requests: Mapping[str, DataRequest], say: Say
 ) -> None:
-    """Say which files of sources are not read, and which are in several. Keys: the names of the sources."""
+    """Print which files of sources are not read, and which are in several sources. Keys: names of the sources."""
     texts = {name: task for name, task in tasks.items() if isinstance(task, PreparationTask)}
     notes = [
         corpus.said_of_skipped(f"{requests[name].data.source}", len(task.files), task.skipped)
@@ -136,17 +136,17 @@ def say_skipped(
 
 
 def nobody_else(key: str) -> AbstractContextManager[None]:
-    """No lock, in a folder whose lock is held."""
+    """Return no lock, for a folder whose lock is already held."""
     return nullcontext()
 
 
 def guard_of(cache: Path, purpose: str, say: Say) -> Guard:
-    """Locks of a cache that runs share."""
+    """Return a function that locks entries of a shared cache."""
     return partial(store.shared_lock, cache, purpose=purpose, say=say)
 
 
 def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
-    """The folder of a run, by hard links to the files of an entry of the cache."""
+    """Return the folder of a run, with hard links to the files of a cache entry."""
     if entry.reused:
         say(f"from {entry.folder.parent}, where another run prepared it")
     meta = store.linked(out, entry.folder.name, entry.folder, {**entry.meta, **about})
@@ -154,13 +154,13 @@ def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
 
 
 def about_of(request: DataRequest, task: PreparationTask | TokenTask) -> dict[str, Any]:
-    """What meta.json says of who asked for a folder."""
-    found = {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
-    return found | task.places
+    """Return the entries of meta.json about the request for a folder."""
+    entries = {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
+    return entries | task.places
 
 
 def usable(cache: Path | None, say: Say) -> Path | None:
-    """The cache, if there can be one: a run is prepared without it all the same."""
+    """Return the cache if it can be written, else None after a note: a run does not need it."""
     if cache is None:
         return None
     try:
@@ -177,8 +177,8 @@ def usable(cache: Path | None, say: Say) -> Path | None:
 def of_checkpoints(
     out: Path, asked: Meta, resumed: Sequence[str], cache: Path | None
 ) -> tuple[Prepared | None, Path | None]:
-    """The data of this run that its checkpoints name, if it was asked for by an equal request; and a folder that is
-    damaged, and not in the cache either."""
+    """Return the data of this run that its checkpoints name, if it was prepared for an equal request. Return also such
+    a folder that is damaged and cannot be restored from the cache, if there is one."""
     damaged = None
     metas = {folder: meta for folder in store.folders(out) if (meta := store.meta_of(folder)) is not None}
     for sha256 in resumed:
@@ -196,7 +196,7 @@ def of_checkpoints(
 
 
 def asked_for(request: DataRequest) -> Meta:
-    """What meta.json says of a request."""
+    """Return the entry of meta.json for a request."""
     data = request.data
     choice = {"train": data.tokenizer.vocab} if isinstance(data.tokenizer, TrainedTokenizer) else data.tokenizer
     named = {"sources": {each.name: each.files for each in data.sources}} if data.sources else {"source": data.source}
@@ -212,52 +212,52 @@ def asked_for(request: DataRequest) -> Meta:
     return asked | {"seed": request.seed, "vocab": request.vocab}
 
 
-# ---------------------------------------------------------------- what is to be made
+# ---------------------------------------------------------------- tasks
 
 
 @dataclass(frozen=True)
 class PreparationTask:
-    """What a folder is made from. `text_key`: of the text and its tokenizer; `key`: of the division, too."""
+    """The inputs of a prepared folder. `text_key`: key of the text and its tokenizer; `key`: of the split, too."""
 
     files: tuple[SourceFile, ...]
     skipped: dict[str, int]
-    fraction: float  # that is held out
+    fraction: float  # held out
     seed: int
     vocab: int
-    tokenizer: int | tuple[Path, bytes]  # entries of one that is trained, or a user's
+    tokenizer: int | tuple[Path, bytes]  # vocab of a trained one, or a user's file
     text_key: str
     key: str
     progress: Progress
     chat: Settings | None = None  # rows are conversations, or prompts
     jobs: int = 1  # processes that encode
-    special: tuple[str, ...] = ()  # tokens of a tokenizer that is trained, beside its own
+    special: tuple[str, ...] = ()  # extra special tokens of a trained tokenizer
     fim: Rate | None = None
-    filters: tuple[str, FiltersRecipe] | None = None  # with the key of what becomes of each document
+    filters: tuple[str, FiltersRecipe] | None = None  # with the key of their result
     filtered: Filtered | None = None
 
     @cached_property
     def divided(self) -> TextSplit:
-        """How the documents are divided that pass the filters."""
+        """The split of the documents that pass the filters."""
         assert self.filters is None or self.filtered is not None, "documents are filtered before they are divided"
         return split(self.files, self.fraction, self.seed, prompts.reader_of(self.chat))
 
     def passed(self, where: Path, guard: Guard, say: Say) -> PreparationTask:
-        """The task of the documents that pass the filters, which are found once for all tasks of `where`. Raises
-        DataError where none does."""
+        """Return the task restricted to documents that pass the filters. Results are shared by all tasks in `where`.
+        Raises DataError if none passes."""
         if self.filters is None or self.filtered is not None:
             return self
         key, settings = self.filters
         with guard(key):
-            if (found := filters.read(where, key)) is None:
+            if (result := filters.read(where, key)) is None:
                 with store.journal(where, key) as journal:
-                    found = filters.filtered(self.files, settings, self.jobs, journal, self.progress)
-                    filters.write(where, key, found)
-                say(filters.said(found.facts))
-        return replace(self, files=found.of(self.files), filtered=found)
+                    result = filters.filtered(self.files, settings, self.jobs, journal, self.progress)
+                    filters.write(where, key, result)
+                say(filters.said(result.facts))
+        return replace(self, files=result.of(self.files), filtered=result)
 
     @property
     def places(self) -> dict[str, Any]:
-        """Nothing: what is made of text is in the folder."""
+        """Empty: the folder itself has the shards of a text."""
         return {}
 
     def check(self, meta: Meta) -> None:
@@ -266,16 +266,16 @@ class PreparationTask:
             encode.check_vocab(self.tokenizer[0], meta["tokenizer"]["vocab"], self.vocab)
 
     def build(self, where: Path, folder: Path, journal: Journal) -> dict[str, Any]:
-        """Write the shards into `folder`, and return what meta.json says of them. Beside it, in `where`, may be the
-        same text with the same tokenizer, divided otherwise. `journal`: what was encoded before a process was killed.
+        """Write the shards into `folder`, and return their entries for meta.json. Reuses a folder in `where` with the
+        same text and tokenizer but another split. `journal`: has what a killed process had encoded.
         """
         with self._tokens(where, encode.EncodingWork(self.jobs, journal, folder)) as tokens:
-            found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
-        found["split"] = {"seed": self.divided.seed, "limit": self.divided.limit}
+            entries = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
+        entries["split"] = {"seed": self.divided.seed, "limit": self.divided.limit}
         if self.filtered is not None:
             write_synced(folder / filters.FILE, self.filtered.to_bytes())
-            found["filters"] = {"": self.filtered.facts}
-        return found
+            entries["filters"] = {"": self.filtered.facts}
+        return entries
 
     @contextmanager
     def _tokens(self, where: Path, work: encode.EncodingWork) -> Iterator[Tokens]:
@@ -284,17 +284,17 @@ class PreparationTask:
                 self.check(meta)
                 yield encode.again(folder, meta)
                 return
-        found = (
+        opened = (
             encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work, self.special)
             if isinstance(self.tokenizer, int)
             else encode.given(*self.tokenizer, self.vocab, work, self.chat)
         )
-        with found as tokens:
+        with opened as tokens:
             yield tokens
 
 
 def task_of(request: DataRequest, spec_folder: Path, progress: Progress, jobs: int = 1) -> PreparationTask | TokenTask:
-    """Find what is read, text or token ids, and the tokenizer, and divide it."""
+    """Find the text or token files of a request and its tokenizer, and split the documents."""
     assert request.data.source is not None, "of several sources each is a task"
     task: PreparationTask | TokenTask
     if prefixes := corpus.token_files(request.data.source, spec_folder):
@@ -324,9 +324,9 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
             f"data source {request.data.source!r}: these are no files of token ids: text takes a `tokenizer` in the "
             "place of `end_id`"
         )
-    found = corpus.find(request.data.source, spec_folder, suffixes, request.data.column)
+    source = corpus.find(request.data.source, spec_folder, suffixes, request.data.column)
     progress("read", 0, 1)
-    seed = request.seed if fraction else 0  # which decides nothing where all is trained on
+    seed = request.seed if fraction else 0  # no effect without validation
     division = [fraction, seed]
     using: int | tuple[Path, bytes]
     named: object
@@ -343,15 +343,15 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         named = [{"train": wanted.vocab}, *division, *special]
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
     of_chat += [] if settings is None or settings.prompts is None else [{"prompts": prompts.FORMAT}]
-    text = corpus.digest(found.files)
+    text = corpus.digest(source.files)
     wished = request.data.filters
     chosen = None if wished is None else (filters.key(wished, text), wished)
     of_filters = [{"filters": chosen[0]}] if chosen else []
     text_key = key_of([FORMAT, tokenizers.__version__, text, named, *of_files, *of_chat, *of_filters])[:16]
     key = f"{text_key}-{key_of(division)[:8]}"
     task = PreparationTask(
-        found.files,
-        dict(found.skipped),
+        source.files,
+        dict(source.skipped),
         fraction,
         seed,
         request.vocab,
@@ -365,6 +365,6 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         filters=chosen,
     )
     if not chosen:
-        _ = task.divided  # so that a text which cannot be divided is refused at once
+        _ = task.divided  # refuses a text that cannot be split right away
     progress("read", 1, 1)
     return task

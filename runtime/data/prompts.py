@@ -1,10 +1,10 @@
-"""Prompts that completions are written to: rows of files, and their tokens.
+"""Prompts for completions: rows of files, and their tokens.
 
-A row is a line of a `.jsonl` file or a row of a table, as TRL, slime and verl read it: a prompt, which is a text or a
-list of messages, and other columns, one of which may be the answer. `tools` and `chat_template_kwargs` go to the chat
-template, as of conversations.
+A row is a line of a `.jsonl` file or a row of a table, as in TRL, slime and verl: a prompt, which is a text or a list
+of messages, and other columns, one of which may be the answer. `tools` and `chat_template_kwargs` are passed to the
+chat template, as for conversations.
 
-What is kept of a row is JSON: {"prompt": the text or messages, "columns": all else of the row, and its `answer`}.
+A row is stored as JSON: {"prompt": the text or messages, "columns": the other columns, and the `answer`}.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from runtime.data.shards import Notices, ShardReader, ShardWriter, Tokens
 from runtime.data.store import META
 from runtime.data.tokenizer_files import TOKENIZER, special_tokens
 
-FORMAT = 1  # of what is kept of rows, and the tokens that they become
+FORMAT = 1  # version of stored rows and their tokens
 SUFFIXES = (*LINE_SUFFIXES, *TABLE_SUFFIXES)
-# Where the answer of a row is, the first that is there: in rows for TRL, slime and verl.
+# Columns for the answer of a row, in rows for TRL, slime and verl. The first that exists is used.
 ANSWERS = (ANSWER, "solution", "ground_truth", "label", "reward_model.ground_truth")
 MAX_SHOWN = 6  # names of columns
 Read = Callable[[SourceFile], Iterable[str]]
 
 
 def reader_of(settings: Settings | None) -> Read:
-    """What reads a file: its documents where there are no settings, else its conversations or prompts."""
+    """Return a function that reads a file: its documents without settings, else its conversations or prompts."""
     if settings is None:
         return documents
     return chat.rows if settings.prompts is None else partial(rows, keys=settings.prompts)
 
 
 def place_of(settings: Settings, file: SourceFile, text: str) -> str:
-    """`file:line` of a conversation or prompt, of a table its file and row."""
+    """Return `file:line` of a conversation or prompt; for a table its file and row."""
     if settings.prompts is None:
         return chat.place_of(file, text)
-    return next(place for place, found in _placed(file, settings.prompts) if found == text)
+    return next(place for place, row in _placed(file, settings.prompts) if row == text)
 
 
 # ---------------------------------------------------------------- rows
 def rows(file: SourceFile, keys: PromptsRecipe) -> Iterator[str]:
-    """What is kept of each row of a file. Raises DataError with file and line, or row, for one without a prompt."""
+    """Yield the stored JSON of each row of a file. DataError with file and line, or row, for one without a prompt."""
     return (text for _, text in _placed(file, keys))
 
 
@@ -76,7 +76,7 @@ def _placed(file: SourceFile, keys: PromptsRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _values(file: SourceFile) -> Iterator[tuple[str, Any]]:
-    """The values of a file with their places."""
+    """Yield the values of a file with their places."""
     if suffix_of(file.path) in LINE_SUFFIXES:
         yield from ((place, row) for place, _, row in json_lines(file.path))
         return
@@ -97,13 +97,13 @@ def _answers(keys: PromptsRecipe) -> tuple[str, ...]:
 
 
 def _at(row: Mapping[str, Any], path: str) -> Any:
-    """The value at a path: under a name that has its dots, or in objects. None where there is none."""
+    """Return the value at a path: of a key with these dots, or in nested objects. None if there is none."""
     if path in row:
         return row[path]
-    found: Any = row
+    value: Any = row
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _is_there(value: object) -> bool:
@@ -111,7 +111,7 @@ def _is_there(value: object) -> bool:
 
 
 def row_fault(row: object, keys: PromptsRecipe) -> str:
-    """Why a value is no row, or ""."""
+    """Return why a value is no row, or ""."""
     if not isinstance(row, dict):
         return f'expected an object with a prompt under "{keys.prompt}"'
     prompt = _at(row, keys.prompt)
@@ -131,7 +131,7 @@ def row_fault(row: object, keys: PromptsRecipe) -> str:
 
 
 def _instead(row: Mapping[str, Any]) -> str:
-    """What to name where a prompt is not found."""
+    """Return a hint on which columns could be the prompt."""
     names = [name for name, value in row.items() if isinstance(value, str) or not messages_fault(name, value)]
     if not names:
         return ", and no other text or list of messages"
@@ -140,8 +140,8 @@ def _instead(row: Mapping[str, Any]) -> str:
 
 # ---------------------------------------------------------------- tokens
 class PromptEncoder(RowEncoder):
-    """Tokens of prompts. A text has the special tokens that the tokenizer adds to texts, as in TRL; messages go through
-    the chat template, to what begins the assistant's next turn."""
+    """Encodes prompts. A text gets the special tokens that the tokenizer adds, as in TRL; messages are rendered by the
+    chat template, up to the start of the assistant's next turn."""
 
     without_template = f"{chat.NO_TEMPLATE}: {chat.PUT_IT}"
 
@@ -156,8 +156,7 @@ class PromptEncoder(RowEncoder):
         return Encoded(ids, started=self._is_begun(ids))
 
 
-# --- Prompts as token ids and rows: a shard in Megatron's format, and `<prefix>.rows` with a line of JSON for each
-# prompt, as runtime/data/prompts.py keeps it
+# --- Prompts as token ids and rows: a shard in Megatron's format, and `<prefix>.rows` with a line of JSON per prompt
 
 NEW_LINE = 10
 BLOCK = 64 << 20  # bytes
@@ -178,7 +177,7 @@ class PromptWriter:
 
     @property
     def unanswered(self) -> dict[str, int]:
-        """How many rows have no answer, and the number of the first of them, -1 where all have one."""
+        """Number of rows without an answer, and the number of the first of them (-1 if there is none)."""
         return {"rows": self._unanswered, "first": self._first_unanswered}
 
     def __enter__(self) -> PromptWriter:
@@ -186,7 +185,7 @@ class PromptWriter:
         return self
 
     def add(self, ids: Tokens, row: str) -> None:
-        """Append a prompt: its tokens, and what is kept of its row."""
+        """Append a prompt: its tokens, and its row as JSON."""
         if json.loads(row)["columns"].get(ANSWER) is None:
             self._first_unanswered = len(self.sizes) if not self._unanswered else self._first_unanswered
             self._unanswered += 1
@@ -203,7 +202,7 @@ class PromptWriter:
 
 
 class PromptReader:
-    """A memory-mapped shard of prompts. Raises DataError, naming the file, unless its files agree."""
+    """A memory-mapped shard of prompts. Raises DataError that names the file unless its files agree."""
 
     def __init__(self, prefix: Path) -> None:
         self.reader = ShardReader(prefix)
@@ -228,11 +227,11 @@ class PromptReader:
         return np.diff(self.reader.starts)
 
     def ids(self, number: int) -> Tokens:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         return self.reader.document(number)
 
     def row(self, number: int) -> dict[str, Any]:
-        """What is kept of the row of a prompt: its "prompt", a text or messages, and "columns"."""
+        """Return the stored row of a prompt: its "prompt", a text or messages, and "columns"."""
         row: dict[str, Any] = json.loads(self._rows[self._begins[number] : self._begins[number + 1]].tobytes())
         return row
 
@@ -241,16 +240,15 @@ def _rows_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".rows")
 
 
-# --- The prompts of a run, drawn one after the other, and completions as text beside the rows of their prompts
+# --- The prompts of a run in the order of their draws, and completions as cases for rewards
 #
-# Draw i is a pure function of (seed, i): an epoch visits each prompt once, in an order of its own
-# (runtime/data/order.py).
+# Draw i is a pure function of (seed, i): an epoch visits each prompt once, in its own order (runtime/data/order.py).
 
 Ids = npt.NDArray[np.int64]
 
 
 def open_prompts(plan: RunPlan, folder: Path) -> PromptSamples:
-    """The prompts that a run of `train.grpo` draws. `folder`: its prepared data, `Loop.corpus`.
+    """Open the prompts of a run with `train.grpo`. `folder`: its prepared data, `Loop.corpus`.
 
         prompts = open_prompts(plan, loop.corpus)           # on each rank; ranks share nothing but the files
         for note in prompts.survey.notes(): say(f"data: {note}")   # once, before ranks begin
@@ -260,7 +258,7 @@ def open_prompts(plan: RunPlan, folder: Path) -> PromptSamples:
         prompts.epochs(position.next)                       # how often each prompt was drawn
         prompts.survey.facts                                # of the event "rows"
 
-    Raises DataError where no prompt is left, or where `check = exact` has no answer to compare with.
+    Raises DataError if no prompt is left, or if `check = exact` has no answer to compare with.
     """
     assert plan.train.grpo is not None
     grpo, meta = plan.train.grpo, json.loads((folder / META).read_text("utf-8"))
@@ -278,7 +276,7 @@ def open_prompts(plan: RunPlan, folder: Path) -> PromptSamples:
 
 
 class PromptSurvey:
-    """The prompts of one split, and which of them are drawn: those of at most `longest` tokens. `numbers`: of these."""
+    """The prompts of one split. `numbers`: the numbers of those with at most `longest` tokens, which are drawn."""
 
     def __init__(self, folder: Path, split: str, longest: int) -> None:
         self.reader, self._longest = PromptReader(folder / split), longest
@@ -286,10 +284,10 @@ class PromptSurvey:
         self.numbers = np.flatnonzero(self.reader.sizes <= longest)
         rows, samples = self.reader.num_prompts, len(self.numbers)
         self.facts = {"rows": rows, "samples": samples, "padding": 0, "cut": 0, "dropped": rows - samples}
-        self.facts["without_loss"] = 0  # these are of conversations
+        self.facts["without_loss"] = 0  # for conversations alone
 
     def notes(self) -> list[str]:
-        """Return a sentence for prompts that are left out, and for those whose tokens may surprise."""
+        """Return a note on prompts that are left out, and notes on unexpected tokens."""
         rows, dropped = (self.facts[name] for name in ("rows", "dropped"))
         longest = f"the longest has {self.reader.sizes.max(initial=0):,}"
         why = f"have more than `prompt = {self._longest}` tokens, and are left out; {longest}"
@@ -299,8 +297,8 @@ class PromptSurvey:
 class PromptSamples:
     """The prompts of the training split of a prepared folder that have at most `longest` tokens.
 
-    `group`: completions of each. `end`: the id that ends a completion, `eos_token` of the tokenizer. Raises DataError
-    where no prompt is left.
+    `group`: completions per prompt. `end`: the id that ends a completion, `eos_token` of the tokenizer. Raises
+    DataError if no prompt is left.
     """
 
     def __init__(self, folder: Path, longest: int, group: int, seed: int, end: int) -> None:
@@ -315,23 +313,24 @@ class PromptSamples:
 
     @cached_property
     def _bpe(self) -> Tokenizer:
-        """The tokenizer, which only ranks that score completions need, and no process from which ranks are forked."""
+        """The tokenizer. Only ranks that score completions need it; it must not be created in a process that forks."""
         return tokenizer.parse(tokenizer.read(self._path), special_tokens(self._path).get("eos_token"))
 
-    # ---- prompts by the number of their draw
+    # ---- prompts by number of the draw
 
     def number(self, index: int) -> int:
-        """Which row of the split draw `index` is, from 0."""
+        """Return the row of the split, from 0, of draw `index`."""
         return int(self.survey.numbers[self._drawn.window(index)])
 
     def prompt(self, index: int) -> Ids:
-        """The token ids of draw `index`."""
+        """Return the token ids of draw `index`."""
         return self.survey.reader.ids(self.number(index))
 
     def case(self, index: int, completion: Ids) -> Case:
-        """What rewards are given of a completion of draw `index`: its text up to the end token, without special tokens.
+        """Return the input of rewards for a completion of draw `index`: its text up to the end token, without special
+        tokens.
 
-        The prompt of messages is what the chat template makes of them, special tokens written out.
+        Messages are passed as the text of the chat template, with special tokens written out.
         """
         row = self.survey.reader.row(self.number(index))
         ends = np.flatnonzero(completion == self.end)
@@ -341,5 +340,5 @@ class PromptSamples:
         return Case(tokenizer.decode(self._bpe, self.prompt(index).tolist()), text, row["columns"], row["prompt"])
 
     def epochs(self, sequences: int) -> float:
-        """How often each prompt was drawn once a run has had so many completions."""
+        """Return how often each prompt was drawn after this number of completions."""
         return sequences / self.order.windows

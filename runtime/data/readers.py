@@ -1,7 +1,7 @@
 """The documents of one file, by its suffix: text, lines of JSON, or a column of a table.
 
-A document has at most 64 MiB. Compressed lines are read piece by piece, and tables in a process with limits
-(runtime/data/tables.py), so a small file that expands without end gives an error and fills no memory.
+A document has at most 64 MiB. Compressed lines are read in pieces, and tables in a process with limits
+(runtime/data/tables.py), so a small file that expands without end causes an error instead of filling memory.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *TABLE_SUFFIXES)
 MAX_DOCUMENT_BYTES = 64 << 20
 COLUMN = "text"
 BATCH_BYTES = 1 << 20
-BOM = codecs.BOM_UTF8  # before a text in UTF-8, of which it is no part
+BOM = codecs.BOM_UTF8  # may precede a UTF-8 text, but is not part of it
 _WIDE_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # those of UTF-32 begin or end with them
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SourceFile:
-    """A file of the corpus. `name` is relative to the source's folder, with `/`. `column`: where the text of a row is,
-    a key of its object or a column of the table. `kept`: a byte for each of its documents, 0 for those that filters
-    leave out; None where all are read."""
+    """A file of the corpus. `name` is relative to the source's folder, with `/`. `column`: the key or table column with
+    the text of a row. `kept`: a byte for each document, 0 if filters leave it out; None if all are read."""
 
     name: str
     path: Path
@@ -48,12 +47,12 @@ class SourceFile:
 
 
 def suffix_of(path: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
-    """Which of the suffixes a name ends in, or ""."""
+    """Return the suffix of a file name among `suffixes`, or ""."""
     return next((each for each in suffixes if path.name.endswith(each) and path.name != each), "")
 
 
 def documents(file: SourceFile) -> Iterator[str]:
-    """The documents of one file, empty ones left out. Raises DataError with file and line, or row, for a bad one."""
+    """Yield the non-empty documents of one file. Raises DataError with file and line, or row, for an invalid one."""
     suffix = suffix_of(file.path)
     if suffix in LINE_SUFFIXES:
         texts = _texts_of_lines(file.path, file.column)
@@ -63,8 +62,8 @@ def documents(file: SourceFile) -> Iterator[str]:
         texts = texts_of_table(file.path, file.column, MAX_DOCUMENT_BYTES)
     else:
         texts = iter((read_text(file.path),))
-    found = (text for text in texts if text)
-    return found if file.kept is None else compress(found, file.kept)
+    nonempty = (text for text in texts if text)
+    return nonempty if file.kept is None else compress(nonempty, file.kept)
 
 
 Document = tuple[SourceFile, str]
@@ -72,7 +71,8 @@ Batch = Sequence[Document]
 
 
 def batches(files: Iterable[SourceFile], read: Callable[[SourceFile], Iterable[str]]) -> Iterator[list[Document]]:
-    """Documents or rows, about BATCH_BYTES at a time: enough to keep every core encoding. `read`: those of a file."""
+    """Yield batches of documents or rows, about BATCH_BYTES each: enough to keep all cores busy. `read`: reads a
+    file."""
     batch: list[Document] = []
     held = 0
     for file in files:
@@ -87,7 +87,7 @@ def batches(files: Iterable[SourceFile], read: Callable[[SourceFile], Iterable[s
 
 
 def read_text(path: Path) -> str:
-    """A file that is one document. Raises DataError if it is too long, UnicodeDecodeError if it is not UTF-8."""
+    """Read a file that is one document. DataError if it is too long, UnicodeDecodeError if it is not UTF-8."""
     with open_regular(path) as stream:
         content = stream.read(MAX_DOCUMENT_BYTES + 1)
     if len(content) > MAX_DOCUMENT_BYTES:
@@ -106,7 +106,7 @@ def _texts_of_lines(path: Path, column: str) -> Iterator[str]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, bytes, Any]]:
-    """(file:line, bytes, value) of every line that is not blank. Raises DataError for one that is not JSON."""
+    """Yield (file:line, bytes, value) of every non-blank line. Raises DataError for a line that is not JSON."""
     with _lines(path) as lines:
         number = 0
         while line := _line(lines, f"{path}:{number + 1}"):
@@ -135,15 +135,15 @@ def _line(lines: BinaryIO, place: str) -> bytes:
 
 @contextmanager
 def _lines(path: Path) -> Iterator[BinaryIO]:
-    """What a file holds, decompressed as it is read."""
+    """Open a file for reading, decompressed on the fly."""
     with open_regular(path) as stream:
         if path.name.endswith(".gz"):
-            with gzip.GzipFile(fileobj=stream) as found:
-                yield cast(BinaryIO, found)
+            with gzip.GzipFile(fileobj=stream) as decompressed:
+                yield cast(BinaryIO, decompressed)
         elif path.name.endswith(".zst"):
             arrow = extra("pyarrow", f"{path}: to read .zst")
-            # It tells a file that is cut off from one that ends, and refuses windows of more than 128 MiB.
-            with arrow.CompressedInputStream(arrow.PythonFile(stream, mode="r"), "zstd") as found:
-                yield cast(BinaryIO, io.BufferedReader(found, 1 << 18))
+            # It detects truncated files, and refuses windows of more than 128 MiB.
+            with arrow.CompressedInputStream(arrow.PythonFile(stream, mode="r"), "zstd") as decompressed:
+                yield cast(BinaryIO, io.BufferedReader(decompressed, 1 << 18))
         else:
             yield stream

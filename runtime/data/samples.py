@@ -1,9 +1,9 @@
-"""Samples of a prepared corpus. Sample i is a pure function of (seed, i): no rank count, no state, nothing stored
+"""Samples of a prepared corpus. Sample i is a pure function of (seed, i), independent of the number of ranks
 (runtime/data/order.py).
 
-The documents of a split, one after the other, are cut into windows `sequence` apart; a sample is a window and the first
-`extra` tokens of the next, its targets. Of conversations each row is a sample, or several rows that are packed. Every
-epoch of training visits each window, row or pack once, in an order of its own.
+The concatenated documents of a split are cut into windows of `sequence` tokens. A sample is a window and the first
+`extra` tokens of the next one, for its targets. For conversations a sample is a row, or several packed rows. Every
+epoch of training visits each window, row or pack once, in its own order.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _KEPT = {"train": "to train on", "validation": "held out"}
 
 
 class _WindowSamples:
-    """What samples of a text and of conversations have alike: windows, which training draws in an order."""
+    """Base class of samples of a text and of conversations: windows, which training draws in an order."""
 
     split: str
     num_windows: int
     order: Order
 
     def window(self, index: int) -> int:
-        """Which window sample `index` is, of conversations which row that is trained on, or pack: from 0 to below
-        `num_windows`."""
+        """Return the window of a sample, below `num_windows`. For conversations: the index of a usable row, or of a
+        pack."""
         assert index >= 0, "samples count from 0"
         if self.split == "train":
             return self.order.window(index)
-        assert index < self.num_windows, "what is held out is read once"
+        assert index < self.num_windows, "the validation split is read once"
         return index
 
     def windows(self, indices: Numbers) -> Numbers:
-        """The windows of several samples."""
+        """Return the windows of several samples."""
         return self.order.windows_of(indices) if self.split == "train" else indices
 
 
 class Samples(_WindowSamples):
-    """The samples of one split of a prepared folder. Training is permuted anew each epoch, validation is in order.
+    """The samples of one split of a prepared folder. Training is permuted in each epoch, validation is in order.
 
-    `order`: that of training, where it is a phase's; `source`: the one that is read, of a blend. Raises DataError when
+    `order`: the order of training in a phase, or None; `source`: the source to read, in a blend. Raises DataError if
     the split is shorter than one sample.
     """
 
@@ -82,19 +82,19 @@ class Samples(_WindowSamples):
             )
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
-        """[sequence + extra] token ids of sample `index`."""
+        """Return the token ids of sample `index`: [sequence + extra]."""
         first = self.window(index) * self.sequence
         return self.reader.tokens(first, first + self.sequence + self.extra)
 
     def starts(self, index: int) -> npt.NDArray[np.int64]:
-        """[sequence + extra]: where in the sample the document of each of its tokens begins, 0 if that is before it."""
+        """Return the start of each token's document in the sample, 0 if it is before the sample: [sequence + extra]."""
         first = self.window(index) * self.sequence
         tokens = np.arange(first, first + self.sequence + self.extra)
         documents = np.searchsorted(self.reader.starts, tokens, "right") - 1
         return np.maximum(self.reader.starts[documents] - first, 0)
 
     def seen(self, indices: Numbers) -> Numbers:
-        """How many pairs of a token and one that it sees the sequence of each of these samples has."""
+        """Return the number of pairs of tokens that see each other, for each of these samples."""
         starts, first = self.reader.starts, self.windows(indices) * self.sequence
         end = first + self.sequence
         a, b = np.searchsorted(starts, (first + 1, end))
@@ -106,9 +106,8 @@ class Samples(_WindowSamples):
 
 
 class ChatSurvey:
-    """The rows of one split of conversations, and what becomes of each under a sequence: it is a sample, or in one with
-    others if they are packed, or of either its end is cut, or it is left out because it is too long under `drop`, or
-    because it has no target.
+    """The rows of one split of conversations, and the fate of each for a sequence length: it is a sample or part of a
+    pack, perhaps with its end cut off; or it is left out, because it is too long (under `drop`) or has no target.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class ChatSurvey:
         self.is_long = self.reader.sizes > sequence
         self.is_dropped = self.is_long & (long == "drop")
         self.has_target = self.reader.first_targets() < np.minimum(self.reader.sizes, sequence)
-        self.rows = np.flatnonzero(~self.is_dropped & self.has_target)  # that are trained on
+        self.rows = np.flatnonzero(~self.is_dropped & self.has_target)  # used for training
         sizes = np.minimum(self.reader.sizes[self.rows], sequence)
         self.packs: Packs | None = packed(self.rows, sizes, sequence) if pack else None
         num_samples = len(self.rows) if self.packs is None else len(self.packs)
@@ -135,7 +134,7 @@ class ChatSurvey:
         }
 
     def fate(self, row: int) -> Fate:
-        """What becomes of a row."""
+        """Return the fate of a row."""
         if self.is_dropped[row]:
             return "dropped"
         if not self.has_target[row]:
@@ -143,28 +142,28 @@ class ChatSurvey:
         return "cut" if self.is_long[row] else "sample"
 
     def notes(self) -> list[str]:
-        """Return a sentence for each kind of rows that are not trained on as they are, or whose tokens may surprise."""
+        """Return a note on each kind of rows that are cut, left out or packed, and notes on unexpected tokens."""
         kinds = (
             ("cut", f"longer than {self.sequence:,} tokens, and cut there"),
             ("dropped", f"longer than {self.sequence:,} tokens, and left out"),
             ("without_loss", f"without a token in the first {self.sequence:,} that the loss is on, and left out"),
         )
-        of = f"of {self.facts['rows']:,} {self.split} rows"
-        found = [f"{self.facts[name]:,} {of} are {what}" for name, what in kinds if self.facts[name]]
+        total = f"of {self.facts['rows']:,} {self.split} rows"
+        notes = [f"{self.facts[name]:,} {total} are {fate}" for name, fate in kinds if self.facts[name]]
         if self.packs:
             samples, padding = self.facts["samples"], self.facts["padding"]
             share = f"{padding / (samples * self.sequence):.1%} of their tokens are padding"
-            found.append(f"{len(self.rows):,} {self.split} rows are packed into {samples:,} sequences; {share}")
-        return found + self._notices.notes()
+            notes.append(f"{len(self.rows):,} {self.split} rows are packed into {samples:,} sequences; {share}")
+        return notes + self._notices.notes()
 
 
 class RowSamples(_WindowSamples):
-    """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens; or those rows
-    are that `pack` puts together.
+    """The samples of one split of conversations: a row, or with `pack` several rows, padded to `sequence + extra`
+    tokens.
 
-    A token without loss is ~id; behind the last one is PADDING. A row has at most `sequence` tokens: the rest of a
-    longer one is cut, or under `drop` the row is left out. Rows without a target are left out, too. Raises DataError
-    when none is left.
+    A token without loss is ~id; the last one is followed by PADDING. The end of a row longer than `sequence` tokens is
+    cut off, or under `drop` the row is left out. Rows without a target are left out, too. Raises DataError if no row is
+    left.
     """
 
     def __init__(
@@ -188,19 +187,19 @@ class RowSamples(_WindowSamples):
             raise DataError(f"{folder / split}: no row is left to be a sample{reasons}")
 
     def rows(self, window: int) -> npt.NDArray[np.int64]:
-        """The rows that are in a window, by their numbers."""
+        """Return the numbers of the rows in a window."""
         packs = self.survey.packs
         return self.survey.rows[window : window + 1] if packs is None else packs.rows(window)
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
-        """[sequence + extra] token ids of sample `index`."""
-        found = np.full(self.sequence + self.extra, PADDING)
+        """Return the token ids of sample `index`: [sequence + extra]."""
+        sample = np.full(self.sequence + self.extra, PADDING)
         ids = np.concatenate([self.survey.reader.row(int(row), self.sequence) for row in self.rows(self.window(index))])
-        found[: len(ids)] = ids
-        return found
+        sample[: len(ids)] = ids
+        return sample
 
     def starts(self, index: int) -> npt.NDArray[np.int64]:
-        """[sequence + extra]: where in the sample the row of each of its tokens begins. Padding is as a row."""
+        """Return the start of each token's row in the sample: [sequence + extra]. Padding counts as a row."""
         rows = self.rows(self.window(index))
         sizes = np.minimum(self.survey.reader.sizes[rows], self.sequence)
         ends = np.cumsum(sizes)
@@ -208,7 +207,7 @@ class RowSamples(_WindowSamples):
         return np.repeat(np.insert(ends, 0, 0), sizes)
 
     def seen(self, indices: Numbers) -> Numbers:
-        """How many pairs of a token and one that it sees the sequence of each of these samples has. Padding is as a
+        """Return the number of pairs of tokens that see each other, for each of these samples. Padding counts as a
         row."""
         windows, packs = self.windows(indices), self.survey.packs
         rows, counts = (self.survey.rows[windows], np.ones_like(windows)) if packs is None else packs.rows_of(windows)
@@ -217,14 +216,14 @@ class RowSamples(_WindowSamples):
 
 
 def _pairs(lengths: Numbers) -> Numbers:
-    """Pairs of a token and itself or one before it, in documents of these lengths."""
+    """Return the number of causal pairs of tokens in documents of these lengths."""
     return lengths * (lengths + 1) // 2
 
 
 class BlendSamples:
-    """The samples of one split of a blend. `parts`: those of each source, by its name.
+    """The samples of one split of a blend. `parts`: samples by source.
 
-    Training draws them in the order of the blend. What is held out has no order here: it is read source by source.
+    Training draws them in the order of the blend. Validation reads each source separately.
     """
 
     def __init__(self, parts: Mapping[str, Samples], order: Blend) -> None:
@@ -232,40 +231,40 @@ class BlendSamples:
         self._parts = tuple(parts.values())
 
     def place(self, index: int) -> tuple[Samples, int]:
-        """The samples of the source that sample `index` is of, and its index there."""
+        """Return the samples of the source of sample `index`, and its index there."""
         number, of_source = self.order.place(index)
         return self._parts[number], of_source
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
-        """[sequence + extra] token ids of sample `index`."""
+        """Return the token ids of sample `index`: [sequence + extra]."""
         part, of_source = self.place(index)
         return part.tokens(of_source)
 
     def starts(self, index: int) -> npt.NDArray[np.int64]:
-        """[sequence + extra]: where in the sample the document of each of its tokens begins, 0 if that is before it."""
+        """Return the start of each token's document in the sample, 0 if it is before the sample: [sequence + extra]."""
         part, of_source = self.place(index)
         return part.starts(of_source)
 
     def seen(self, indices: Numbers) -> Numbers:
-        """By sample, how many pairs of a token and one that it sees its sequence has."""
+        """Return the number of pairs of tokens that see each other, for each of these samples."""
         placed = [self.order.place(index) for index in indices.tolist()]
         sources, of_source = np.array(placed, np.int64).reshape(-1, 2).T
-        found = np.zeros(len(placed), np.int64)
+        pairs = np.zeros(len(placed), np.int64)
         for number, part in enumerate(self._parts):
             at = sources == number
             if at.any():
-                found[at] = part.seen(of_source[at])
-        return found
+                pairs[at] = part.seen(of_source[at])
+        return pairs
 
     def mean(self, losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Losses by their kind: the means of all sources by their weights, and under KIND_SOURCE those of each."""
+        """Return losses by kind: the weighted means over sources, and under KIND_SOURCE those of each source."""
         weights = {share.name: share.weight for share in self.order.shares}
         total = sum(weights.values())
-        found = {
+        means = {
             kind: math.fsum(weights[name] * each[kind] for name, each in losses.items()) / total
             for kind in next(iter(losses.values()))
         }
-        return found | {f"{kind}_{name}": loss for name, each in losses.items() for kind, loss in each.items()}
+        return means | {f"{kind}_{name}": loss for name, each in losses.items() for kind, loss in each.items()}
 
 
 AnySamples = Samples | RowSamples | BlendSamples
@@ -281,8 +280,8 @@ def samples_of(
     chat: ChatRecipe | None,
     order: Order | Blend | None = None,
 ) -> AnySamples:
-    """The samples of one split of a prepared folder: windows of text, of one source or several, in this order, or rows
-    of conversations."""
+    """Open the samples of one split of a prepared folder: windows of one source or several in this order, or rows of
+    conversations."""
     if isinstance(order, Blend):
         is_train = split == "train"
         parts = {
@@ -298,18 +297,18 @@ def samples_of(
 
 
 def too_short(meta: Mapping[str, Any], needed: Mapping[str, int]) -> str:
-    """Say which splits of which sources of a prepared text are shorter than one sample; "" where none is.
+    """Return an error message on sources whose splits are shorter than one sample; "" if there are none.
 
-    meta: the meta.json of the text. needed: how many tokens a sample takes, by split.
+    meta: the meta.json of the text. needed: tokens of a sample, by split.
     """
     sources = meta.get("sources") or {"": meta["splits"]}
-    found = [
+    problems = [
         f"{name or 'it'} has {splits[split]['tokens']:,} tokens {_KEPT[split]}, and a sample takes {tokens:,}"
         for name, splits in sources.items()
         for split, tokens in needed.items()
         if splits[split]["tokens"] < tokens
     ]
-    if not found:
+    if not problems:
         return ""
     edits = "give more text, change the share of `data.validation`, or shorten `train.sequence`"
-    return f"the text is too short: {'; '.join(found)}: {edits}"
+    return f"the text is too short: {'; '.join(problems)}: {edits}"

@@ -1,9 +1,9 @@
-r"""Token shards in Megatron's format: `<prefix>.bin` holds token ids, `<prefix>.idx` where each document begins.
+r"""Token shards in Megatron's format: `<prefix>.bin` has the token ids, `<prefix>.idx` the starts of documents.
 
 The index, little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py): `MMIDIDX\0\0`, version u64 = 1,
 dtype code u8, number of sequences u64, number of document indices u64; then sizes i32 (tokens of each sequence),
-pointers i64 (its first byte in .bin) and document indices i64 (its documents' first sequences, and the end). What is
-written here has one sequence for each document; Megatron's files may have several.
+pointers i64 (first byte of each sequence in .bin) and document indices i64 (first sequence of each document, and the
+end). Files written here have one sequence per document; Megatron's may have several.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 UINT16_VOCAB = 65500  # Megatron's own bound
-# Code → dtype. Codes 6 and 7 are floats, which are no tokens.
+# Code → dtype. Codes 6 and 7 are floats, which cannot be tokens.
 DTYPES: dict[int, str] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 Tokens = npt.NDArray[np.int64]
 
 
 def dtype_code(vocab: int) -> int:
-    """uint16 where every id fits, else int32."""
+    """Return the code of uint16 if every id fits, else of int32."""
     return 8 if vocab < UINT16_VOCAB else 4
 
 
@@ -52,7 +52,7 @@ class ShardWriter:
         return self
 
     def add(self, ids: Sequence[int] | Tokens) -> npt.NDArray[Any]:
-        """Appends one document (its end token included); returns it as written."""
+        """Append one document, including its end token. Return it as written."""
         tokens = np.asarray(ids, dtype=np.int64)
         assert tokens.ndim == 1 and 0 < tokens.size < 2**31, "a document is a non-empty list of fewer than 2³¹ ids"
         assert tokens.min() >= 0 and tokens.max() < self.vocab, f"an id is outside the vocabulary of {self.vocab}"
@@ -73,7 +73,7 @@ class ShardWriter:
 
 
 def index_bytes(sizes: Sequence[int], code: int) -> bytes:
-    """The whole `.idx` of documents with these token counts."""
+    """Return the `.idx` file of documents with these token counts."""
     counts = np.asarray(sizes, dtype="<i4")
     header = HEADER.pack(MAGIC, VERSION, code, len(sizes), len(sizes) + 1)
     documents = np.arange(len(sizes) + 1, dtype="<i8")
@@ -91,27 +91,27 @@ def _sync(stream: BinaryIO) -> None:
 
 
 class Stream(Protocol):
-    """Documents of token ids, one after the other. `starts`: [documents + 1] int64, where each begins, and the end."""
+    """Concatenated documents of token ids. `starts`: start of each document, and the end: [documents + 1] int64."""
 
-    data_path: Path  # what a message names
+    data_path: Path  # for messages
     starts: Tokens
     num_tokens: int
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return len(self.starts) - 1
 
     def tokens(self, first: int, last: int) -> Tokens:
-        """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
+        """Return tokens [first, last) of the stream of all documents: [last - first] int64, a copy."""
         ...
 
     def document(self, index: int) -> Tokens:
-        """All tokens of one document."""
+        """Return all tokens of one document."""
         return self.tokens(int(self.starts[index]), int(self.starts[index + 1]))
 
     def chunks(self, num_tokens: int = 1 << 22) -> Iterator[Tokens]:
-        """The whole stream, in pieces of at most `num_tokens`."""
+        """Yield the whole stream, in pieces of at most `num_tokens`."""
         for first in range(0, self.num_tokens, num_tokens):
             yield self.tokens(first, min(first + num_tokens, self.num_tokens))
 
@@ -119,7 +119,7 @@ class Stream(Protocol):
 class ShardReader(Stream):
     """A memory-mapped shard, as one stream of tokens and as documents.
 
-    Raises DataError, naming the file, unless header, index and length of the data agree in every byte.
+    Raises DataError that names the file unless header, index and length of the data agree in every byte.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -128,23 +128,23 @@ class ShardReader(Stream):
         code, sizes, first_sequences = _read_index(self.index_path)
         dtype = np.dtype(DTYPES[code]).newbyteorder("<")
         sequences = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-        self.starts: Tokens = sequences[first_sequences]  # where each document begins in the stream, and the end
+        self.starts: Tokens = sequences[first_sequences]  # start of each document in the stream, and the end
         self.num_tokens = int(self.starts[-1])
-        expected, found = self.num_tokens * dtype.itemsize, _size(self.data_path)
-        if found != expected:
-            raise DataError(f"{self.data_path}: {found} bytes, its index says {expected}")
+        expected, num_bytes = self.num_tokens * dtype.itemsize, _size(self.data_path)
+        if num_bytes != expected:
+            raise DataError(f"{self.data_path}: {num_bytes} bytes, its index says {expected}")
         self._stream: npt.NDArray[Any] = (
             np.memmap(self.data_path, dtype=dtype, mode="r") if self.num_tokens else np.zeros(0, dtype)
         )
 
     def tokens(self, first: int, last: int) -> Tokens:
-        """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
+        """Return tokens [first, last) of the stream of all documents: [last - first] int64, a copy."""
         assert 0 <= first <= last <= self.num_tokens, f"[{first}, {last}) of {self.num_tokens} tokens"
         return self._stream[first:last].astype(np.int64)
 
 
 def _read_index(path: Path) -> tuple[int, npt.NDArray[Any], npt.NDArray[Any]]:
-    """(dtype code, tokens of each sequence, first sequence of each document and the end)."""
+    """Return (dtype code, tokens of each sequence, first sequence of each document and the end)."""
     num_bytes = _size(path)
     with open_regular(path) as stream:
         head = stream.read(HEADER.size)
@@ -173,9 +173,9 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-# --- Rows of tokens with what the loss is on: a shard in Megatron's format, and `<prefix>.loss` with a byte a token
+# --- Rows of tokens with a loss mask: a shard in Megatron's format, and `<prefix>.loss` with a byte per token
 #
-# A byte is 1 where the loss is on the token, else 0. In memory a token without loss is ~id, which is below 0.
+# A byte is 1 if the loss is on the token, else 0. In memory a token without loss is ~id, which is below 0.
 
 UNALIGNED = (
     "the prompt alone, after which the model writes, has other tokens than in front of the completion; the loss begins "
@@ -189,10 +189,10 @@ UNSTARTED = (
 
 @dataclass(frozen=True)
 class Notices:
-    """How many rows, conversations or prompts, have tokens that a reader may not expect. Part of meta.json.
+    """The numbers of rows (conversations or prompts) with unexpected tokens. Part of meta.json.
 
-    `unaligned`: the prompt alone has other tokens than in front of its completion. `unstarted`: the row does not begin
-    with the tokens that the tokenizer puts in front of texts.
+    `unaligned`: the prompt alone has other tokens than before its completion. `unstarted`: the row does not start with
+    the tokens that the tokenizer puts before texts.
     """
 
     unaligned: int = 0
@@ -203,11 +203,11 @@ class Notices:
 
     @classmethod
     def of(cls, meta: Mapping[str, int]) -> Notices:
-        """Return the notices in what meta.json says of rows."""
+        """Return the notices in the entry of meta.json for rows."""
         return cls(meta.get("unaligned", 0), meta.get("unstarted", 0))
 
     def notes(self) -> list[str]:
-        """Return a sentence for each kind of which there are rows."""
+        """Return a sentence for each kind of unexpected tokens."""
         kinds = (
             (
                 self.unaligned,
@@ -218,7 +218,7 @@ class Notices:
                 UNSTARTED,
             ),
         )
-        return [f"in {count:,} {'row' if count == 1 else 'rows'} {what}" for count, what in kinds if count]
+        return [f"in {count:,} {'row' if count == 1 else 'rows'} {problem}" for count, problem in kinds if count]
 
 
 class RowWriter:
@@ -253,7 +253,7 @@ class RowWriter:
 
 
 class RowReader:
-    """A memory-mapped shard of rows. Raises DataError, naming the file, unless its files agree."""
+    """A memory-mapped shard of rows. Raises DataError that names the file unless its files agree."""
 
     def __init__(self, prefix: Path) -> None:
         self.reader = ShardReader(prefix)
@@ -272,28 +272,28 @@ class RowReader:
         return np.diff(self.reader.starts)
 
     def row(self, index: int, most: int | None = None) -> Tokens:
-        """The tokens of a row, or the first `most` of them; ~id where the loss is not on one."""
+        """Return the tokens of a row, or the first `most` of them; ~id for tokens without loss."""
         first, last = (int(self.reader.starts[i]) for i in (index, index + 1))
         return self._tokens(first, last if most is None else min(last, first + most))
 
     def chunks(self, num_tokens: int = 1 << 22) -> Iterator[Tokens]:
-        """All tokens, in pieces of at most `num_tokens`."""
+        """Yield all tokens, in pieces of at most `num_tokens`."""
         for first in range(0, self.reader.num_tokens, num_tokens):
             yield self._tokens(first, min(first + num_tokens, self.reader.num_tokens))
 
     def first_targets(self, num_tokens: int = 1 << 22) -> npt.NDArray[np.int64]:
-        """Place in each row of its first token that is a target: the loss is on it, and another is before it. A row
-        without one has its size there."""
+        """Return the index in each row of its first target: a token with loss that is not the first of the row. The
+        size of the row if there is none."""
         starts, sizes = self.reader.starts, self.sizes
-        found, begin = sizes.copy(), 0
+        targets, begin = sizes.copy(), 0
         while begin < self.num_rows:
             end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + num_tokens, "right")) - 1)
             places = np.flatnonzero(self._loss[starts[begin] : starts[end]]) + starts[begin]
             following = np.searchsorted(places, starts[begin:end] + 1)
             target = np.append(places, starts[-1])[following] - starts[begin:end]
-            found[begin:end] = np.minimum(sizes[begin:end], target)
+            targets[begin:end] = np.minimum(sizes[begin:end], target)
             begin = end
-        return found
+        return targets
 
     def _tokens(self, first: int, last: int) -> Tokens:
         ids = self.reader.tokens(first, last)

@@ -1,8 +1,8 @@
-"""Folders of prepared data: published whole, verified by sha256, shared by hard links.
+"""Folders of prepared data: published atomically, verified by sha256, shared by hard links.
 
-`meta.json` of a folder says what is in it. Its "sha256" is of the contents and of how they were made, so that a
-checkpoint can name the data of its run; what the data was asked for by, and where shards are that are in other places
-(ABOUT), is beside that, and belongs to one run.
+`meta.json` of a folder describes its contents. Its "sha256" covers the contents and their settings, so that a
+checkpoint can name the data of its run. The entries ABOUT (the request, and the places of token files elsewhere) are
+not covered, and belong to one run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtime.data import readers
 from runtime.data.files import DataError, descriptor_of_regular, fingerprint, open_regular, sync_folder, write_synced
 from runtime.data.pieces import Journal
 
-# --- A lock between processes, which says for whom it waits. The kernel gives it back when a process dies
+# --- A lock between processes that reports its holder. The kernel releases it when a process dies
 
 SAID_AFTER_S = 2.0
 POLL_S = 0.1
@@ -32,10 +32,10 @@ MAX_HOLDER_BYTES = 4096
 
 @contextmanager
 def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock file `path`, which then names this process and `purpose`.
+    """Hold the lock file `path`, which then names this process and `purpose`.
 
-    While another process holds it, `say` is called again and again from 2 s on with who that is. Raises OSError or
-    DataError where there is something else than a lock file: a symbolic link, a pipe.
+    While another process holds it, `say` is called repeatedly with its name, from 2 s on. Raises OSError or DataError
+    if the path is no regular file: a symbolic link, a pipe.
     """
     handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
@@ -44,10 +44,10 @@ def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[Non
             if time.monotonic() - begun > SAID_AFTER_S:
                 say(f"waiting for {_holder(handle)} (lock: {path})")
             time.sleep(POLL_S)
-        with suppress(OSError):  # a full disk: nobody can read who holds the lock, which is held all the same
+        with suppress(OSError):  # on a full disk the lock is held without a name
             os.ftruncate(handle, 0)
             holder = f"process {os.getpid()}, which prepares data for {purpose}"
-            os.pwrite(handle, holder.encode("utf-8", "surrogateescape"), 0)  # a path may be any bytes
+            os.pwrite(handle, holder.encode("utf-8", "surrogateescape"), 0)  # a path may have any bytes
         yield
     finally:
         os.close(handle)
@@ -55,7 +55,7 @@ def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[Non
 
 @contextmanager
 def tried(path: Path) -> Iterator[bool]:
-    """Holds the lock file if no other process does; says whether it is held."""
+    """Hold the lock file if no other process does. Yield whether it is held."""
     handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         yield _taken(handle)
@@ -82,14 +82,14 @@ META = "meta.json"
 ABOUT = ("source", "skipped", "request", "places")
 MAX_META_BYTES = 256 << 20
 BUILDING = ".building-"
-PARTS = ".parts-"  # journals of what is prepared, so that it goes on where a process was killed
+PARTS = ".parts-"  # journals, with which preparation continues after a kill
 PARTS_KEPT_S = 14 * 86400.0
 Meta = Mapping[str, Any]
 
 
 # ---------------------------------------------------------------- meta.json
 def signed(values: Meta) -> dict[str, Any]:
-    """The values of a meta.json with the digest of the contents, and that of all values of the file."""
+    """Add the digest of the contents and the digest of all values to the values of a meta.json."""
     values = {name: value for name, value in values.items() if name not in ("sha256", "meta_sha256")}
     contents = {name: value for name, value in values.items() if name not in ABOUT}
     values["sha256"] = _digest(contents)
@@ -105,7 +105,7 @@ def _text(meta: Meta) -> str:
 
 
 def meta_of(folder: Path) -> Meta | None:
-    """meta.json of a folder as it was written, else None. The other files are not looked at."""
+    """Return the meta.json of a folder; None if it is missing or damaged. Other files are not checked."""
     path = folder / META
     if folder.is_symlink() or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_META_BYTES:
         return None
@@ -119,8 +119,8 @@ def meta_of(folder: Path) -> Meta | None:
 
 
 def verified(folder: Path) -> Meta | None:
-    """meta.json if it and every file of the folder are as they were written, size and sha256, and shards in other
-    places were not changed; else None."""
+    """Return the meta.json of a folder if it and every file are undamaged (size and sha256) and token files elsewhere
+    have not changed; else None."""
     meta = meta_of(folder)
     if meta is None:
         return None
@@ -136,14 +136,17 @@ def verified(folder: Path) -> Meta | None:
 
 
 def place(prefix: Path) -> dict[str, Any]:
-    """Where a shard in another place is, with sizes and times by which a change is noticed. OSError if it is not
-    there."""
-    found = [os.lstat(prefix.with_name(f"{prefix.name}{suffix}")) for suffix in (".idx", ".bin")]
-    return {"prefix": str(prefix.absolute()), "seen": [[each.st_size, each.st_mtime_ns, each.st_ino] for each in found]}
+    """Return the path of a token shard elsewhere, with sizes and times that reveal a change. OSError if it is
+    missing."""
+    statuses = [os.lstat(prefix.with_name(f"{prefix.name}{suffix}")) for suffix in (".idx", ".bin")]
+    return {
+        "prefix": str(prefix.absolute()),
+        "seen": [[each.st_size, each.st_mtime_ns, each.st_ino] for each in statuses],
+    }
 
 
 def are_there(places: Any) -> bool:
-    """Whether shards in other places are where meta.json says, and were not changed since."""
+    """Whether token shards elsewhere still exist and have not changed since meta.json was written."""
     try:
         return all(place(Path(each["prefix"])) == each for row in places.values() for each in row)
     except (OSError, KeyError, TypeError, AttributeError):
@@ -151,25 +154,26 @@ def are_there(places: Any) -> bool:
 
 
 def about_of(meta: Meta) -> dict[str, Any]:
-    """What the data was asked for by, and what of it is in other places."""
+    """Return the entries ABOUT of a meta.json."""
     return {name: meta[name] for name in ABOUT if name in meta}
 
 
 def key_of(parts: Sequence[object]) -> str:
-    """sha256 of values, as JSON has them."""
+    """Return the sha256 of values as JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def folders(where: Path) -> Iterator[Path]:
-    """The folders of prepared data in `where`, in the order of their names."""
+    """Yield the folders of prepared data in `where`, in the order of names."""
     return (path.parent for path in sorted(where.glob(f"[!.]*/{META}")))
 
 
 # ---------------------------------------------------------------- writing
 def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
-    """Makes `where/name`, which appears whole or not at all; returns its meta.json.
+    """Publish `where/name` atomically. Return its meta.json.
 
-    `write` fills an empty folder and returns the values of meta.json but for "files". Under the lock of `name`.
+    `write` fills an empty folder and returns the values of meta.json except "files". The caller holds the lock of
+    `name`.
     """
     folder, building = where / name, where / f"{BUILDING}{name}"
     if folder.is_symlink():
@@ -181,7 +185,7 @@ def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
             values["files"] = {path.name: fingerprint(path) for path in sorted(building.iterdir())}
         write_synced(building / META, _text(values))
         sync_folder(building)
-        if folder.exists():  # it did not verify
+        if folder.exists():  # it is damaged
             shutil.rmtree(folder)
         building.rename(folder)
     except BaseException:
@@ -192,7 +196,7 @@ def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
 
 
 def linked(where: Path, name: str, entry: Path, values: Meta) -> Meta:
-    """Makes `where/name` of the files of another folder, by hard links, or copies where there can be none."""
+    """Publish `where/name` with the files of another folder, by hard links, or copies if links are impossible."""
 
     def write(building: Path) -> Meta:
         for file in values["files"]:
@@ -203,7 +207,7 @@ def linked(where: Path, name: str, entry: Path, values: Meta) -> Meta:
 
 
 def link(source: Path, target: Path) -> None:
-    """Make a hard link to a file, or a copy where there can be none."""
+    """Make a hard link to a file, or a copy if that is impossible."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # another file system, or one without links
@@ -214,7 +218,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
-    """A verified folder's meta.json, which from now on says that `about` asked for it, and that it was used last."""
+    """Update the entries ABOUT and the time of use of a verified folder's meta.json. Return the new meta.json."""
     if about_of(meta) != about:
         meta = signed({**meta, **about})
         with TemporaryDirectory(prefix=BUILDING, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
@@ -227,32 +231,32 @@ def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
 
 @contextmanager
 def journal(where: Path, text: str) -> Iterator[Journal]:
-    """The results of batches of a text that an earlier process had, and those that are added. Under the lock of `text`.
-    Batches of another size have other results: it then begins anew.
+    """Open the journal with the results of a text's batches. The caller holds the lock of `text`. With another batch
+    size the journal starts empty.
 
-    The file goes when the block comes to its end, with those of other texts that nobody has gone on with for 14 days.
-    It goes after a DataError too: the text or the tokenizer then has to be changed.
+    The file is removed at the end of the block, with journals of other texts that were not used for 14 days. It is
+    removed after a DataError, too, because the text or the tokenizer then has to change.
     """
-    with Journal(where / f"{PARTS}{text}", f"{text} {readers.BATCH_BYTES}") as found:
+    with Journal(where / f"{PARTS}{text}", f"{text} {readers.BATCH_BYTES}") as opened:
         try:
-            yield found
+            yield opened
         except DataError:
-            found.path.unlink()
+            opened.path.unlink()
             raise
     for left in where.glob(f"{PARTS}*"):
         with suppress(OSError):
-            if left == found.path or time.time() - left.stat().st_mtime > PARTS_KEPT_S:
+            if left == opened.path or time.time() - left.stat().st_mtime > PARTS_KEPT_S:
                 left.unlink()
 
 
 @contextmanager
 def shared_lock(cache: Path, text: str, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds a lock of the entries of one text in a cache that runs share: their names begin with `text`."""
+    """Lock the entries of one text in a shared cache: those whose names begin with `text`."""
     with locked(_lock_of(cache, text), purpose, say):
         for left in cache.glob(f"{BUILDING}*"):
-            other = left.name.removeprefix(BUILDING).partition("-")[0]
-            with nullcontext(True) if other == text else tried(_lock_of(cache, other)) as is_left:
-                if is_left:  # by a process that was killed
+            owner = left.name.removeprefix(BUILDING).partition("-")[0]
+            with nullcontext(True) if owner == text else tried(_lock_of(cache, owner)) as is_left:
+                if is_left:  # left by a killed process
                     shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -263,7 +267,7 @@ def _lock_of(cache: Path, text: str) -> Path:
 
 @contextmanager
 def run_lock(out: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock of the data of one run."""
+    """Hold the lock of the data of one run."""
     with locked(out / ".lock", str(out), say):
         for left in out.glob(f"{BUILDING}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""A column of texts of a parquet or Arrow file, or its rows as JSON, read in a process with limits: `python -P -m
+"""Reads a text column of a parquet or Arrow file, or its rows as JSON, in a process with limits: `python -P -m
 runtime.data.tables KIND BYTES MEMORY [COLUMN]`.
 
-A page of a few bytes may be a billion rows, and readers of such files are C++ that trusts sizes. So the process has
-limits on its memory and its processor time, and what ends it becomes a DataError that names the file. Its standard
-input is the file. Its standard output has each text behind its length, u32 little-endian, and at last END, or FAULT and
-the reason. A text has at most BYTES bytes, and the process MEMORY bytes; null is an empty text. Without a COLUMN each
-text is a row, an object of JSON.
+A page of a few bytes may expand to a billion rows, and the C++ readers of such files trust sizes. So the process has
+limits on its memory and processor time, and if it ends, a DataError names the file. Its standard input is the file. Its
+standard output has the length (u32, little-endian) of each text, then the text; at the end END, or FAULT and the
+reason. A text has at most BYTES bytes, and the process MEMORY bytes; null is an empty text. Without a COLUMN each text
+is a row as a JSON object.
 
-`datasets` writes Arrow streams (`save_to_disk`); an Arrow file, which begins with ARROW1, is read as well.
+`datasets` writes Arrow streams (`save_to_disk`); Arrow files, which begin with ARROW1, are read as well.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ LENGTH = struct.Struct("<I")
 END, FAULT = 2**32 - 1, 2**32 - 2
 ROWS = 64  # decoded at a time
 DATA_BYTES = 4 << 30
-CPU_S = 60.0  # and again for each MiB of the file: a hundred times what tables take
-BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}  # not decoded yet
+CPU_S = 60.0  # and again for each MiB of the file: a hundred times the usual need
+BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}  # without decoding
 MAX_SHOWN = 8  # names of columns
 MAX_SAID = 2000  # characters of a reason
 
 
 def texts_of_table(path: Path, column: str, most: int) -> Iterator[str]:
-    """The texts of a column, of at most so many bytes each. Raises DataError for a file that cannot be read."""
+    """Yield the texts of a column, each of at most `most` bytes. Raises DataError if the file cannot be read."""
     return _answers(path, most, column)
 
 
 def rows_of_table(path: Path, most: int) -> Iterator[str]:
-    """The rows as JSON, of at most so many bytes each: an object with a value for each column, times and decimals as
-    texts. Raises DataError for a file that cannot be read, or that holds bytes."""
+    """Yield the rows as JSON objects, each of at most `most` bytes. Times and decimals become texts. Raises DataError
+    if the file cannot be read, or has binary values."""
     return _answers(path, most)
 
 
@@ -94,7 +94,7 @@ def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> I
 
 
 class _TableFaultError(Exception):
-    """Why the file cannot be read."""
+    """The file cannot be read. The message is the reason."""
 
 
 def main(argv: list[str]) -> int:
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
         os._exit(1)
     except MemoryError:
         _say(out, too_much_memory(data_bytes))
-    except Exception as error:  # pyarrow raises ArrowInvalid, OSError, and others for what it cannot read
+    except Exception as error:  # pyarrow raises ArrowInvalid, OSError and others
         said = f"{error}".splitlines() or [type(error).__name__]
         _say(out, said[0] if isinstance(error, _TableFaultError) else f"cannot be read as {kind}: {said[0]}")
     return 0
@@ -129,7 +129,7 @@ def _say(out: IO[bytes], text: str) -> None:
 def _values(kind: str, column: str | None) -> Iterator[bytes | None]:
     import pyarrow
 
-    source = pyarrow.PythonFile(open(0, "rb", closefd=False), mode="r")  # noqa: SIM115  # it lasts as long as we do
+    source = pyarrow.PythonFile(open(0, "rb", closefd=False), mode="r")  # noqa: SIM115  # open until the process ends
     batches = _parquet(source, column) if kind == "parquet" else _arrow(source, column)
     if column is None:
         yield from _rows(batches)
@@ -142,22 +142,22 @@ def _values(kind: str, column: str | None) -> Iterator[bytes | None]:
 
 
 def _rows(batches: Iterator[Any]) -> Iterator[bytes]:
-    """The rows of batches, as JSON."""
+    """Yield the rows of batches, as JSON."""
     row = 0
     for batch in batches:
         for begin in range(0, len(batch), ROWS):
             part = batch.slice(begin, ROWS)
             try:
-                found = part.to_pylist()
+                values = part.to_pylist()
             except UnicodeDecodeError:
                 raise _TableFaultError(f"a text of rows {row + 1:,} to {row + len(part):,} is not UTF-8") from None
-            for each in found:
+            for values_by_name in values:
                 row += 1
-                yield b"{%s}" % b", ".join(_json(row, name, value) for name, value in each.items())
+                yield b"{%s}" % b", ".join(_json(row, name, value) for name, value in values_by_name.items())
 
 
 def _json(row: int, name: str, value: object) -> bytes:
-    """A value of an object with its name."""
+    """Return `name: value` of a JSON object."""
     try:
         return f"{json.dumps(name)}: {json.dumps(value, default=_text)}".encode()
     except TypeError:
@@ -165,7 +165,7 @@ def _json(row: int, name: str, value: object) -> bytes:
 
 
 def _text(value: object) -> str:
-    """The text that stands for a value that JSON has not. TypeError for bytes."""
+    """Return a text for a value that JSON does not support. TypeError for bytes."""
     if isinstance(value, bytes):
         raise TypeError
     return value.isoformat() if isinstance(value, date | time) else str(value)
@@ -188,14 +188,14 @@ def _arrow(source: Any, column: str | None) -> Iterator[Any]:
     _check(reader.schema, column)
     batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
     for batch in batches:
-        batch.validate(full=True)  # offsets that point beyond their buffer
+        batch.validate(full=True)  # finds offsets beyond their buffer
         for begin in range(0, len(batch), ROWS):
             yield batch.slice(begin, ROWS)
 
 
 def _check(schema: Any, column: str | None) -> None:
-    """Raise _FaultError unless there is one column of the name, of texts; for rows, unless names are those of one
-    column each."""
+    """Raise _TableFaultError unless exactly one column has the name, and has texts. For rows, unless column names are
+    unique."""
     from pyarrow import types
 
     if column is None:
@@ -207,22 +207,22 @@ def _check(schema: Any, column: str | None) -> None:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         return f"{kind}" in BYTES_OF
 
-    found = [field for field in schema if field.name == column]
-    if len(found) > 1:
+    matches = [field for field in schema if field.name == column]
+    if len(matches) > 1:
         raise _TableFaultError(f'several columns "{column}"')
-    if not found:
+    if not matches:
         names = [field.name for field in schema if holds_texts(field)][:MAX_SHOWN]
         raise _TableFaultError(
             f'no column "{column}"; of strings are {", ".join(names)}: write `column = "{names[0]}"`'
             if names
             else f'no column "{column}", and none of strings'
         )
-    if not holds_texts(found[0]):
-        raise _TableFaultError(f'column "{column}" is of {found[0].type}, not of strings')
+    if not holds_texts(matches[0]):
+        raise _TableFaultError(f'column "{column}" is of {matches[0].type}, not of strings')
 
 
 def _plain(values: Any) -> Any:
-    """Values that are kept by their numbers in a dictionary, written out."""
+    """Decode dictionary-encoded values."""
     import pyarrow
 
     return values.dictionary_decode() if isinstance(values, pyarrow.DictionaryArray) else values

@@ -1,10 +1,11 @@
 """A chat template in a process with limits: `python -P -m runtime.data.template_process DATA_BYTES`.
 
-jinja2 computes constant expressions as it compiles, so `{{ 9 ** (9 ** 9) }}` alone would keep whoever compiles it busy.
-What a template does as it renders has no bound either.
+jinja2 evaluates constant expressions when it compiles, so `{{ 9 ** (9 ** 9) }}` would block the compiling process. The
+time to render a template is unbounded, too.
 
-The first question has the template. An empty one asks whether it marks what the assistant says. One with `messages`
-asks for their text; where the template refuses them the answer has the key `refused`, and the process goes on.
+The first question has the template. An empty question asks whether it marks what the assistant says. One with
+`messages` asks for their text; if the template refuses them, the answer has the key `refused`, and the process
+continues.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from runtime.data.files import DataError
 from runtime.system.limited import Answer, DeadError, FaultError, LateError, Limited, serve
 
 if TYPE_CHECKING:
-    from runtime.data.chat import Settings  # with numpy and tokenizers, which a template does not need
+    from runtime.data.chat import Settings  # imports numpy and tokenizers, which a template does not need
 
 DATA_BYTES = 1 << 30
-COMPILE_S = 20.0  # a large template takes a tenth of a second, behind the start of a process
+COMPILE_S = 20.0  # a large template takes a tenth of a second after the start of the process
 RENDER_S = 20.0
 
 
 class TemplateProcess:
-    """A process that has compiled a chat template. Raises DataError, naming the file, where the text is none."""
+    """A process that has compiled a chat template. Raises DataError that names the file if it is invalid."""
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.path
         self._process = Limited("runtime.data.template_process", DATA_BYTES)
-        what = {"text": settings.template, "path": settings.path, "tokens": dict(settings.tokens)}
+        setup = {"text": settings.template, "path": settings.path, "tokens": dict(settings.tokens)}
         try:
-            self._ask(what, COMPILE_S, "not a chat template: ", "compiled")
+            self._ask(setup, COMPILE_S, "not a chat template: ", "compiled")
         except DataError:
             self.close()
             raise
@@ -43,17 +44,17 @@ class TemplateProcess:
         return bool(self._ask({}, COMPILE_S, "", "compiled")["marks_assistant"])
 
     def text(self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any], *, is_open: bool) -> str:
-        """The text of a conversation and the header of the assistant's next turn; with `is_open` the text up to the end
-        of what the last message says, which is to be continued.
+        """Return the text of a conversation and the header of the assistant's next turn; with `is_open` the text up to
+        the end of the last message, for a completion that continues it.
 
-        `names`: what the template gets beside the messages. Raises DataError where the template refuses the messages,
-        or does not come to an end.
+        `names`: further variables of the template. Raises DataError if the template refuses the messages, or does not
+        end.
         """
         question = {"messages": list(messages), "names": dict(names), "open": is_open}
-        found = self._ask(question, RENDER_S, "the chat template: ", "rendered")
-        if "refused" in found:
-            raise DataError(found["refused"])
-        return str(found["text"])
+        answer = self._ask(question, RENDER_S, "the chat template: ", "rendered")
+        if "refused" in answer:
+            raise DataError(answer["refused"])
+        return str(answer["text"])
 
     def close(self) -> None:
         """End the process."""
@@ -71,16 +72,16 @@ class TemplateProcess:
 
 
 def marks_assistant(settings: Settings) -> bool:
-    """Whether a chat template marks what the assistant says. DataError, naming its file, where it is none."""
+    """Whether a chat template marks what the assistant says. DataError that names its file if it is invalid."""
     with closing(TemplateProcess(settings)) as process:
         return process.marks_assistant()
 
 
-def _begin(what: Mapping[str, Any]) -> Answer:
-    from runtime.data.chat_template import Template  # with jinja2, which whoever asks need not import
+def _begin(setup: Mapping[str, Any]) -> Answer:
+    from runtime.data.chat_template import Template  # imports jinja2, which the parent does not need
 
     try:
-        template = Template(what["text"], what["tokens"], what["path"])
+        template = Template(setup["text"], setup["tokens"], setup["path"])
     except DataError as error:
         raise FaultError(str(error), "") from None
 

@@ -1,8 +1,8 @@
-"""Files of token ids in Megatron's format as a source: read where they are, memory-mapped; no text, and no copy.
+"""Files of token ids in Megatron's format as a source: memory-mapped in place, without text or copies.
 
-They are read once before the first run on them: every id has to be one of the vocabulary, and the digests of the files
-say which tokens a checkpoint was trained on. From then on size and time of change say whether a file is still that one.
-Held out are the last documents, as Megatron's own `split` has it: a hash of each document would scatter them.
+They are read once before the first run that uses them: every id must be in the vocabulary, and the digests of the files
+identify the tokens that a checkpoint was trained on. After that, size and modification time reveal changes. The last
+documents are held out, as with Megatron's own `split`: a hash of each document would scatter them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from runtime.data.shards import ShardReader, Stream, Tokens
 from runtime.data.store import key_of, place
 from runtime.data.tokenizer_files import TOKENIZER
 
-# --- The documents of a split of prepared data, as training reads them: a shard of the folder, or files of token ids in
-# other places; with the middle of some at their end, if the run asks for it
+# --- The documents of a split of prepared data, as training reads them: a shard of the folder, or token files
+# elsewhere; some of them rearranged for fill-in-the-middle, if the run asks for it
 #
-# What meta.json says of them: "token_files", by the name of the source ("" where there is one), for each file its
-# digests and which of its documents [first, end) are of a split; "places", where these files are; "infill", the
-# arguments of `Infilled`.
+# Entries of meta.json: "token_files", by name of the source ("" if there is one), has for each file its digests and the
+# documents [first, end) of each split; "places" has the paths of these files; "infill" the arguments of `Infilled`.
 
 
 class Joined(Stream):
-    """Documents [first, end) of several shards, one shard after the other."""
+    """Documents [first, end) of several shards, concatenated."""
 
     def __init__(self, parts: Sequence[tuple[ShardReader, int, int]]) -> None:
         self.data_path = parts[0][0].data_path
@@ -45,13 +44,12 @@ class Joined(Stream):
         sizes = [np.diff(reader.starts[first : end + 1]) for reader, first, end in parts]
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
         ends = np.cumsum([len(each) for each in sizes])
-        self._firsts: Tokens = np.concatenate(
-            [np.zeros(1, np.int64), self.starts[ends]]
-        )  # token of each shard, and the end
+        # The first token of each shard, and the end.
+        self._firsts: Tokens = np.concatenate([np.zeros(1, np.int64), self.starts[ends]])
         self.num_tokens = int(self.starts[-1])
 
     def tokens(self, first: int, last: int) -> Tokens:
-        """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
+        """Return tokens [first, last) of the stream of all documents: [last - first] int64, a copy."""
         assert 0 <= first <= last <= self.num_tokens, f"[{first}, {last}) of {self.num_tokens} tokens"
         parts = [np.zeros(0, np.int64)]
         number = int(np.searchsorted(self._firsts, first, "right")) - 1
@@ -63,28 +61,28 @@ class Joined(Stream):
 
 
 def shard_name(split: str, source: str) -> str:
-    """The shard of a split, of one source of a blend if that is named."""
+    """Return the name of the shard of a split, of one source of a blend if it is named."""
     return f"{source}.{split}" if source else split
 
 
 def open_split(folder: Path, split: str, source: str = "") -> Stream:
-    """The documents of a split of a prepared folder. Raises DataError, naming the file, for one that is damaged."""
+    """Open the documents of a split of a prepared folder. Raises DataError that names a damaged file."""
     return _stream(folder, store.meta_of(folder) or {}, split, source)
 
 
 def infilled(folder: Path, meta: store.Meta, fim: Rate | None) -> dict[str, Any]:
-    """What meta.json says where a share of the documents has its middle at the end; nothing where none has. `folder`:
-    with the tokens that are arranged and their tokenizer, of which `meta` says the rest."""
+    """Return the entries of meta.json for fill-in-the-middle; empty without it. `folder`: has the tokens and the
+    tokenizer; `meta`: its other entries."""
     if fim is None:
         return {}
     with open_regular(folder / TOKENIZER) as stream:
-        found = sentinels(stream.read().decode("utf-8"))
-    if found is None:
+        sentinel_ids = sentinels(stream.read().decode("utf-8"))
+    if sentinel_ids is None:
         raise DataError(
             f"fim = {fim.rate:g}: the tokenizer has no tokens for it, such as {', '.join(SENTINELS[1])}, or "
             f"{', '.join(SENTINELS[2])}: name another tokenizer, or leave `fim` out"
         )
-    facts = {"rate": fim.rate, "seed": fim.seed, "sentinels": found, "end": meta["tokenizer"]["end_of_document"]}
+    facts = {"rate": fim.rate, "seed": fim.seed, "sentinels": sentinel_ids, "end": meta["tokenizer"]["end_of_document"]}
     values = {"infill": {"": facts}}
     train = meta["splits"]["train"] | {"tokens": _stream(folder, {**meta, **values}, "train", "").num_tokens}
     return values | {"splits": {**meta["splits"], "train": train}}
@@ -105,12 +103,12 @@ def _stream(folder: Path, meta: store.Meta, split: str, source: str) -> Stream:
 # --- token files
 
 BLOCK = 1 << 23  # tokens
-THREADS = 8  # that read and hash blocks, which needs no lock of the interpreter
+THREADS = 8  # for reading and hashing blocks, which releases the GIL
 
 
 @dataclass(frozen=True)
 class TokenShard:
-    """A pair of files. `name` is that of both without suffix; `digest` is of the tokens, in blocks."""
+    """A pair of files. `name`: their name without suffix; `digest`: digest of the tokens, in blocks."""
 
     name: str
     prefix: Path
@@ -121,7 +119,7 @@ class TokenShard:
 
 @dataclass(frozen=True)
 class TokenTask:
-    """A folder that names files of token ids: what `Task` is for text."""
+    """The inputs of a prepared folder that refers to token files: the counterpart of PreparationTask for text."""
 
     shards: tuple[TokenShard, ...]
     held_out: int  # documents
@@ -134,18 +132,18 @@ class TokenTask:
 
     @property
     def text_key(self) -> str:
-        """What a lock of these tokens is named by."""
+        """Name of the lock of these tokens."""
         return self.key.partition("-")[0]
 
     def passed(self, where: Path, guard: object, say: object) -> TokenTask:
-        """The task itself: token ids have no text to filter."""
+        """Return the task itself: token ids have no text to filter."""
         return self
 
     def check(self, meta: Any) -> None:
-        """All ids were checked when the task was made."""
+        """Do nothing: all ids were checked when the task was made."""
 
     def build(self, where: Path, folder: Path, journal: object) -> dict[str, Any]:
-        """Write the files of the tokenizer into `folder`; what meta.json says of the tokens."""
+        """Write the files of the tokenizer into `folder`. Return the entries of meta.json."""
         for name, text in ({TOKENIZER: self.text, **self.beside} if self.text is not None else {}).items():
             write_synced(folder / name, text)
         sides, files, left = {"train": 0, "validation": 0}, [], self.num_documents - self.held_out
@@ -176,12 +174,12 @@ class TokenTask:
 
     @property
     def places(self) -> dict[str, Any]:
-        """Where the files are, and when they were changed last."""
+        """Paths of the files, and their modification times."""
         return {"places": {"": [place(shard.prefix) for shard in self.shards]}}
 
 
 def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, progress: Progress) -> TokenTask:
-    """Read files of token ids, and divide them. Raises DataError, naming the file, for one that cannot be used."""
+    """Read and split token files. Raises DataError that names a file that cannot be used."""
     data = request.data
     if data.chat is not None:
         raise DataError(f"data source {data.source!r}: token ids are no conversations; leave `chat` out")
@@ -202,7 +200,7 @@ def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, p
 
 
 def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any], str | None, dict[str, str]]:
-    """What meta.json says of the tokenizer, its tokenizer.json if one is named, and the files beside that."""
+    """Return the entry of meta.json for the tokenizer, its tokenizer.json if it is named, and the files next to it."""
     data = request.data
     if data.tokenizer is None:
         assert data.end_id is not None, "a rule of specs: without a tokenizer a spec says what ends a document"
@@ -239,7 +237,7 @@ def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress
 
 @dataclass(frozen=True)
 class _TokenBlock:
-    """The digest of the block of tokens that begins at a place. DataError for an id that the vocabulary has not."""
+    """Computes the digest of the block of tokens from `first` on. DataError for an id outside the vocabulary."""
 
     reader: ShardReader
     limit: int

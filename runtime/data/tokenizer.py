@@ -1,6 +1,6 @@
 """Byte-level BPE: trained on the training documents, or parsed from a `tokenizer.json`.
 
-Every text has tokens (the 256 bytes are in the alphabet), and decode(encode(text)) == text.
+Every text can be encoded (the alphabet has all 256 bytes), and decode(encode(text)) == text.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from runtime.data.files import DataError, MissingError, near, open_regular
 
 END = "<|endoftext|>"
-# What ends a document in published tokenizers, the first present is used: ours and GPT-2's, DeepSeek's, Llama's.
+# Tokens that end a document in published tokenizers: ours and GPT-2's, DeepSeek's, Llama's. The first present is used.
 END_TOKENS = (END, "<｜end▁of▁sentence｜>", "<|end_of_text|>", "</s>")
 MIN_VOCAB = 257  # 256 bytes and END
 MAX_FILE_BYTES = 256 << 20
 
 
 def train(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Tokenizer:
-    """A BPE of exactly `vocab` tokens: END, which is token 0, then `special`, bytes and merges. Equal texts in any
-    order give an equal result.
+    """Train a BPE of exactly `vocab` tokens: END, which is token 0, then `special`, bytes and merges. The result does
+    not depend on the order of texts.
 
-    Raises DataError when `vocab` is too small for bytes and special tokens, or when the texts have too few repetitions
-    to fill it.
+    Raises DataError if `vocab` is too small for bytes and special tokens, or if the texts have too few repetitions to
+    fill it.
     """
     if vocab < MIN_VOCAB + len(special):
         words = ", ".join((END, *special))
@@ -42,14 +42,16 @@ def train(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Toke
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    found = tokenizer.get_vocab_size()
-    if found != vocab:
-        raise DataError(f"tokenizer = train({vocab}): the training text yields {found} tokens; write train({found})")
+    num_tokens = tokenizer.get_vocab_size()
+    if num_tokens != vocab:
+        raise DataError(
+            f"tokenizer = train({vocab}): the training text yields {num_tokens} tokens; write train({num_tokens})"
+        )
     return _plain(tokenizer)
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a `tokenizer.json`. Raises DataError if it cannot be read."""
+    """Read the bytes of a `tokenizer.json`. Raises DataError if that fails."""
     try:
         with open_regular(path) as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -63,9 +65,9 @@ def read(path: Path) -> bytes:
 
 
 def parse(content: bytes, end: str | None = None) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`. Raises DataError if it is none, or if no token of it ends a document.
+    """Parse a `tokenizer.json`. Raises DataError if it is invalid, or if it has no token that ends a document.
 
-    `end`: the token that does, as `eos_token` beside it says; else one of END_TOKENS.
+    `end`: that token, from `eos_token` in the tokenizer's folder; None for one of END_TOKENS.
     """
     try:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
@@ -82,7 +84,7 @@ def parse(content: bytes, end: str | None = None) -> Tokenizer:
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Whole documents, always cut alike; a document that quotes END gets its bytes, not the token."""
+    """Configure deterministic encoding of whole documents. A document that quotes END gets its bytes, not the token."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -92,55 +94,55 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def parse_special(tokenizer: Tokenizer) -> None:
-    """Let special tokens in a text be tokens, as prompts and the texts of chat templates have them."""
+    """Encode special tokens in a text as tokens, as prompts and rendered chat templates need it."""
     tokenizer.encode_special_tokens = False
 
 
 def in_front(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that a tokenizer.json puts in front of every text.
+    """Return the special tokens that a tokenizer.json puts before every text.
 
-    `add_bos_token` of tokenizer_config.json adds none: `transformers` does not read it beside a tokenizer.json.
+    `add_bos_token` of tokenizer_config.json has no effect: `transformers` ignores it if there is a tokenizer.json.
     """
-    found = tokenizer.encode("a", add_special_tokens=True)
-    return [i for i, _ in takewhile(lambda pair: pair[1], zip(found.ids, found.special_tokens_mask, strict=True))]
+    encoding = tokenizer.encode("a", add_special_tokens=True)
+    return [i for i, _ in takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))]
 
 
 def is_special(tokenizer: Tokenizer, index: int) -> bool:
-    """Whether an id is that of a special token."""
+    """Whether an id belongs to a special token."""
     added = tokenizer.get_added_tokens_decoder().get(index)
     return added is not None and bool(added.special)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, nothing added at either end."""
-    return [found.ids for found in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    """Return the token ids of each text, without special tokens added."""
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of the ids, END written out. Bytes that are no UTF-8 (a token cut in half) become U+FFFD."""
+    """Return the text of ids, with END written out. Bytes that are not UTF-8 (half a character) become U+FFFD."""
     text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
     return text
 
 
 def end_id(tokenizer: Tokenizer, end: str | None = None) -> int:
-    """The id of the token that ends a document: of `end`, or of the first of END_TOKENS that there is."""
+    """Return the id of the token that ends a document: of `end`, or of the first of END_TOKENS that exists."""
     ids = (tokenizer.token_to_id(token) for token in (END_TOKENS if end is None else (end,)))
-    return next(found for found in ids if found is not None)
+    return next(token_id for token_id in ids if token_id is not None)
 
 
 def size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id."""
+    """Return the largest id plus one."""
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
 def to_json(tokenizer: Tokenizer) -> str:
-    """The `tokenizer.json`, exact inverse of `parse`."""
+    """Return the `tokenizer.json`; the exact inverse of `parse`."""
     text: str = tokenizer.to_str(pretty=True)
     return text + "\n"
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """sha256 of its `tokenizer.json`."""
+    """Return the sha256 of the `tokenizer.json`."""
     return hashlib.sha256(to_json(tokenizer).encode()).hexdigest()
 
 
@@ -148,12 +150,12 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 
 
 def is_byte_level(bpe: Tokenizer) -> bool:
-    """Whether a tokenizer is a BPE that cuts by GPT-2's pattern and does nothing else to a text."""
+    """Whether a tokenizer is a BPE that splits by GPT-2's pattern and does not change the text otherwise."""
     parts = json.loads(bpe.to_str())
     before = parts["pre_tokenizer"] or {}
     return (
         parts["model"]["type"] == "BPE"
         and parts["normalizer"] is None
         and {name: before.get(name) for name in BYTE_LEVEL} == BYTE_LEVEL
-        and all(added["special"] for added in parts["added_tokens"])  # these are not looked for: see `_plain`
+        and all(added["special"] for added in parts["added_tokens"])  # not searched for: see `_plain`
     )

@@ -1,6 +1,6 @@
-"""The files of a tokenizer: tokenizer.json, and what is published beside it.
+"""The files of a tokenizer: tokenizer.json, and the files published with it.
 
-A tokenizer.json does not say which token ends a document, or how a conversation is written. `eos_token` of
+A tokenizer.json does not define the token that ends a document, or the format of conversations. `eos_token` of
 tokenizer_config.json, chat_template.jinja and generation_config.json do, so a run keeps them with its data.
 """
 
@@ -22,34 +22,35 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 
 def beside(path: Path) -> dict[str, str]:
-    """What lies beside a tokenizer.json, by the names of the files. DataError for a file that cannot be read."""
+    """Return the files next to a tokenizer.json by name. DataError if one cannot be read."""
     return {name: read_text(path.with_name(name), MAX_BYTES) for name in BESIDE if path.with_name(name).is_file()}
 
 
 def digest(files: Mapping[str, str]) -> str:
-    """sha256 of files by their names."""
+    """Return the sha256 of files and their names."""
     return hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
 
 
 def config(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json beside a tokenizer.json; nothing where there is none. DataError if it is no JSON object."""
+    """Read tokenizer_config.json next to a tokenizer.json; empty if there is none. DataError if it is no JSON
+    object."""
     return _object(path.with_name(CONFIG))
 
 
 def special_tokens(path: Path) -> dict[str, str]:
-    """The special tokens that tokenizer_config.json beside a tokenizer.json names: `eos_token` and others."""
-    found = config(path)
-    return {name: token for name in SPECIAL if (token := _token(found.get(name)))}
+    """Return the special tokens in tokenizer_config.json next to a tokenizer.json, such as `eos_token`."""
+    entries = config(path)
+    return {name: token for name in SPECIAL if (token := _token(entries.get(name)))}
 
 
 def stops(path: Path) -> frozenset[int]:
-    """The ids at which generation_config.json beside a tokenizer.json ends a text."""
+    """Return the ids that end a text, from generation_config.json next to a tokenizer.json."""
     ids = _object(path.with_name(GENERATION)).get("eos_token_id")
     return frozenset(each for each in (ids if isinstance(ids, list) else [ids]) if type(each) is int)
 
 
 def read_text(path: Path, most: int) -> str:
-    """A file of UTF-8 of at most so many bytes. DataError for others."""
+    """Read a UTF-8 file of at most `most` bytes. DataError if that fails."""
     try:
         with open_regular(path) as stream:
             content = stream.read(most + 1)
@@ -67,15 +68,15 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(read_text(path, MAX_BYTES))
+        content = json.loads(read_text(path, MAX_BYTES))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DataError(f"{path}: expected an object")
-    return found
+    return content
 
 
 def _token(value: object) -> str | None:
-    """The text of a special token, which may be an object with more."""
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else None
+    """Return the text of a special token, which may be an object with further keys."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None

@@ -1,1 +1,1 @@
-"""Generation on the ranks that train, from the weights that they train, by the code that trains."""
+"""Generation of completions on the training ranks, with the training weights and the training code."""

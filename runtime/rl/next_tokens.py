@@ -1,11 +1,10 @@
-"""The emitted forward of a rank on the next tokens of several sequences: its own code, with other functions for the ops
-that see more than one row.
+"""Runs the emitted forward of a rank on the next tokens of several sequences: the same code, with replacements for ops
+that use more than one row.
 
-A forward of training computes whole sequences, T = B·S rows. Here it has the next tokens of some sequences, one behind
-the other; what attention has seen of them before is kept in a cache. All other ops are those of training, on other
-rows. On CPUs a row of any of them has the same bits whatever rows are beside it, and
-attention in C++ reads the cache as it would read the rows of a whole sequence: so what comes out has the bits of
-training (tests/runtime/rl/test_rows.py).
+A training forward computes whole sequences, T = B·S rows. Here the rows are the concatenated next tokens of some
+sequences, and attention has a key-value cache. All other ops are those of training. On CPUs a row of any op does not
+depend on the other rows, and attention in C++ reads the cache like the rows of a whole sequence, so results are
+bit-identical to training (tests/runtime/rl/test_rows.py).
 
 T rows · S positions of a sequence of training · H heads · G heads of keys and values · C width of a head.
 """
@@ -29,16 +28,16 @@ from runtime.ops import OPS
 from runtime.ops.causal import angles
 from runtime.ops.native import ops as native
 
-# --- Drawing a token: what is drawn depends on the logits, the seed, the sequence and the position alone
+# --- Sampling: a token depends on the logits, the seed, the sequence and the position alone
 #
-# The random number is one of a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-# 2011), so no state goes from token to token, and it does not matter which rank draws, in which order, or beside what.
+# Random numbers come from a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+# 2011), so there is no state, and tokens do not depend on the rank, the order of draws, or other sequences.
 
-NEVER = -1000.0  # behind the largest logit: its exponential is 0
+NEVER = -1000.0  # below the largest logit: its exponential is 0
 
 
 class DrawnToken(NamedTuple):
-    """A token, and the entropy in nats of what it was drawn from."""
+    """A token, and the entropy of its distribution in nats."""
 
     token: int
     entropy: float
@@ -46,19 +45,18 @@ class DrawnToken(NamedTuple):
 
 @dataclass(frozen=True)
 class SoftmaxSampler:
-    """Draws with the probabilities of the softmax of logits."""
+    """Samples from the softmax of logits."""
 
     seed: int
 
     def uniform(self, sequence: int, position: int) -> float:
-        """The number in [0, 1) of a position of a sequence. `sequence`: its number in the run."""
+        """Return the random number in [0, 1) for a position of a sequence. `sequence`: its number in the run."""
         return float(
             np.random.Generator(np.random.Philox(key=[self.seed, 0], counter=[0, position, sequence, 0])).random()
         )
 
     def draw(self, logits_V: npt.NDArray[np.float64], sequence: int, position: int) -> DrawnToken:
-        """logits_V, FP64 -> the token of which the sum of all probabilities before it is the last one below the number
-        of the position."""
+        """logits_V, FP64 -> the token at which the cumulative probability exceeds the random number of the position."""
         behind_V = logits_V - logits_V.max()
         weights_V = np.exp(behind_V)
         sums_V = np.cumsum(weights_V)
@@ -79,7 +77,7 @@ NOTHING = (
 
 @dataclass(frozen=True)
 class Next:
-    """The next `count` tokens of the sequence in a slot, behind `start` others. `sequence`: its number in the step."""
+    """The next `count` tokens of the sequence in a slot, after `start` others. `sequence`: its number in the step."""
 
     slot: int
     start: int
@@ -89,13 +87,13 @@ class Next:
 
 @dataclass
 class _KeptRows:
-    """What one attention has seen: a row for each token of each slot, of two tensors."""
+    """The cache of one attention: a row for each token of each slot, in two tensors."""
 
     first: Tensor  # [slots, S, width]
     second: Tensor
 
     def put(self, at: Next, first_TW: Tensor, second_TW: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the next tokens -> those of all tokens up to them, views."""
+        """Store the rows of the next tokens. Return views of the rows of all tokens so far."""
         end = at.start + at.count
         self.first[at.slot, at.start : end] = first_TW
         self.second[at.slot, at.start : end] = second_TW
@@ -104,10 +102,10 @@ class _KeptRows:
 
 @dataclass
 class NextTokens:
-    """The bodies of a rank's forwards on the next tokens of sequences.
+    """The forward bodies of a rank for the next tokens of sequences.
 
-    `slots`: sequences that there are at most; `sequence`: positions of each. Before a program runs, `next` says what it
-    has; behind it, `logits` are those [T, V] where the last stage is, else None.
+    `slots`: most sequences; `sequence`: most positions of each. Set `next` before a program runs. Afterwards `logits`
+    are [T, V] on the rank with the last stage, else None.
     """
 
     build: Build
@@ -115,14 +113,14 @@ class NextTokens:
     slots: int
     sequence: int
     next: Sequence[Next] = ()
-    routes: dict[int, Tensor] | None = None  # by layer, [N, S, K]: where choices of routers are noted, −1 elsewhere
+    routes: dict[int, Tensor] | None = None  # by layer, [N, S, K]: recorded choices of routers, else −1
     logits: Tensor | None = None
-    _kept: dict[tuple[int, int], _KeptRows] = field(default_factory=dict)  # by stage and number of the attention
+    _kept: dict[tuple[int, int], _KeptRows] = field(default_factory=dict)  # by stage and index of the attention
     _stage: int = 0
-    _calls: int = 0  # of attention, in the body that runs
+    _calls: int = 0  # attention calls so far in the running body
 
     def bodies(self) -> Mapping[str, Body]:
-        """The bodies of the programs that evaluate, by name."""
+        """Return the bodies of the evaluation programs, by name."""
         replaced = {id(OPS[name]): function for name, function in self._functions().items()}
         module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda each: replace_ops(each, replaced))
         return {
@@ -132,7 +130,7 @@ class NextTokens:
         }
 
     def forget(self) -> None:
-        """Free what was kept of all sequences."""
+        """Free the caches of all sequences."""
         self._kept.clear()
         self.logits = None
 
@@ -144,7 +142,7 @@ class NextTokens:
         return begin
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
-        found: dict[str, Callable[..., Any]] = {
+        functions: dict[str, Callable[..., Any]] = {
             "gqa_attention": self._gqa,
             "gqa_attention_peaks": self._gqa_peaks,
             "mla_attention": self._mla,
@@ -155,15 +153,15 @@ class NextTokens:
             "policy_loss": partial(self._take_logits, 3),
             "policy_loss_kl": partial(self._take_logits, 3),
         }
-        return {name: each for name, each in found.items() if name in OPS} | {
+        return {name: each for name, each in functions.items() if name in OPS} | {
             name: self._no_loss for name in NOTHING if name in OPS
         }
 
     # ---- attention
 
     def _attend(self, q: Tensor, first: Tensor, second: Tensor, width: int, attend: Callable[..., Tensor]) -> Tensor:
-        """o [T, width] of the rows of all sequences. `attend`: q, first and second of one sequence, and how
-        many tokens it has -> o."""
+        """Return o [T, width] for the rows of all sequences. `attend`: (q, first, second, number of tokens) of one
+        sequence -> o."""
         key = self._stage, self._calls
         self._calls += 1
         if key not in self._kept:
@@ -190,9 +188,9 @@ class NextTokens:
     def _gqa_peaks(self, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, None]:
         return self._gqa(q, *args)[0], _no_peaks(q, heads=args[3]), None
 
-    def _mla(self, q: Tensor, kv: Tensor, k_rope: Tensor, *how: Any) -> tuple[Tensor, None]:
+    def _mla(self, q: Tensor, kv: Tensor, k_rope: Tensor, *settings: Any) -> tuple[Tensor, None]:
         """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value]."""
-        sequence, heads, nope, rope, value, theta, *_ = how
+        sequence, heads, nope, rope, value, theta, *_ = settings
         angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
 
         def attend(q: Tensor, kv: Tensor, k_rope: Tensor, tokens: int) -> Tensor:
@@ -203,22 +201,22 @@ class NextTokens:
     def _mla_peaks(self, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, None]:
         return self._mla(q, *args)[0], _no_peaks(q, heads=args[3]), None
 
-    def _rotate(self, x: Tensor, sequence: int, *how: Any) -> Tensor:
-        """x [T, H·C] -> y [T, H·C], each row turned by its position in its sequence."""
+    def _rotate(self, x: Tensor, sequence: int, *settings: Any) -> Tensor:
+        """x [T, H·C] -> y [T, H·C], each row rotated by its position in its sequence."""
         positions = [torch.arange(at.start, at.start + at.count) for at in self.next]
         more = len(x) - sum(map(len, positions))
         positions_T = torch.cat([*positions, torch.zeros(more, dtype=torch.int64)]).to(x.device, torch.int32)
-        return OPS["rotate"](x, sequence, *how[:10], None, positions_T)
+        return OPS["rotate"](x, sequence, *settings[:10], None, positions_T)
 
     # ---- routers
 
-    def given(self, router: Site, rows: int, device: torch.device) -> Tensor:
-        """Data [1, rows, 1] of a router that is given its experts: no choice, but the index of its layer."""
+    def no_choices(self, router: Site, rows: int, device: torch.device) -> Tensor:
+        """Return the input [1, rows, 1] of a router that replays choices: no choice, but the index of its layer."""
         assert router.layer is not None, router
         return torch.full((1, rows, 1), -1 - router.layer, device=device)
 
     def _note_choices(self, expert_TK: Tensor, given_T1: Tensor) -> Tensor:
-        """Note what a router chooses for each token, and leave it as it is."""
+        """Record the experts that a router chooses for each token, and return them unchanged."""
         if self.routes is not None and self.next:
             layer, row = -1 - int(given_T1[0, 0]), 0
             for at in self.next:
@@ -226,10 +224,10 @@ class NextTokens:
                 row += at.count
         return expert_TK
 
-    # ---- the end
+    # ---- losses
 
     def _take_logits(self, results: int, logits_TV: Tensor, *_: Any) -> tuple[Tensor, ...]:
-        """Keep the logits; a loss of zero, and as many results as its op has."""
+        """Keep the logits. Return zeros as the results of the loss op."""
         self.logits = logits_TV
         return (logits_TV.new_zeros(()),) * results
 
@@ -238,12 +236,12 @@ class NextTokens:
 
 
 def _no_peaks(q: Tensor, heads: int) -> Tensor:
-    """The largest logit of each head, which nobody asks for here."""
+    """Return dummy values for the largest logit of each head, which is not needed here."""
     return torch.full((heads,), -torch.inf, device=q.device)
 
 
 def replace_ops(module: ModuleType, replaced: Mapping[int, Callable[..., Any]]) -> None:
-    """Put other functions in the place of ops of an emitted segment."""
+    """Replace ops of an emitted segment by other functions, by id of the op."""
     for name, value in list(vars(module).items()):
         if id(value) in replaced:
             setattr(module, name, replaced[id(value)])

@@ -1,9 +1,9 @@
-"""The steps of a run that learns from rewards: completions, their rewards and advantages, and what training reads.
+"""The steps of a run that learns from rewards: completions, their rewards and advantages, and the training inputs.
 
 Shao et al., "DeepSeekMath" (GRPO), arXiv 2402.03300; Yu et al., "DAPO", arXiv 2503.14476; Liu et al., "Understanding
 R1-Zero-like training" (Dr. GRPO), arXiv 2503.20783.
 
-N sequences of a step, `group` of each prompt, one after the other · C tokens of the longest completion · R rewards · S
+N sequences of a step, `group` consecutive ones per prompt · C tokens of the longest completion · R rewards · S
 positions of a sequence.
 """
 
@@ -30,40 +30,40 @@ from runtime.step.micro_batches import NO_TARGET, Indices
 from runtime.step.step_time import StepTime
 from runtime.step.trainer import Trainer
 
-# --- What the policy loss reads of a step's completions: the advantage of each, and the weight of its tokens
+# --- Inputs of the policy loss: the advantage of each completion, and the weight of its tokens
 #
-# N completions, those of a prompt side by side: `group` of each. Both are functions of the whole step, so every rank
-# finds the same. The names are those of TRL's `loss_type` and `scale_rewards`.
+# N completions, `group` consecutive ones per prompt. Both are functions of the whole step, so they are equal on all
+# ranks. The names are those of TRL's `loss_type` and `scale_rewards`.
 
 Loss = Literal["grpo", "dapo", "dr_grpo"]
 Scale = Literal["group", "batch", "none"]
 Numbers = npt.NDArray[np.float64]
-NO_SPREAD = 1e-4  # added to a deviation, as TRL does
+NO_SPREAD = 1e-4  # added to a standard deviation, as in TRL
 
 
 def totals(rewards_NR: Numbers, weights_R: Numbers) -> Numbers:
-    """The weighted sum of the rewards of each completion; equal rewards have a sum of the same bits, which a product
-    of matrices does not promise."""
+    """Return the weighted sum of the rewards of each completion. Equal rewards give bit-identical sums, which a matrix
+    product does not guarantee."""
     return (rewards_NR * weights_R).sum(axis=1)
 
 
 def alike(totals_N: Numbers, group: int) -> npt.NDArray[np.bool_]:
-    """[groups]: whether all completions of a prompt have the same reward, so that nothing is learnt from them. The
-    deviation of equal numbers is no measure of it: that of six times 0.1 is 1e-17."""
+    """Return for each group whether all completions have the same reward, so that nothing is learnt from them. A zero
+    standard deviation is no test for this: that of six times 0.1 is 1e-17."""
     grouped_PG = totals_N.reshape(-1, group)
     return np.all(grouped_PG == grouped_PG[:, :1], axis=1)
 
 
 def advantages(rewards_N: Numbers, group: int, scale: Scale) -> Numbers:
-    """Rewards -> how much better each completion is than the mean of its group (arXiv 2402.03300, §4.1.2).
+    """Return the advantage of each completion: its reward minus the mean of its group (arXiv 2402.03300, §4.1.2).
 
-    Divided by the deviation of the rewards of the group or of all (of samples: of n − 1 degrees of freedom), or, as
-    arXiv 2503.20783 has it, by nothing. They are 0 where all rewards of the group are equal. `group` is 2 at least and
-    divides N; rewards are finite.
+    It is divided by the sample standard deviation (n − 1 degrees of freedom) of the group or the batch, or not divided
+    (arXiv 2503.20783). It is 0 if all rewards of the group are equal. `group` is at least 2 and divides N; rewards are
+    finite.
     """
     grouped_PG = rewards_N.astype(np.float64).reshape(-1, group)
     better_PG = grouped_PG - grouped_PG.mean(axis=1, keepdims=True)
-    better_PG[alike(rewards_N, group)] = 0  # not what the rounding of the mean leaves
+    better_PG[alike(rewards_N, group)] = 0  # instead of the rounding error of the mean
     if scale == "group":
         better_PG /= grouped_PG.std(axis=1, ddof=1, keepdims=True) + NO_SPREAD
     elif scale == "batch":
@@ -72,10 +72,10 @@ def advantages(rewards_N: Numbers, group: int, scale: Scale) -> Numbers:
 
 
 def token_weights(lengths_N: npt.NDArray[np.int64], loss: Loss, longest: int) -> Numbers:
-    """Tokens of each completion -> the weight of every token of it, so that the weighted sum over all tokens of the
-    step is the loss: `grpo` the mean over completions of the mean over tokens, `dapo` the mean over all tokens of the
-    step (arXiv 2503.14476), `dr_grpo` the sum over tokens, divided by N completions of the `longest` length there may
-    be (arXiv 2503.20783). A completion without tokens counts in N.
+    """Return the weight of each completion's tokens, so that the weighted sum over all tokens of the step is the loss:
+    `grpo` the mean over completions of the mean over tokens, `dapo` the mean over all tokens of the step (arXiv
+    2503.14476), `dr_grpo` the sum over tokens divided by N · `longest`, the limit of a completion (arXiv 2503.20783). A
+    completion without tokens counts in N.
     """
     count = len(lengths_N)
     if loss == "grpo":
@@ -92,7 +92,7 @@ COUNTS = ("tokens", "different", "clipped", "kl", "reference_kl")  # of sampled 
 
 
 class PromptDraws(Protocol):
-    """Prompts by the number of their draw, the same on every rank."""
+    """Prompts by number of the draw, equal on every rank."""
 
     def prompt(self, index: int) -> Ids: ...
 
@@ -100,7 +100,7 @@ class PromptDraws(Protocol):
 
 
 class Scorer(Protocol):
-    """What gives completions their rewards: [cases, rewards]."""
+    """Computes the rewards of completions: [cases, rewards]."""
 
     def score(self, cases: Sequence[Case]) -> Floats: ...
 
@@ -108,7 +108,7 @@ class Scorer(Protocol):
 
 
 class Reference:
-    """The weights that the run began with, in the memory of the host; made before a step is trained."""
+    """The initial weights of the run, in host memory. Construct it before any step is trained."""
 
     def __init__(self, state: State, sums: Sums) -> None:
         self._sums = sums
@@ -116,7 +116,7 @@ class Reference:
         self._kept = [each.to("cpu", copy=True) for each in self._now]
 
     def swap(self) -> None:
-        """Exchange these weights with those that the run has. Afterwards all ranks have exchanged theirs."""
+        """Swap these weights with the current ones. Returns when all ranks have swapped."""
         for now, kept in zip(self._now, self._kept, strict=True):
             before = now.to("cpu", copy=True)
             now.copy_(kept)
@@ -126,20 +126,20 @@ class Reference:
 
 @dataclass
 class Scored:
-    """The rollouts of a step with what they earned. `drawn`: the numbers of their sequences."""
+    """The rollouts of a step with rewards and advantages. `drawn`: the numbers of their sequences."""
 
     drawn: Indices
     rollouts: Rollouts
     rewards_NR: Floats
     advantage_N: Floats
     weight_N: Floats  # of each token of a completion
-    reference_NC: Floats | None  # log-probabilities by the reference
+    reference_NC: Floats | None  # log-probabilities under the reference
 
 
 @dataclass
 class Policy:
-    """The rollouts of a run, as each rank has them. `scorer`: on the first pipeline rank of each column, else None.
-    `reference`: None where no divergence from it counts."""
+    """The rollouts of a run on one rank. `scorer`: on the first pipeline rank of each column, else None. `reference`:
+    None without a KL penalty."""
 
     plan: RunPlan
     rank: int
@@ -151,8 +151,8 @@ class Policy:
     reference: Reference | None = None
     set_action: Callable[[str], None] = lambda _: None  # of the rank's board
     _scored: Scored | None = None
-    _generated_at: int = -1  # the step
-    _is_first: bool = False  # whether the weights are those that generated
+    _generated_at: int = -1  # step
+    _is_first: bool = False  # whether the weights are still those of generation
     _counted: Floats = field(default_factory=lambda: np.zeros(len(COUNTS)))
 
     @property
@@ -166,30 +166,30 @@ class Policy:
 
     @property
     def iterations(self) -> int:
-        """Steps on the same completions."""
+        """Number of steps that train on the same completions."""
         return self._grpo.iterations
 
     @property
     def rollouts(self) -> Rollouts:
-        """Those of the last step."""
-        return self._made.rollouts
+        """Rollouts of the last step."""
+        return self._current.rollouts
 
     def close(self) -> None:
-        """End the processes of rewards."""
+        """Stop the processes that compute rewards."""
         if self.scorer:
             self.scorer.close()
 
     # ---- rollouts
 
     def comes_again(self, step: int) -> bool:
-        """Whether the step that follows step number `step`, from 0 on, trains on the same completions."""
+        """Whether step `step` + 1 (steps count from 0) trains on the same completions."""
         return (step + 1) % self._grpo.iterations > 0
 
     def roll_out(self, step: int, drawn: Indices) -> None:
-        """Have the rollouts of the sequences `drawn`: those that are there, or new ones by the weights as they are."""
+        """Make rollouts of the sequences `drawn` with the current weights, unless they exist already."""
         if self._scored is None or not np.array_equal(self._scored.drawn, drawn):
             self._scored, self._generated_at = self._new(drawn), step
-        self._is_first = self._generated_at == step  # as it is where a step is computed again
+        self._is_first = self._generated_at == step  # also if a step is recomputed
 
     def _new(self, drawn: Indices) -> Scored:
         group = self._grpo.group
@@ -215,11 +215,11 @@ class Policy:
         return np.array([each.weight for each in self._grpo.rewards])
 
     def _of_columns(self, num: int) -> Indices:
-        """The column that has each sequence of a step."""
+        """Return the column of each sequence of a step."""
         return np.arange(num) // self.plan.train.micro_batch % self.plan.mesh.dp
 
     def _rewards(self, drawn: Indices, rollouts: Rollouts, columns: Indices) -> Floats:
-        """The rewards of all sequences: each column scores its own. Raises RewardError on all ranks."""
+        """Return the rewards of all sequences. Each column scores its own. Raises RewardError on all ranks."""
         rewards_NR, error = np.zeros((len(drawn), len(self._grpo.rewards))), None
         if self.scorer is not None:
             mine = np.flatnonzero(columns == self._column)
@@ -238,22 +238,22 @@ class Policy:
         completion = rollouts.tokens_NC[i, : rollouts.lengths_N[i]]
         return self.prompts.case(int(drawn[i]) // self._grpo.group, completion)
 
-    # ---- what training reads
+    # ---- inputs of training
 
     def micro_batches(self, device: torch.device) -> dict[str, Tensor]:
-        """What the micro-batches of this column read, by name: [micro-batch, token]."""
-        made, S, size = self._made, self.plan.train.sequence, self.plan.train.micro_batch
-        mine = np.arange(len(made.drawn)).reshape(-1, self.plan.mesh.dp, size)[:, self._column].reshape(-1)
+        """Return the inputs of this column's micro-batches, by name: [micro-batch, token]."""
+        scored, S, size = self._current, self.plan.train.sequence, self.plan.train.micro_batch
+        mine = np.arange(len(scored.drawn)).reshape(-1, self.plan.mesh.dp, size)[:, self._column].reshape(-1)
         tokens, targets = np.zeros((len(mine), S), np.int64), np.full((len(mine), S), NO_TARGET)
-        sampled = {"old": made.rollouts.logp_NC, "advantage": made.advantage_N[:, None]}
-        sampled |= {"weight": made.weight_N[:, None]}
-        if made.reference_NC is not None:
-            sampled["reference"] = made.reference_NC
+        sampled = {"old": scored.rollouts.logp_NC, "advantage": scored.advantage_N[:, None]}
+        sampled |= {"weight": scored.weight_N[:, None]}
+        if scored.reference_NC is not None:
+            sampled["reference"] = scored.reference_NC
         of_tokens = {name: np.zeros((len(mine), S)) for name in sampled}
         real = np.zeros((len(mine), S), np.int32)  # 0: padding
         for row, i in enumerate(mine.tolist()):
-            prompt, length = made.rollouts.prompts[i], int(made.rollouts.lengths_N[i])
-            completion, first = made.rollouts.tokens_NC[i, :length], len(prompt) - 1
+            prompt, length = scored.rollouts.prompts[i], int(scored.rollouts.lengths_N[i])
+            completion, first = scored.rollouts.tokens_NC[i, :length], len(prompt) - 1
             tokens[row, : first + 1 + length] = np.concatenate([prompt, completion])
             real[row, : first + 1 + length] = 1
             targets[row, first : first + length] = completion
@@ -261,17 +261,17 @@ class Policy:
                 of_tokens[name][row, first : first + length] = values_NC[i, :length]
         dtype = torch.float64 if self.plan.precision.compute == "float64" else torch.float32
         whole = {"tokens": tokens, "targets": targets, "real": real}
-        found = {name: torch.from_numpy(each) for name, each in whole.items()}
-        found |= {name: torch.from_numpy(each).to(dtype) for name, each in of_tokens.items()}
-        found |= {DataName.routes(f"L{layer}"): each[mine] for layer, each in made.rollouts.routes.items()}
-        return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in found.items()}
+        inputs = {name: torch.from_numpy(each) for name, each in whole.items()}
+        inputs |= {name: torch.from_numpy(each).to(dtype) for name, each in of_tokens.items()}
+        inputs |= {DataName.routes(f"L{layer}"): each[mine] for layer, each in scored.rollouts.routes.items()}
+        return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in inputs.items()}
 
-    # ---- what training says
+    # ---- results of training
 
     def compare(self, reported: Mapping[int, Tensor], data: Mapping[str, Tensor]) -> None:
-        """Compare the log-probabilities of the forward of training with those of generation. `reported`: of the
-        micro-batches whose head is here. All ranks call it. RolloutError where the weights are those that generated
-        and a bit differs."""
+        """Compare the log-probabilities of the training forward with those of generation. `reported`: of the
+        micro-batches whose head is on this rank. All ranks call it. RolloutError if a bit differs although the weights
+        are still those of generation."""
         counted, worst = np.zeros(len(COUNTS)), ""
         for a, logp_T in reported.items():
             new, counts = self._counts(logp_T, {name: each[a] for name, each in data.items()})
@@ -287,7 +287,7 @@ class Policy:
             )
 
     def _counts(self, logp_T: Tensor, data: Mapping[str, Tensor]) -> tuple[float, list[float]]:
-        """The largest difference of the log-probabilities of a micro-batch, and its counts."""
+        """Return the largest difference of log-probabilities in a micro-batch, and its COUNTS."""
         is_target = data["targets"] >= 0
         new, old, advantage = (each[is_target].double() for each in (logp_T, data["old"], data["advantage"]))
         change, low, high = new - old, 1 - self._grpo.clip_low, 1 + self._grpo.clip_high
@@ -299,43 +299,43 @@ class Policy:
         return largest, [float(each) for each in counts]
 
     def row(self) -> dict[str, Any]:
-        """What the row of a step says of its rollouts."""
-        made = self._made
-        lengths_N = made.rollouts.lengths_N
+        """Return the metrics of a step's rollouts."""
+        scored = self._current
+        lengths_N = scored.rollouts.lengths_N
         tokens, _, clipped, kl, reference_kl = self._counted
-        means = {each.name: float(made.rewards_NR[:, r].mean()) for r, each in enumerate(self._grpo.rewards)}
-        totals_N = totals(made.rewards_NR, self._weights_R)
+        means = {each.name: float(scored.rewards_NR[:, r].mean()) for r, each in enumerate(self._grpo.rewards)}
+        totals_N = totals(scored.rewards_NR, self._weights_R)
         return {
             "reward": float(totals_N.mean()),
             "rewards": means,
             "reward_alike": float(alike(totals_N, self._grpo.group).mean()),
             "completion_tokens": float(lengths_N.mean()),
             "completion_longest": float((lengths_N == self._grpo.completion).mean()),
-            "entropy": float(made.rollouts.entropy_NC.sum() / lengths_N.sum()),
+            "entropy": float(scored.rollouts.entropy_NC.sum() / lengths_N.sum()),
             "policy_kl": kl / max(tokens, 1),
             "clipped": clipped / max(tokens, 1),
-            **({"reference_kl": reference_kl / max(tokens, 1)} if made.reference_NC is not None else {}),
+            **({"reference_kl": reference_kl / max(tokens, 1)} if scored.reference_NC is not None else {}),
         }
 
     @property
-    def _made(self) -> Scored:
-        assert self._scored is not None, "rollouts come before training"
+    def _current(self) -> Scored:
+        assert self._scored is not None, "roll_out comes before training"
         return self._scored
 
 
 def _divergence(apart: Tensor) -> Tensor:
-    """The sum over tokens of the estimate of the KL divergence: exp(x) − x − 1 of the differences x (Schulman,
+    """Return the estimate of the KL divergence, summed over tokens: exp(x) − x − 1 for differences x (Schulman,
     "Approximating KL divergence", 2020)."""
     return (apart.exp() - apart - 1).sum()
 
 
-# --- The policy of a rank: a generator on its executor, prompts, and rewards
+# --- Constructing the policy of a rank
 
 
 def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
-    """The policy of a rank, whose weights are those that the run begins with; processes of rewards have begun.
+    """Return the policy of a rank that has the initial weights of the run. Starts the processes of rewards.
 
-    Raises RewardError and RolloutError where they cannot.
+    Raises RewardError or RolloutError if rewards or generation cannot start.
     """
     plan, grpo, sums = trainer.plan, trainer.plan.train.grpo, trainer.links.sums
     assert grpo is not None, "a run with prompts learns from rewards"

@@ -1,1 +1,1 @@
-"""Rewards of completions: checks that are built in, and functions of the user in processes of their own. No torch."""
+"""Rewards of completions: built-in checks, and functions of the user in separate processes. No torch."""
