@@ -22,9 +22,7 @@ from runtime.launch.rank_process import STACK_SIGNAL, STOP_SIGNALS
 from runtime.system.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1
-SETTLE_S = (
-    0.25  # how long to wait after a broken connection for the death that caused it (peers notice one in 12-55 ms)
-)
+SETTLE_S = 0.25  # wait after a broken connection for the death that caused it (peers notice one in 12-55 ms)
 REPEAT_S = 0.5  # signals closer together count as one: `timeout` signals its child, then the group
 STACK_S = 0.2  # for hanging ranks to write their stacks
 
@@ -197,9 +195,7 @@ def _failure(
     until = time.monotonic() + SETTLE_S
     while alive and all(d.lost_peer for d in deaths) and (left := until - time.monotonic()) > 0:
         deaths += _collect(poll, left, alive, board, oom_kills)
-    deaths += [
-        _raised(p, board) for p in alive.values() if board.failure(p.rank)
-    ]  # these are still writing their tracebacks
+    deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing tracebacks
     stopped = next((p for p in alive.values() if process_state(p.pid) in _STOPPED), None)
     if stopped is not None and all(d.lost_peer for d in deaths):
         return _kept_waiting(stopped, [*(d.process for d in deaths), *alive.values()], board)

@@ -74,9 +74,7 @@ class TorchrunWatch:
         mine = hellos[self.rank]
         self._wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in STOP_SIGNALS:
-            signal.signal(
-                number, lambda _number, _frame: None
-            )  # the wakeup pipe reports it, even while the main thread is blocked
+            signal.signal(number, lambda _number, _frame: None)  # the wakeup pipe works even if this thread is blocked
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
