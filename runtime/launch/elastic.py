@@ -1,10 +1,10 @@
-"""Ranks that are fewer or more than a build was compiled for: the run goes on with a build for as many.
+"""Elastic runs: if the number of ranks changes, the run continues with a build that is compiled for the new number.
 
-Under `dsc train` a rank that fails again and again is left out, and the run goes on with those that are left.
+Under `dsc train` the device of a rank that fails repeatedly is left out.
 
-torchrun starts ranks again when a machine leaves or returns, and says how many there are. Rank 0 compiles the spec of
-the build for them, into the run folder, which all ranks share; the others wait for it. Checkpoints hold logical
-tensors, so the run goes on from the newest one, after the samples that were trained on.
+torchrun restarts ranks when a machine leaves or returns, with the new number of ranks. Rank 0 compiles the spec of the
+build for that number into the run folder, which all ranks share; the others wait for it. Checkpoints hold logical
+tensors, so the run continues from the newest one, after the samples that were trained on.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE
 FOLDER = "builds"  # of a run folder
 SPEC = "spec.resolved"  # of a build
 LOOK_S = 0.5
-LONGEST_S = 1800.0  # that a compilation may take
+LONGEST_S = 1800.0  # limit for a compilation
 
 
 def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str], None]) -> Build:
-    """The build of the same spec for the ranks that torchrun started. UsageError where there is none."""
+    """Return a build of the same spec for the ranks that torchrun started. UsageError if there is none."""
     nodes, rest = divmod(place.world, place.local_world)
     if rest:
         raise UsageError(
@@ -47,8 +47,8 @@ def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str],
 
 
 def build_without(build: Build, most: int, run: Path, say: Callable[[str], None]) -> Build:
-    """The build of the same spec for as many devices of this machine as it has a plan for, `most` of them at most.
-    UsageError where there is none."""
+    """Return a build of the same spec for as many devices of this machine as possible, at most `most`. UsageError if
+    there is none."""
     for devices in range(most, 0, -1):
         on = f"1x{devices}"
         folder = run / FOLDER / f"{build.digest[:16]}-{on}"
@@ -73,11 +73,11 @@ def _compile(spec: Path, on: str, folder: Path) -> None:
     )
     if code := done.returncode:
         said = f"the run cannot be compiled for {on} devices:\n{done.stderr.strip()}"
-        raise UsageError(said, code if code > 0 else EXIT_RETRY)  # below 0: killed
+        raise UsageError(said, code if code > 0 else EXIT_RETRY)  # negative: killed
 
 
 def _awaited(folder: Path) -> Build:
-    """The build that rank 0 compiles, when it is there. Where rank 0 fails, torchrun ends this rank, too."""
+    """Wait for the build that rank 0 compiles. If rank 0 fails, torchrun ends this rank, too."""
     until = time.monotonic() + LONGEST_S
     while True:
         try:

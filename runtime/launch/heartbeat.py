@@ -1,4 +1,4 @@
-"""The board: what every rank is doing, in shared memory that outlives it, so that a failure has a rank and an action.
+"""The board: the current action of every rank, in shared memory that outlives the rank, to name it in failures.
 
 One page per rank in an anonymous mapping made before the fork. A rank writes its entry into the spare one of two
 places and then flips one byte, so a reader sees a whole entry even if the writer was killed between two instructions.
@@ -14,25 +14,25 @@ import time
 from dataclasses import dataclass
 
 _PAGE = 4096
-_ENTRY = struct.Struct("@qq112s")  # step, CLOCK_MONOTONIC in ns, action; two of them from byte 8 on
+_ENTRY = struct.Struct("@qq112s")  # step, CLOCK_MONOTONIC in ns, action; two entries from byte 8 on
 _ENTRIES = 8
-_FINISHED = 1  # byte 0 says which of the two entries holds, byte 1 that the rank came to its end
+_FINISHED = 1  # byte 0: index of the valid entry; byte 1: whether the rank has finished
 _FAILURE = _ENTRIES + 2 * _ENTRY.size
 _FAILED = struct.Struct("@q?H")  # CLOCK_MONOTONIC in ns (0: none), lost a peer, bytes of text after it
 _TEXT = _FAILURE + _FAILED.size
 _NOTICES = _PAGE - 1024
 _TEXT_BYTES = _NOTICES - _TEXT
-_COUNT = struct.Struct("@qH")  # messages so far, bytes of text after it: the last of them, a line each
+_COUNT = struct.Struct("@qH")  # number of messages, bytes of text after it: the last messages, one per line
 _NOTICES_BYTES = _PAGE - _NOTICES - _COUNT.size
 _SUMMARY_BYTES = 1000
 
 _STOP = struct.Struct("@ii")  # page `world`: signal (0: none), rank that received it (-1: the supervisor)
-_LAST = struct.Struct("@q")  # then, on its own for only rank 0 writes it, the step to end after (0: not decided)
+_LAST = struct.Struct("@q")  # the step to end after (0: undecided); separate because only rank 0 writes it
 
 
 @dataclass(frozen=True, slots=True)
 class RankBeat:
-    """A rank's last entry: its step, its action (`B3.7`), and since when, in ns of CLOCK_MONOTONIC."""
+    """A rank's last entry: its step, its action (`B3.7`), and the start of the action in ns of CLOCK_MONOTONIC."""
 
     step: int
     action: str
@@ -41,7 +41,7 @@ class RankBeat:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception a rank ended with. `lost_peer`: a connection broke, so the cause may be another rank."""
+    """The exception of a failed rank. `lost_peer`: a connection broke, so the cause may be another rank."""
 
     time_ns: int
     lost_peer: bool
@@ -51,14 +51,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Somebody asked the run to end: the signal, and the rank that received it (-1: the supervisor)."""
+    """A request to stop the run: the signal, and the rank that received it (-1: the supervisor)."""
 
     signal: int
     rank: int
 
 
 def size_bytes(world: int) -> int:
-    """Bytes of memory of a board."""
+    """Return the bytes of a board."""
     return (world + 1) * _PAGE
 
 
@@ -69,21 +69,21 @@ class Board:
 
     def __init__(self, world: int, *, _memory: mmap.mmap | None = None, _rank: int = -1) -> None:
         self.world = world
-        self.rank = _rank  # -1: nobody's, for reading
+        self.rank = _rank  # -1: read-only
         self.step = 0
         self._memory = mmap.mmap(-1, size_bytes(world)) if _memory is None else _memory
         self._base = _rank * _PAGE
         self._spare = 1 - self._memory[self._base] if _rank >= 0 else 1
 
     def bind(self, rank: int) -> Board:
-        """A board on this memory that writes as `rank`."""
+        """Return a board on the same memory that writes as `rank`."""
         assert 0 <= rank < self.world, f"rank {rank} of {self.world}"
         return Board(self.world, _memory=self._memory, _rank=rank)
 
     # -------------------------------------------------------- written by a rank
 
     def set_action(self, text: str) -> None:
-        """Say what this rank begins now, in at most 112 bytes: `B3.7`, `dispatch F3.0@L17`, `optimizer`."""
+        """Set the action that this rank starts, in at most 112 bytes: `B3.7`, `dispatch F3.0@L17`, `optimizer`."""
         spare = self._spare
         start = self._base + _ENTRIES + spare * _ENTRY.size
         _ENTRY.pack_into(self._memory, start, self.step, time.monotonic_ns(), text.encode())
@@ -91,16 +91,16 @@ class Board:
         self._spare = 1 - spare
 
     def start_step(self, step: int) -> None:
-        """Say that this rank begins `step`; later actions belong to it."""
+        """Set the step that this rank starts. Later actions belong to it."""
         self.step = step
         self.set_action("start of step")
 
     def finish(self) -> None:
-        """Say that this rank has done all it had to do: only after this is exit code 0 a success."""
+        """Mark this rank as finished. Exit code 0 is a success only after this."""
         self._memory[self._base + _FINISHED] = 1
 
     def fail(self, summary: str, detail: str, *, lost_peer: bool) -> None:
-        """Leave an exception behind; of a long detail the end is kept, where a traceback says what failed."""
+        """Record an exception. A long `detail` keeps its end, where a traceback names the error."""
         head = summary.partition("\n")[0].encode(errors="replace")[:_SUMMARY_BYTES] + b"\n"
         data = head + detail.encode(errors="replace")[-(_TEXT_BYTES - len(head)) :]
         start = self._base + _TEXT
@@ -108,7 +108,7 @@ class Board:
         _FAILED.pack_into(self._memory, self._base + _FAILURE, time.monotonic_ns(), lost_peer, len(data))
 
     def say(self, text: str) -> None:
-        """Leave a message for the user, in one line; the supervisor shows it."""
+        """Write a one-line message for the user, which the supervisor shows."""
         place = self._base + _NOTICES
         count, size = _COUNT.unpack_from(self._memory, place)
         start = place + _COUNT.size
@@ -120,11 +120,11 @@ class Board:
         _COUNT.pack_into(self._memory, place, count + 1, len(data))
 
     def should_stop(self, step: int) -> bool:
-        """Whether to end after `step`. Every rank asks once at the end of every step.
+        """Whether to end after `step`. Every rank calls this once at the end of every step.
 
-        Ranks notice a request at different moments, yet must leave after the same step. So rank 0 alone decides, and
-        decides one step ahead: at the end of step s it writes s + 1. Every other rank has heard from rank 0 since (a
-        step holds a collective of all ranks) before it asks at the end of s + 1, hence reads what rank 0 wrote.
+        Ranks notice a request at different times, but must end after the same step. So rank 0 alone decides, one step
+        ahead: at the end of step s it writes s + 1. Each step has a collective of all ranks, so every rank reads the
+        decision at the end of s + 1.
         """
         place = self.world * _PAGE + _STOP.size
         (last,) = _LAST.unpack_from(self._memory, place)
@@ -133,10 +133,10 @@ class Board:
             _LAST.pack_into(self._memory, place, last)
         return bool(last) and step >= last
 
-    # -------------------------------------------------------- by anyone
+    # -------------------------------------------------------- written by anyone
 
     def request_stop(self, signal: int, received_by: int | None = None) -> None:
-        """Ask all ranks to end after a coming step; the first request holds.
+        """Ask all ranks to end after one of the next steps. Only the first request counts.
 
         `received_by`: the rank that received the signal; this board's if None.
         """
@@ -159,17 +159,18 @@ class Board:
         return self._memory[rank * _PAGE + _FINISHED] == 1
 
     def said(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:
-        """The number of messages of a rank, and those after the first `seen`; the last 1,000 bytes are kept."""
+        """Return the number of a rank's messages, and those after the first `seen`. Only the last 1,000 bytes are
+        kept."""
         place = rank * _PAGE + _NOTICES
         count, size = _COUNT.unpack_from(self._memory, place)
         start = place + _COUNT.size
         lines = self._memory[start : start + size].decode(errors="replace").split("\n")[:-1]
-        if _COUNT.unpack_from(self._memory, place)[0] != count:  # it is just saying something
+        if _COUNT.unpack_from(self._memory, place)[0] != count:  # a message is being written
             return seen, ()
         return count, tuple(lines[max(0, len(lines) - (count - seen)) :]) if count > seen else ()
 
     def failure(self, rank: int) -> Failure | None:
-        """The exception a rank left, or None."""
+        """Return the exception that a rank recorded, or None."""
         time_ns, lost_peer, size = _FAILED.unpack_from(self._memory, rank * _PAGE + _FAILURE)
         start = rank * _PAGE + _TEXT
         summary, _, detail = self._memory[start : start + size].decode(errors="replace").partition("\n")

@@ -1,12 +1,13 @@
-"""The supervisor: forks the ranks of a run, watches them, and says which rank failed first, doing what, and why.
+"""The supervisor: forks the ranks of a run, watches them, and reports which rank failed first, in which action, and
+why.
 
     outcome = launch(target, world, folder=run_folder, supervision=Supervision(progress))  # target(rank, world, board)
     print(outcome); sys.exit(outcome.exit_code)
 
 Ranks are forked, so torch is imported once. Any rank's exception, exit or signal ends the run at once: a dead rank is
-noticed by its process descriptor, a hang by boards on which nothing changes; a supervisor that dies, even by SIGKILL,
-takes its ranks with it. SIGINT or SIGTERM, to the supervisor or a rank, asks all ranks to end after a whole step; again
-to the supervisor, it kills them. Exit codes are those of `Outcome`. Nothing listens outside loopback.
+detected by its process descriptor, a hang by boards that do not change. If the supervisor dies, even by SIGKILL, its
+ranks die too. SIGINT or SIGTERM, to the supervisor or a rank, asks all ranks to end after a whole step; a second one to
+the supervisor kills them. Exit codes are those of `Outcome`. Nothing listens outside loopback.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from runtime.launch.rank_watch import Interrupts, RankProcess, Supervision
 from runtime.launch.run_lock import lock_folder
 from runtime.system.outcome import Outcome, oom_kills_so_far
 
-UNSEEN = Supervision()  # nothing is shown while ranks run
-_OMP_PAUSE_HARD = 2  # ends the pool's threads
+UNSEEN = Supervision()  # shows nothing while ranks run
+_OMP_PAUSE_HARD = 2  # ends the threads of the pool
 
 
 def launch(
@@ -45,7 +46,7 @@ def launch(
     debugged: int | None = None,
     is_locked: bool = False,
 ) -> Outcome:
-    """Run `target(rank, world, board)` in `world` forked processes of one thread each, logs in `folder/logs`.
+    """Run `target(rank, world, board)` in `world` forked single-thread processes, with logs in `folder/logs`.
 
     Each has a process group of `backend` (None: none). `debugged`: the rank that keeps this process's terminal instead
     of a log. `is_locked`: the caller holds the folder's lock. Call from the main thread, before CUDA is initialised.
@@ -78,7 +79,7 @@ def launch(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder. Ranks inherit the lock, so it ends with them."""
+    """Lock the folder. Ranks inherit the lock, so it lasts until they have ended."""
     lock = lock_folder(folder)
     try:
         yield
@@ -88,9 +89,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _meeting_place(folder: Path) -> Iterator[Path]:
-    """A private folder for the file by which the ranks find each other; what a killed launch left is removed.
+    """Create a private folder for the rendezvous file of the ranks, and remove those of killed launches.
 
-    What cannot be removed is in nobody's way, and the next launch tries again.
+    A leftover that cannot be removed does no harm, and the next launch tries again.
     """
     for stale in folder.glob(".meeting-*"):
         if stale.is_dir() and not stale.is_symlink():
@@ -106,13 +107,13 @@ def _meeting_place(folder: Path) -> Iterator[Path]:
 
 
 def _prepare_fork() -> None:
-    """No pool of threads and no buffered output may exist in a process that forks: the child would get half of them.
+    """End thread pools and flush buffers before a fork, because the child would inherit them in a broken state.
 
-    OpenMP's pool is ended (it starts again at need); OpenBLAS ends its own at a fork.
+    This ends the pool of OpenMP, which restarts when needed; OpenBLAS ends its own pool at a fork.
     """
     for library in set(re.findall(r"/\S*/lib(?:g|i)?omp\S*\.so\S*", Path("/proc/self/maps").read_text())):
         ctypes.CDLL(library).omp_pause_resource_all(_OMP_PAUSE_HARD)
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started us
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the parent process
         with suppress(OSError, ValueError):  # closed
             stream.flush()
 
@@ -131,11 +132,11 @@ def _fork(target: Target, seat: Seat, board: Board) -> RankProcess:
 
 
 def _kill(processes: Iterable[RankProcess]) -> None:
-    """End what is left, and collect all: no process and no zombie remains."""
+    """Kill the remaining processes, and reap all, so that no zombie is left."""
     for process in processes:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
     for process in processes:
-        with suppress(ChildProcessError):  # collected when it ended
+        with suppress(ChildProcessError):  # already reaped
             os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
         os.close(process.pidfd)

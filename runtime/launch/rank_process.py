@@ -1,7 +1,7 @@
-"""One rank's side of a launch: what happens in a forked process before, around and after its target.
+"""One rank's side of a launch: the code of a forked process before, around and after its target.
 
-Linux only (PDEATHSIG). No rank returns from here: it ends by `os._exit`, so that nothing of the supervisor's (exit
-handlers, buffers, temporary folders) is run a second time.
+Linux only (PDEATHSIG). A rank does not return from here: it ends with `os._exit`, so that the supervisor's exit
+handlers, buffers and temporary folders are not processed a second time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FINISH = "finish"  # the action of a rank whose target has returned
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _PR_SET_PDEATHSIG = 1
-NO_TIMEOUT = timedelta(days=365)  # the supervisor alone judges who hangs: it can tell who and where, gloo cannot
-_LOST_PEER = re.compile(  # what gloo, NCCL and the stores say
+NO_TIMEOUT = timedelta(days=365)  # the supervisor alone detects hangs: it can name the rank and the action
+_LOST_PEER = re.compile(  # messages of gloo, NCCL and the stores
     r"connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|connectFullMesh|remote process",
     re.IGNORECASE,
 )
@@ -47,7 +47,7 @@ _LOST_PEER = re.compile(  # what gloo, NCCL and the stores say
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a rank sits: its number, its supervisor, its log, the file by which the ranks meet, and the backend."""
+    """Settings of a forked rank: its number, supervisor, log, rendezvous file and backend."""
 
     rank: int
     world: int
@@ -56,7 +56,7 @@ class Seat:
     rendezvous: Path
     backend: str | None  # None: no process group
     debugged: int | None = None  # the rank that keeps the supervisor's terminal, in a debug run
-    start_timeout_s: float = START_TIMEOUT_S  # how long it waits for the others
+    start_timeout_s: float = START_TIMEOUT_S  # for the arrival of the other ranks
 
     @property
     def has_terminal(self) -> bool:
@@ -64,7 +64,7 @@ class Seat:
 
 
 def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
-    """Run `target` in this (just forked) process and end it: exit code 0 if it finished, 1 after an exception."""
+    """Run `target` in this forked process and end the process: exit code 0 if it finished, 1 after an exception."""
     code = 1
     try:
         _die_with(seat.supervisor)
@@ -83,7 +83,7 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
         code = 0
     except BaseException as error:
         if seat.has_terminal and (left := debug.left_by(error)):
-            board.request_stop(left)  # which ends the others too
+            board.request_stop(left)  # ends the others too
             board.finish()
             os._exit(0)
         said = isinstance(error, ReportedError)
@@ -99,14 +99,14 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
 
 
 def use_one_thread() -> None:
-    """One thread a rank; by the environment too, for libraries that start their pool later."""
+    """Use one thread per rank; set the environment too, for libraries that start their pool later."""
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     torch.set_num_threads(1)
     keep_memory()
 
 
 def keep_memory() -> None:
-    """Tell glibc to keep what is freed: a step asks for the same sizes again and again, and fresh pages cost time."""
+    """Tell glibc to keep freed memory: steps allocate the same sizes repeatedly, and fresh pages cost time."""
     malloc = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if malloc is not None:
         malloc(_M_MMAP_THRESHOLD, 1 << 30)
@@ -114,7 +114,7 @@ def keep_memory() -> None:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an exception, or one it was raised from, says that another rank is the cause: a connection broke."""
+    """Whether an exception, or one of its causes, is a broken connection, so that another rank is at fault."""
     while error is not None:
         if isinstance(error, ReportedError) and error.of_peer:
             return True
@@ -125,25 +125,25 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 def last_lines(error: BaseException, lines: int = 12) -> str:
-    """The end of the traceback, the exception itself included."""
+    """Return the end of the traceback, including the exception itself."""
     return "\n".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-lines:])
 
 
 def _die_with(supervisor: int) -> None:
     """Ask the kernel to kill this process when the supervisor ends, however it ends."""
     die_with_parent()
-    if os.getppid() != supervisor:  # it ended before we asked
+    if os.getppid() != supervisor:  # the supervisor ended before the call
         os._exit(1)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it ends, however it ends."""
+    """Ask the kernel to kill this process when its parent ends, however it ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 class _LogFile(io.FileIO):
-    """A file whose disk may be full: what cannot be written is dropped, for a print must not end a training run."""
+    """A log file that drops what it cannot write, because a full disk must not end a training run."""
 
     def write(self, data: object) -> int:
         try:
@@ -153,7 +153,7 @@ class _LogFile(io.FileIO):
 
 
 def _redirect(log: Path) -> None:
-    """Standard output and error to the log, appended; standard input empty. Python's and C's writes alike."""
+    """Redirect standard output and error to the log, for Python and C, and empty standard input."""
     null = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     for source, to in ((null, 0), (out, 1), (out, 2)):
@@ -170,7 +170,7 @@ def _redirect(log: Path) -> None:
 
 
 def _handle_signals(board: Board) -> None:
-    """A rank that is asked to end asks all to end: one that left alone would leave the others waiting."""
+    """Turn a signal into a stop request for all ranks: a rank that ended alone would leave the others waiting."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda received, _frame: board.request_stop(received))
     signal.set_wakeup_fd(-1)
@@ -179,7 +179,7 @@ def _handle_signals(board: Board) -> None:
 
 @contextmanager
 def _process_group(seat: Seat, board: Board) -> Iterator[None]:
-    """A process group over a file (no store listens on a port) and the loopback interface; left by all together."""
+    """Create a process group over a file store and the loopback interface. All ranks leave it together."""
     if seat.backend is None:
         yield
         return

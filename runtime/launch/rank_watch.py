@@ -1,6 +1,6 @@
-"""Watching forked ranks: who ended before its end, who hangs and in what, and what signals ask for.
+"""Watching forked ranks: ranks that died, ranks that hang and where, and signals.
 
-The supervisor sleeps in one poll over the ranks' process descriptors and its own signals; there is no busy loop.
+The supervisor sleeps in a poll over the process descriptors of the ranks and its own signals, without a busy loop.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from runtime.launch.rank_process import STACK_SIGNAL, STOP_SIGNALS
 from runtime.system.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1
-SETTLE_S = 0.25  # how long a broken connection waits for the death that broke it (peers notice one in 12-55 ms)
-REPEAT_S = 0.5  # a second signal within this is the first one again: `timeout` signals its child, then the group
-STACK_S = 0.2  # for the ranks of a hang to write their stacks
+SETTLE_S = 0.25  # wait after a broken connection for the death that caused it (peers notice one in 12-55 ms)
+REPEAT_S = 0.5  # signals closer together count as one: `timeout` signals its child, then the group
+STACK_S = 0.2  # for hanging ranks to write their stacks
 
 _STOPPED = ("stopped", "stopped by a debugger")
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": _STOPPED[0], "t": _STOPPED[1]}
@@ -43,18 +43,18 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended before its end, with what is known of when and why."""
+    """A rank that died, with the time and the reason as far as known."""
 
     process: RankProcess
     time_ns: int
     lost_peer: bool
-    how: str
+    reason: str
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _RankFrame:
-    """Where a rank was: `file.py:12 in function`, and whether that is communication (ours or torch's)."""
+    """Position of a rank: `file.py:12 in function`, and whether that is communication code (ours or torch's)."""
 
     text: str
     waits_for_peer: bool
@@ -62,7 +62,7 @@ class _RankFrame:
 
 @dataclass
 class Interrupts:
-    """SIGINT and SIGTERM to the supervisor while it watches: they wake its poll and are kept with their time."""
+    """Collects SIGINT and SIGTERM to the supervisor with their times; they wake its poll."""
 
     received: list[tuple[int, float]] = field(default_factory=list)
     wake: int = -1  # readable after a signal
@@ -89,16 +89,16 @@ class Interrupts:
                 pass
 
     def insisted(self) -> int:
-        """The signal that came again, or 0."""
+        """Return the signal that arrived a second time, or 0."""
         return next((s for s, at in self.received if at - self.received[0][1] > REPEAT_S), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a supervisor watches its ranks. `on_poll` is called about every 0.1 s and once at the end; it must be quick.
+    """Settings of a supervisor. `on_poll` is called about every 0.1 s and once at the end; it must be quick.
 
     `hang_timeout_s`: how long all boards may stay unchanged (None: forever). `start_timeout_s`: how long ranks wait for
-    all to come to the start.
+    each other at the start.
     """
 
     on_poll: Callable[[Board], None] | None = None
@@ -111,7 +111,7 @@ class Supervision:
             self.on_poll(board)
 
     def watch(self, processes: Sequence[RankProcess], board: Board, interrupts: Interrupts, oom_kills: int) -> Outcome:
-        """Watch until all ranks have come to their end, or the first has failed, or all hang, or a signal insists."""
+        """Watch until all ranks have finished, one has failed, all hang, or a signal arrived twice."""
         alive = {p.pidfd: p for p in processes}
         poll = select.poll()
         for descriptor in (*alive, interrupts.wake):
@@ -138,7 +138,7 @@ class Supervision:
 
 @dataclass
 class Stillness:
-    """For how long no rank has changed its board, by time this process ran: a suspended supervisor blames nobody."""
+    """Time for which no board has changed. Time in which this process was suspended does not count."""
 
     checked: float
     stamps: tuple[int, ...] = ()
@@ -155,7 +155,7 @@ class Stillness:
 def _collect(
     poll: select.poll, wait_s: float, alive: dict[int, RankProcess], board: Board, oom_kills: int
 ) -> list[Death]:
-    """Wait for an event; take the ended ranks out of `alive` and return those that ended before their end."""
+    """Wait for an event. Remove ended ranks from `alive`, and return those that had not finished."""
     deaths = []
     for descriptor, _ in poll.poll(wait_s * 1000):
         process = alive.get(descriptor)
@@ -176,10 +176,10 @@ def _death(process: RankProcess, board: Board, end: os.waitid_result, oom_kills:
         return _raised(process, board)
     if end.si_code == os.CLD_EXITED:
         return Death(process, time.monotonic_ns(), False, f"left with exit code {end.si_status} before its end")
-    how = death_text(end.si_status, out_of_memory=oom_kills_so_far() > oom_kills)
-    # SIGKILL comes from outside, never from a peer's failure: of what is noticed together it came first.
+    reason = death_text(end.si_status, out_of_memory=oom_kills_so_far() > oom_kills)
+    # SIGKILL comes from outside, never from a peer's failure: among simultaneous deaths it came first.
     when = board.read(process.rank).since_ns if end.si_status == signal.SIGKILL else time.monotonic_ns()
-    return Death(process, when, False, how)
+    return Death(process, when, False, reason)
 
 
 def _raised(process: RankProcess, board: Board) -> Death:
@@ -191,23 +191,23 @@ def _raised(process: RankProcess, board: Board) -> Death:
 def _failure(
     deaths: list[Death], poll: select.poll, alive: dict[int, RankProcess], board: Board, oom_kills: int
 ) -> Outcome:
-    """The cause: the first death by time, but one for want of a peer only if no other is found."""
+    """Return the cause: the first death by time, except that lost connections count only if there is no other."""
     until = time.monotonic() + SETTLE_S
     while alive and all(d.lost_peer for d in deaths) and (left := until - time.monotonic()) > 0:
         deaths += _collect(poll, left, alive, board, oom_kills)
-    deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing their traceback
+    deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing tracebacks
     stopped = next((p for p in alive.values() if process_state(p.pid) in _STOPPED), None)
     if stopped is not None and all(d.lost_peer for d in deaths):
         return _kept_waiting(stopped, [*(d.process for d in deaths), *alive.values()], board)
     cause = min(deaths, key=lambda d: (d.lost_peer, d.time_ns))
     beat = board.read(cause.process.rank)
     return Outcome(
-        "failed", cause.how, cause.process.rank, beat.step, beat.action, cause.process.log, detail=cause.detail
+        "failed", cause.reason, cause.process.rank, beat.step, beat.action, cause.process.log, detail=cause.detail
     )
 
 
 def _kept_waiting(stopped: RankProcess, processes: Sequence[RankProcess], board: Board) -> Outcome:
-    """The outcome of ranks that gave up waiting for one that is stopped."""
+    """Return the outcome when ranks gave up waiting for a stopped one."""
     now, beat = time.monotonic_ns(), board.read(stopped.rank)
     others = sorted({p.rank: p for p in processes if p is not stopped}.items())
     waiting = tuple(
@@ -215,19 +215,19 @@ def _kept_waiting(stopped: RankProcess, processes: Sequence[RankProcess], board:
         for rank, p in others
         for b in [board.read(rank)]
     )
-    how = f"its process is {process_state(stopped.pid)}, and the other ranks no longer wait for it"
-    return Outcome("hung", how, stopped.rank, beat.step, beat.action, stopped.log, waiting=waiting)
+    reason = f"its process is {process_state(stopped.pid)}, and the other ranks no longer wait for it"
+    return Outcome("hung", reason, stopped.rank, beat.step, beat.action, stopped.log, waiting=waiting)
 
 
 def _state(process: RankProcess) -> str:
     try:
         return process_state(process.pid)
-    except OSError:  # it has ended, and was collected
+    except OSError:  # it has ended, and was reaped
         return "ended"
 
 
 def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome:
-    """Name who is stopped, else who is not in communication, else who has waited longest; and what all wait in."""
+    """Blame the rank that is stopped, else one outside communication, else the longest waiting. List all actions."""
     sizes = {p.rank: p.log.stat().st_size if p.log.exists() else 0 for p in alive}
     states = {p.rank: process_state(p.pid) for p in alive}
     for process in alive:
@@ -252,18 +252,18 @@ def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome
         for p in alive
         for b in [board.read(p.rank)]
     )
-    how = f"no rank has changed its action for {still_s:.1f} s; {why}"
-    return Outcome("hung", how, cause.rank, beat.step, beat.action, cause.log, waiting=waiting)
+    reason = f"no rank has changed its action for {still_s:.1f} s; {why}"
+    return Outcome("hung", reason, cause.rank, beat.step, beat.action, cause.log, waiting=waiting)
 
 
 def process_state(pid: int) -> str:
-    """State of a process as in /proc, in words."""
+    """Return the state of a process from /proc, in words."""
     letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return _STATES.get(letter, letter)
 
 
 def _top_frame(log: Path, start: int) -> _RankFrame:
-    """Innermost frame of the stack a rank wrote into its log from byte `start` on."""
+    """Return the innermost frame of the stack that a rank wrote into its log from byte `start` on."""
     text = ""
     with suppress(FileNotFoundError), log.open("rb") as file:
         file.seek(start)
@@ -276,5 +276,5 @@ def _top_frame(log: Path, start: int) -> _RankFrame:
 
 
 def is_communication(path: Path) -> bool:
-    """Whether a file of source is one in which a rank waits for others: ours or torch's."""
+    """Whether a source file is communication code, ours or torch's."""
     return "/torch/distributed/" in str(path) or path.parent.name == "comm"

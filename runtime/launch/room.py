@@ -1,4 +1,4 @@
-"""Whether this machine has the memory and the disk space that a run of a build will fill. No torch."""
+"""Checks that this machine has the memory and disk space for a run of a build. No torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 def lack(
     plan: RunPlan, ranks: range | None = None, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> str:
-    """Why `ranks`, those of plan.json that this machine has, cannot all run in its memory, or "". None: all ranks.
+    """Return why `ranks`, the ranks on this machine (None: all), do not fit into its memory, or "".
 
-    What they hold at their peak, all together, against what is free: pages of the interpreter are not counted. All
-    copies from which checkpoints are written are as large as a checkpoint; a part of the ranks may have all of them.
+    Compares the sum of their peaks with the free memory, without the interpreters. Host copies for background
+    checkpoints are as large as a checkpoint in total, and may all be on this machine.
     """
     ranks = range(plan.mesh.world) if ranks is None else ranks
     of_stage = plan.mesh.world // plan.mesh.pp
@@ -42,7 +42,7 @@ def _gb(num_bytes: int) -> str:
 
 
 def free_bytes(proc: Path, cgroup: Path) -> int:
-    """Bytes that processes may still take: of the machine, or of this control group if it has less."""
+    """Return the bytes that processes may still allocate: of the machine, or of this control group if less."""
     rows = dict(line.split(":", 1) for line in (proc / "meminfo").read_text("ascii").splitlines() if ":" in line)
     free = int(rows["MemAvailable"].split()[0]) * 1024
     try:
@@ -55,30 +55,30 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 # ---------------------------------------------------------------- disk
 
 
-TABLE_BYTES = 4  # of an element
+TABLE_BYTES = 4  # per element
 
 
 def checkpoint_bytes(plan: RunPlan) -> int:
-    """Bytes of the tensors of a checkpoint: master weights, their average, the optimizer's state, balancing biases.
+    """Return the bytes of a checkpoint's tensors: master weights, their average, optimizer state, balancing biases.
 
-    Where adapters are trained, of these alone."""
+    If adapters are trained, of the adapters alone."""
     average = [plan.train.ema.dtype] if plan.train.ema else []
     of_bias = BITS[plan.precision.gradients] // 8
     untrained = () if plan.frozen else ((plan.biases, of_bias), (plan.tables, TABLE_BYTES))
-    found = sum(math.prod(each.shape) * size for rows, size in untrained for each in rows)
+    total = sum(math.prod(each.shape) * size for rows, size in untrained for each in rows)
     for bucket in plan.buckets:
         dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state_of(bucket)), *average)
-        found += sum(each.held_elements for each in bucket.parameters) * sum(BITS[dtype] // 8 for dtype in dtypes)
-    return found
+        total += sum(each.held_elements for each in bucket.parameters) * sum(BITS[dtype] // 8 for dtype in dtypes)
+    return total
 
 
 def cannot_save(plan: RunPlan, run: Path, steps: int) -> tuple[str, int] | None:
-    """Why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, and the exit code.
+    """Return why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, and the exit code.
 
-    None where they can.
+    None if they can.
 
-    A file is written there and removed. An old checkpoint is removed after a new one is written, so for a moment there
-    is one more than stay; those that are kept for ever (`keep_every`) are not counted.
+    Tests the folder with a file. An old checkpoint is removed after a new one is written, so for a moment there is one
+    more than are kept; those kept forever (`keep_every`) are not counted.
     """
     folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run
     try:
@@ -93,7 +93,7 @@ def cannot_save(plan: RunPlan, run: Path, steps: int) -> tuple[str, int] | None:
     free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
     spec = plan.train.checkpoint
     saves = -(-steps // spec.every) if spec else 1
-    at_once = spec.keep + spec.best + len(spec.to) if spec else 2  # one for each place, while it is copied there
+    at_once = spec.keep + spec.best + len(spec.to) if spec else 2  # one for each place, during the copy
     count = max(1, min(saves, at_once) - there)
     if count * each <= free:
         return None

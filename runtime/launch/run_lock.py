@@ -1,6 +1,6 @@
-"""The lock of a run folder: two runs in one would mix their checkpoints.
+"""The lock of a run folder: two runs in one folder would mix their checkpoints.
 
-The kernel gives the lock back when the process that holds it dies.
+The kernel releases the lock when the process that holds it dies.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class RunFolderBusyError(RuntimeError):
 
 
 def lock_folder(folder: Path, *, create: bool = True) -> int:
-    """Hold the folder until the returned descriptor is closed, also by processes that are forked meanwhile.
+    """Lock the folder until the returned descriptor is closed, in this process and in those forked meanwhile.
 
-    Raises RunFolderBusyError where another run holds it. `create` False: FileNotFoundError where no run ever did.
+    Raises RunFolderBusyError if another run holds it. With `create` False, FileNotFoundError if no run ever did.
     """
     until = time.monotonic() + LOCK_S
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)

@@ -1,4 +1,4 @@
-"""Ranks that torchrun started, with the guards of the supervisor: the run's lock, a watch, a stop that saves, restarts.
+"""Ranks that torchrun started, with the features of the supervisor: run lock, watch, saving before a stop, restarts.
 
     place = Place.of(os.environ)
     ranks = attach(place, run_folder, build.digest, hang_timeout_s)     # meets the other ranks
@@ -39,11 +39,11 @@ from runtime.launch.torchrun_watch import TorchrunWatch
 from runtime.system.machine import machine
 from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
 
-SHARED_S = 10.0  # how long a file that rank 0 wrote may take to be seen on another machine
+SHARED_S = 10.0  # until a file that rank 0 wrote must be visible on other machines
 
 
 class RefusedError(RuntimeError):
-    """The ranks cannot train; `code` is the exit code. All ranks were given the same message."""
+    """The ranks cannot train. `code` is the exit code. All ranks get the same message."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -52,30 +52,30 @@ class RefusedError(RuntimeError):
 
 @dataclass
 class Attached:
-    """A rank that has met the others, and is watched."""
+    """A rank that has met the others and is being watched."""
 
     place: TorchrunRank
     session: MeetSession
     watch: TorchrunWatch
     stores: Stores
-    lock: int | None  # descriptor; of rank 0, held until its process ends
+    lock: int | None  # descriptor on rank 0, held until its process ends
 
     @property
     def restarted(self) -> bool:
-        """Whether torchrun started these ranks before: --max-restarts."""
+        """Whether torchrun has restarted these ranks (--max-restarts)."""
         return bool(self.session.decided["restarted"])
 
     @property
     def says(self) -> bool:
-        """Whether this rank says what is the same for all: one of them does on each machine."""
+        """Whether this rank prints messages that are the same for all: one rank on each machine does."""
         return self.place.local_rank == 0
 
     def refuse(self, message: str, code: int) -> NoReturn:
-        """End all ranks before they train. Does not return."""
-        self.watch.end(Ending("refused", self.place.rank, how=message, code=code))
+        """End all ranks before they train, with this message. Does not return."""
+        self.watch.end(Ending("refused", self.place.rank, reason=message, code=code))
 
     def first(self, action: Callable[[], None]) -> None:
-        """Do what one rank does for all, on rank 0; the others wait for it. Where it raises, rank 0 ends all."""
+        """Run `action` on rank 0, while the others wait. If it raises, rank 0 ends all."""
         store = self.stores.connect(f"{self.session.name}/first")
         if self.place.rank:
             store.wait(["done"], NO_TIMEOUT)
@@ -84,7 +84,7 @@ class Attached:
         store.set("done", "")
 
     def train(self, target: Target, backend: str) -> int:
-        """Run the target in this process; the exit code. Where a rank fails, none of them returns from here."""
+        """Run the target in this process. Return the exit code. If a rank fails, no rank returns."""
         rank, world, board = self.place.rank, self.place.world, self.watch.board
         try:
             use_one_thread()
@@ -111,10 +111,10 @@ class Attached:
 def attach(
     place: TorchrunRank, run: Path, digest: str, hang_timeout_s: float | None, start_timeout_s: float = START_TIMEOUT_S
 ) -> Attached:
-    """Meet the other ranks and begin to watch. RefusedError where they cannot train in this folder.
+    """Meet the other ranks and start to watch. RefusedError if they cannot train in this folder.
 
-    `digest`: of the build, which must be that of all ranks. Rank 0 takes the run's lock. `start_timeout_s`: how long to
-    wait for all to come.
+    `digest`: digest of the build, which must be equal on all ranks. Rank 0 takes the run lock. `start_timeout_s`: how
+    long to wait for the other ranks.
     """
     die_with_parent()
     board, descriptor = make_board(place.world, place.rank)
@@ -159,15 +159,15 @@ def attach(
 
 
 def _other_build(hellos: Sequence[Hello]) -> str:
-    other = [str(hello.rank) for hello in hellos if hello.digest != hellos[0].digest]
-    if not other:
+    differing = [str(hello.rank) for hello in hellos if hello.digest != hellos[0].digest]
+    if not differing:
         return ""
-    ranks = f"rank{'s' * (len(other) > 1)} {', '.join(other)}"
+    ranks = f"rank{'s' * (len(differing) > 1)} {', '.join(differing)}"
     return f"{ranks} opened another build than rank 0: copy one build to all machines"
 
 
 def _lock(run: Path, session: str, lock: list[int]) -> tuple[str, int]:
-    """Take the run's lock and write the session into it; why not, and the exit code."""
+    """Take the run lock and write the session into it. Return an error message or "", and the exit code."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock[:] = [lock_folder(run)]
@@ -182,7 +182,7 @@ def _lock(run: Path, session: str, lock: list[int]) -> tuple[str, int]:
 
 
 def _sees_lock(run: Path, session: str) -> bool:
-    """Whether this rank's run folder is that of rank 0."""
+    """Whether this rank sees the run folder of rank 0."""
     until = time.monotonic() + SHARED_S
     while True:
         with suppress(OSError):

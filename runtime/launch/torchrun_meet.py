@@ -1,7 +1,7 @@
-"""How ranks that torchrun started find each other: its store, and one meeting of all ranks for each attempt.
+"""Rendezvous of ranks that torchrun started: its store, and one meeting of all ranks per attempt.
 
-torchrun keeps one store over all attempts of `--max-restarts`, with the addresses of ranks that have died still in it.
-So all ranks of an attempt agree on a session first, and everything else of the attempt is under keys of that session.
+torchrun keeps one store over all attempts of `--max-restarts`, which still has the addresses of dead ranks. So all
+ranks of an attempt agree on a session first, and all other keys of the attempt are prefixed with that session.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import torch.distributed as dist
 from runtime.launch.heartbeat import Board, size_bytes
 from runtime.system.outcome import EXIT_USAGE, Kind, Outcome, Waiting, printable
 
-# --- What ranks under torchrun say to one another through its store: what they do, why all end, when all stop
+# --- Messages between ranks through the store: their actions, endings, and the step to stop after
 
 State = Literal["prepare", "train", "done", "leaving"]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentBeat:
-    """What a rank tells the others. `number` grows; `since_ns` is of its machine's clock."""
+    """The published status of a rank. `number` increases; `since_ns` is of its machine's clock."""
 
     number: int
     state: State
@@ -42,23 +42,23 @@ class AgentBeat:
     for_s: float
     process: str  # state of the process: "running", "sleeping", …
     where: str  # innermost Python frame of its main thread
-    waits: bool  # that frame is communication
+    waits: bool  # whether that frame is communication code
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why all ranks end, as the rank that found it told it. `kind` is an Outcome's, or "refused" before training."""
+    """Why all ranks end, published by the rank that found it. `kind`: as of Outcome, or "refused" before training."""
 
     kind: Kind | Literal["refused"]
     rank: int
     step: int = 0
     action: str = ""
-    how: str = ""
+    reason: str = ""
     detail: str = ""
     lost_peer: bool = False
     code: int = EXIT_USAGE  # of "refused"
     signal: int = 0  # of "stopped" and "killed"
-    waiting: tuple[Waiting, ...] = ()  # what the other ranks wait in; of "hung", what all do
+    waiting: tuple[Waiting, ...] = ()  # where the other ranks wait; for "hung", where all do
 
     @property
     def exit_code(self) -> int:
@@ -68,10 +68,10 @@ class Ending:
     def _outcome(self) -> Outcome:
         assert self.kind != "refused"
         if self.kind in ("stopped", "killed"):
-            return Outcome(self.kind, self.how, signal=self.signal)
+            return Outcome(self.kind, self.reason, signal=self.signal)
         return Outcome(
             self.kind,
-            self.how,
+            self.reason,
             self.rank,
             self.step,
             self.action,
@@ -81,7 +81,7 @@ class Ending:
 
     def __str__(self) -> str:
         if self.kind == "refused":
-            return f"error: {printable(self.how)}"
+            return f"error: {printable(self.reason)}"
         return f"{self._outcome}; go on with --resume" if self.kind == "stopped" else f"error: {self._outcome}"
 
     @staticmethod
@@ -91,22 +91,22 @@ class Ending:
 
 
 class SharedBoard(Board):
-    """The board of a rank under torchrun: the memory is this rank's alone, a stop is agreed on in the store."""
+    """The board of a rank under torchrun: the memory has this rank alone, and stops are agreed on in the store."""
 
     __slots__ = ("_last", "_store")
 
     def share(self, store: dist.Store) -> None:
-        """From now on stops are agreed on in this connection, which only the main thread uses."""
+        """Set the connection in which stops are agreed on. Only the main thread uses it."""
         self._store, self._last = store, 0
 
     def should_stop(self, step: int) -> bool:
-        """Decide as Board does: rank 0 decides one step ahead, and every rank has heard from it before it asks."""
+        """Decide as Board does: rank 0 decides one step ahead, and each step has a collective before the next call."""
         if not self._last and self.rank == 0:
             if request := self.stop_request():
                 self._last = step + 1
                 said = {"last": self._last, "signal": request.signal, "rank": request.rank}
                 self._store.set("last", json.dumps(said))
-                self._store.check(["last"])  # answered after the line before was done: `set` alone waits for nobody
+                self._store.check(["last"])  # waits until `set` has taken effect
         elif not self._last and self._store.check(["last"]):
             said = json.loads(self._store.get("last"))
             self._last = said["last"]
@@ -115,7 +115,7 @@ class SharedBoard(Board):
 
 
 def make_board(world: int, rank: int) -> tuple[SharedBoard, int]:
-    """A board in a file of memory, and its descriptor, by which other ranks of the machine find it."""
+    """Create a board in a memory file. Return it with the descriptor by which other ranks of the machine open it."""
     descriptor = os.memfd_create("dsc-board", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size_bytes(world))
     return SharedBoard(world, _memory=mmap.mmap(descriptor, size_bytes(world)), _rank=rank), descriptor
@@ -123,11 +123,11 @@ def make_board(world: int, rank: int) -> tuple[SharedBoard, int]:
 
 @dataclass
 class Peer:
-    """What is known of another rank. `pidfd` and `board`: of a rank that the same torchrun started."""
+    """What this rank knows of another. `pidfd` and `board`: only for ranks that the same torchrun started."""
 
     rank: int
     beat: AgentBeat
-    heard_s: float = 0.0  # since its last beat, by time this process ran
+    heard_s: float = 0.0  # since its last beat, without time in which this process was suspended
     pidfd: int | None = None
     board: Board | None = None
     ended: bool = False
@@ -139,11 +139,11 @@ class Peer:
 
     @property
     def is_over(self) -> bool:
-        """It does not beat any more, and need not."""
+        """Whether the rank has ended, so that no beat is expected."""
         return self.beat.state in ("done", "leaving") or self.ended
 
     def last(self) -> tuple[int, str]:
-        """Step and action, as fresh as can be."""
+        """Return its latest step and action."""
         if self.board is None:
             return self.beat.step, self.beat.action
         beat = self.board.read(self.rank)
@@ -152,20 +152,20 @@ class Peer:
 
 # --- torchrun meet
 
-ANSWER_S = 120.0  # how long a store may take to answer
+ANSWER_S = 120.0  # time limit for an answer of the store
 SEE_OFF_S = 5.0
 POLL_S = 0.05
 LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
+_SIOCGIFADDR = 0x8915  # from <linux/sockios.h>: get the address of an interface
 
 
 class MeetingError(RuntimeError):
-    """The ranks did not meet; the message names who is missing, or what does not answer."""
+    """The ranks did not meet. The message names the missing ranks or services."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRank:
-    """What the environment says of a rank. `agent`: the number of the torchrun process that started it."""
+    """A rank as described by the environment. `agent`: number of the torchrun process that started it."""
 
     rank: int
     world: int
@@ -179,7 +179,7 @@ class TorchrunRank:
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> TorchrunRank:
-        """ValueError where a variable is missing or is no number."""
+        """Read the environment. ValueError if a variable is missing or is no number."""
 
         def number(name: str, default: int | None = None) -> int:
             text = environment.get(name, "" if default is None else str(default))
@@ -205,7 +205,7 @@ class TorchrunRank:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank says of itself. `nonce`: of its process, so that nobody meets a rank of an earlier attempt."""
+    """A rank's introduction. `nonce`: identifies its process, so that no rank of an earlier attempt is met."""
 
     nonce: str
     rank: int
@@ -219,7 +219,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class MeetSession:
-    """One attempt: its keys in the store, who takes part, and what rank 0 decided for all."""
+    """One attempt: the prefix of its keys, its ranks, and the decision of rank 0 for all."""
 
     name: str
     hellos: Sequence[Hello]
@@ -231,7 +231,7 @@ class MeetSession:
 
 
 class Stores:
-    """Connections to the store, one for each thread: a call that waits holds its connection."""
+    """Connections to the store. Each thread needs its own, because a waiting call blocks its connection."""
 
     def __init__(self, place: TorchrunRank) -> None:
         self._place = place
@@ -242,7 +242,7 @@ class Stores:
             self._hosted = self._host(one_machine)
 
     def connect(self, prefix: str) -> dist.Store:
-        """A new connection, for keys of `prefix`. MeetingError where the store does not answer."""
+        """Return a new connection for keys with `prefix`. MeetingError if the store does not answer."""
         place = self._place
         try:
             store = dist.TCPStore(
@@ -255,7 +255,7 @@ class Stores:
         return dist.PrefixStore(f"dsc/{prefix}", store)
 
     def _host(self, one_machine: bool) -> dist.TCPStore:
-        """The store itself, where nobody has one; on loopback where all ranks are of this machine."""
+        """Host the store, if torchrun does not; on loopback if all ranks are on this machine."""
         try:
             listening = socket.create_server((LOOPBACK if one_machine else "", self._place.port))
         except OSError as error:
@@ -278,11 +278,11 @@ def meet(
     decide: Callable[[str, Sequence[Hello], bool], Mapping[str, Any]],
     timeout_s: float,
 ) -> MeetSession:
-    """Agree with all ranks on a session. `store`: of no session.
+    """Agree with all ranks on a session. `store`: a connection without a session.
 
-    A rank says hello; rank 0 invites all that it sees by their nonces, again when one of them changes, for it may see
-    ranks of an earlier attempt first; a rank that is invited calls `enter(session)` and says so; when all have, rank 0
-    calls `decide(session, hellos, restarted)`, and what that returns goes to all. MeetingError after `timeout_s`.
+    Each rank writes a hello. Rank 0 invites all ranks by their nonces, and again if a nonce changes, because it may see
+    ranks of an earlier attempt first. An invited rank calls `enter(session)` and confirms. When all have confirmed,
+    rank 0 calls `decide(session, hellos, restarted)` and publishes the result. MeetingError after `timeout_s`.
     """
     until = time.monotonic() + timeout_s
     store.set(f"hello/{mine.rank}", json.dumps(asdict(mine)))
@@ -319,7 +319,7 @@ def meet(
 
 
 def _see_off(store: dist.Store, key: str, world: int, rank: int) -> None:
-    """Wait, as rank 0, until all ranks have read what was decided: rank 0 may have the store, and end with it."""
+    """On rank 0, wait until all ranks have read the decision: rank 0 may host the store, which ends with it."""
     until = time.monotonic() + SEE_OFF_S
     count = store.add(key, 1)
     while rank == 0 and count < world and time.monotonic() < until:
@@ -339,16 +339,16 @@ def new_nonce() -> str:
 
 
 def interface_to(host: str) -> str:
-    """The interface by which this machine reaches another, for IPv4; "" where that is not known.
+    """Return the IPv4 interface through which this machine reaches another; "" if unknown.
 
-    The first machine may know itself by a loopback address: then its only other interface, if there is one.
+    The name of the first machine may resolve to loopback there: then return its only other interface, if any.
     """
     addresses: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                addresses[socket.inet_ntoa(found[20:24])] = name
+                request = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                addresses[socket.inet_ntoa(request[20:24])] = name
         with suppress(OSError):
             probe.connect((host, 9))  # sends nothing
             here = probe.getsockname()[0]

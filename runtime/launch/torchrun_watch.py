@@ -1,8 +1,8 @@
-"""A rank's watch over all ranks under torchrun, which has no supervisor that could see what they do.
+"""A rank's watch over all ranks under torchrun, where no supervisor can see them all.
 
-A thread in every rank tells the others through torchrun's store, twice a second, what its rank is doing, and hears what
-they do. So every rank can say which rank died or hangs and during which action, on every machine, and all leave by
-themselves. Of a rank that the same torchrun started it sees the memory of the board, and its end at once.
+A thread in every rank publishes the rank's current action in torchrun's store twice a second, and reads those of the
+others. So every rank on every machine can name a rank that died or hangs, and its action, and all end by themselves.
+For ranks that the same torchrun started, the thread also sees their boards, and their end immediately.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from runtime.launch.torchrun_meet import AgentBeat, Ending, Hello, Peer, SharedB
 from runtime.system.outcome import Waiting, oom_kills_so_far
 
 BEAT_S = 0.5
-LOST_S = 20.0  # without a sign of life a rank counts as dead, where its end cannot be seen
-SUSPECT_S = 3.0  # the same, where another rank has lost a connection
-SETTLE_S = 5.0  # how long a broken connection waits for the death that broke it
-LINGER_S = 3.0  # how long a rank that leaves waits for the others to hear why
+LOST_S = 20.0  # a rank without beats for this long counts as dead, if its process cannot be watched
+SUSPECT_S = 3.0  # the same, if another rank has lost a connection
+SETTLE_S = 5.0  # how long to wait after a broken connection for the death that caused it
+LINGER_S = 3.0  # how long an ending rank waits until the others have read the reason
 
 
 @dataclass
 class TorchrunWatch:
-    """The watch of one rank; `begin` starts it, and from then on it may end this process.
+    """The watch of one rank. `begin` starts it; from then on it may end this process.
 
-    `store`: keys of the session, a connection of this thread's alone. `hang_timeout_s`: as of `Supervision`.
+    `store`: a connection for keys of the session that only this thread uses. `hang_timeout_s`: as in `Supervision`.
     """
 
     rank: int
@@ -54,27 +54,27 @@ class TorchrunWatch:
     _number: int = 0
     _peers: dict[int, Peer] = field(default_factory=dict)
     _endings: list[Ending] = field(default_factory=list)
-    _unsaid: list[tuple[str, str]] = field(default_factory=list)  # (key, line) to append to
+    _unsaid: list[tuple[str, str]] = field(default_factory=list)  # (key, line) to append in the store
     _signals: list[tuple[int, float]] = field(default_factory=list)
     _lost_at: float | None = None
     _published_hang: bool = False
     _store_is_gone: bool = False
-    _trains: threading.Event = field(default_factory=threading.Event)  # all can know that this rank trains
-    _ended: threading.Event = field(default_factory=threading.Event)  # all can know that this rank is done
+    _trains: threading.Event = field(default_factory=threading.Event)  # published that this rank trains
+    _ended: threading.Event = field(default_factory=threading.Event)  # published that this rank is done
     _oom_kills: int = field(default_factory=oom_kills_so_far)
 
     # -------------------------------------------------------- called by the main thread
 
     def enter(self) -> None:
-        """The first beat, before the session is agreed on."""
+        """Publish the first beat, before the session is agreed on."""
         self._set_beat()
 
     def begin(self, hellos: Sequence[Hello]) -> None:
-        """Start to watch. `enter` of every rank has been called, and the lists are in the store."""
+        """Start to watch. Requires that every rank has called `enter`, and that the lists are in the store."""
         mine = hellos[self.rank]
         self._wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in STOP_SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)  # the pipe says it, even while the main thread waits
+            signal.signal(number, lambda _number, _frame: None)  # the wakeup pipe works even if this thread is blocked
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
@@ -87,27 +87,27 @@ class TorchrunWatch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Tell all ranks that this one failed. Does not return: the watch ends the process."""
+        """Publish that this rank failed. Does not return: the watch ends the process."""
         beat = self.board.read(self.rank)
         summary = "".join(traceback.format_exception_only(error)).partition("\n")[0]
         lost_peer = is_lost_peer(error)
         self.end(Ending("failed", self.rank, beat.step, beat.action, summary, last_lines(error), lost_peer))
 
     def end(self, ending: Ending) -> NoReturn:
-        """Tell all ranks to end, for this reason. Does not return."""
+        """Tell all ranks to end for this reason. Does not return."""
         self._unsaid.append(("endings", json.dumps(asdict(ending))))
         os.write(self._write, b"\0")
         while True:
             signal.pause()
 
     def begin_training(self) -> None:
-        """Say that this rank trains: from now on a stop ends it after a whole step, and it is judged for hanging."""
+        """Publish that this rank trains: from now on a stop waits for a whole step, and hangs are detected."""
         self.state = "train"
         os.write(self._write, b"\0")
         self._trains.wait()
 
     def finish(self) -> None:
-        """Say that this rank has come to its end, and stop watching."""
+        """Publish that this rank is done, and stop watching."""
         self.state = "done"
         self.board.finish()
         os.write(self._write, b"\0")
@@ -139,7 +139,7 @@ class TorchrunWatch:
             os._exit(1)
 
     def _events(self) -> bool:
-        """Wait for a signal, a death or POLL_S. Whether something came."""
+        """Wait for a signal, a death or POLL_S. Return whether there was an event."""
         events = [descriptor for descriptor, _ in self._poll.poll(POLL_S * 1000)]
         for descriptor in events:
             if descriptor == self._wake:
@@ -152,19 +152,19 @@ class TorchrunWatch:
         return bool(events)
 
     def _receive(self, number: int) -> None:
-        if number not in STOP_SIGNALS:  # 0: the main thread has something to say
+        if number not in STOP_SIGNALS:  # 0: the main thread has a message
             return
         now = time.monotonic()
         name = signal.Signals(number).name
         if not self._signals:
             self._unsaid.append(("stops", json.dumps({"signal": number, "rank": self.rank})))
         elif now - self._signals[0][1] > REPEAT_S:
-            ending = Ending("killed", self.rank, how=f"{name} came to rank {self.rank} a second time", signal=number)
+            ending = Ending("killed", self.rank, reason=f"{name} came to rank {self.rank} a second time", signal=number)
             self._unsaid.append(("endings", json.dumps(asdict(ending))))
         self._signals.append((number, now))
 
     def _round(self) -> None:
-        """Say what this rank does, and hear what the others do. A store that is gone is a reason to end."""
+        """Publish the beat of this rank and read those of the others. A lost store is a reason to end."""
         try:
             with _no_longer_than(self.hang_timeout_s):
                 mine = self._set_beat()
@@ -175,7 +175,7 @@ class TorchrunWatch:
                 ranks = list(self._peers)
                 keys = ["stops", "endings", *(f"beat/{rank}" for rank in ranks)]
                 stops, endings, *beats = (text.decode() for text in self.store.multi_get(keys))
-        except RuntimeError as error:  # of which torch's are
+        except RuntimeError as error:  # includes torch's errors
             self._store_is_gone = True
             self._lose_store(error)
             return
@@ -191,7 +191,7 @@ class TorchrunWatch:
             self.board.request_stop(first["signal"], first["rank"])
 
     def _beat(self) -> AgentBeat:
-        """What this rank does now."""
+        """Return the current status of this rank."""
         beat = self.board.read(self.rank)
         for_s = (time.monotonic_ns() - beat.since_ns) / 1e9
         where, waits = _main_frame()
@@ -205,7 +205,7 @@ class TorchrunWatch:
         return said
 
     def _check_store(self) -> None:
-        """RuntimeError where the store is gone: to ask it again would print torch's stack again."""
+        """Raise RuntimeError if the store is gone: another request would print torch's stack again."""
         if self._store_is_gone:
             raise RuntimeError("the store is gone")
 
@@ -217,13 +217,13 @@ class TorchrunWatch:
         if all(ending.lost_peer for ending in self._endings):
             step, action = self._peers[0].last() if 0 in self._peers else (self.board.step, "leave")
             why = str(error).splitlines()[0]
-            how = f"the store of torchrun is gone, so its torchrun or its machine has ended ({why})"
-            self._endings.append(Ending("failed", 0, step, action, how))
+            reason = f"the store of torchrun is gone, so its torchrun or its machine has ended ({why})"
+            self._endings.append(Ending("failed", 0, step, action, reason))
 
     # -------------------------------------------------------- judging
 
     def _ending(self, now: float) -> Ending | None:
-        """Why to leave now, or None. A lost connection waits for the death behind it."""
+        """Return the reason to end now, or None. After a lost connection, wait for the death that caused it."""
         causes = [ending for ending in self._endings if not ending.lost_peer]
         if causes:
             return causes[0]
@@ -238,8 +238,8 @@ class TorchrunWatch:
         limit_s = LOST_S if self._lost_at is None else SUSPECT_S
         silent = max((peer for peer in self._peers.values() if not peer.is_over), key=lambda p: p.heard_s, default=None)
         if silent is not None and silent.heard_s > limit_s:
-            how = f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
-            self._blame(silent, how, self._waiting(besides=silent.rank))
+            reason = f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
+            self._blame(silent, reason, self._waiting(besides=silent.rank))
             return None
         if self._lost_at is not None and now - self._lost_at > SETTLE_S:
             first = self._endings[0]
@@ -254,9 +254,9 @@ class TorchrunWatch:
             return "its process has ended, likely out of memory (the kernel counted an out-of-memory kill)"
         return "its process was killed or left before its end (torchrun says by what)"
 
-    def _blame(self, peer: Peer, how: str, waiting: tuple[Waiting, ...] = ()) -> None:
+    def _blame(self, peer: Peer, reason: str, waiting: tuple[Waiting, ...] = ()) -> None:
         peer.ended = True
-        self._publish(Ending("failed", peer.rank, *peer.last(), how, waiting=waiting))
+        self._publish(Ending("failed", peer.rank, *peer.last(), reason, waiting=waiting))
 
     def _publish(self, ending: Ending) -> None:
         self._unsaid.append(("endings", json.dumps(asdict(ending))))
@@ -266,16 +266,16 @@ class TorchrunWatch:
             self._round()
 
     def _stopped(self, number: int, rank: int) -> Ending:
-        how = f"rank {rank} received {signal.Signals(number).name}"
-        return Ending("stopped", rank, how=how, signal=number)
+        reason = f"rank {rank} received {signal.Signals(number).name}"
+        return Ending("stopped", rank, reason=reason, signal=number)
 
     def stopped(self) -> Ending | None:
-        """Return the ending of a rank that was asked to stop, once its target has returned; None where nobody asked."""
+        """Return the ending after a stop request, once the target has returned; None without a request."""
         request = self.board.stop_request()
         return self._stopped(request.signal, request.rank) if request else None
 
     def _judge_hang(self, still_s: float) -> None:
-        """Name who is silent, else who is not in communication, else who has waited longest; and what all wait in."""
+        """Blame a silent rank, else one outside communication, else the longest waiting. List all actions."""
         states = {self.state, *(peer.beat.state for peer in self._peers.values() if not peer.is_over)}
         if self.hang_timeout_s is None or self._published_hang or self._store_is_gone or states != {"train"}:
             return
@@ -292,22 +292,22 @@ class TorchrunWatch:
         why = "all wait for one another, it longest" if waits else "it waits for no other rank"
         if not alive:
             why = "its process is stopped, or its machine is gone"
-        how = f"no rank has changed its action for {still_s:.1f} s; {why}"
+        reason = f"no rank has changed its action for {still_s:.1f} s; {why}"
         self._published_hang = True
         beat, _ = beats[cause]
-        self._publish(Ending("hung", cause, beat.step, beat.action, how, waiting=self._waiting()))
+        self._publish(Ending("hung", cause, beat.step, beat.action, reason, waiting=self._waiting()))
 
     def _beats(self) -> dict[int, tuple[AgentBeat, float]]:
-        """What each rank does that has not ended, and for how many seconds nothing was heard of it."""
-        found = {self.rank: (self._beat(), 0.0)}
+        """Return the status of each rank that has not ended, and the seconds since its last beat."""
+        statuses = {self.rank: (self._beat(), 0.0)}
         for rank, peer in self._peers.items():
             if not peer.is_over:
                 step, action = peer.last()
-                found[rank] = replace(peer.beat, step=step, action=action), peer.heard_s
-        return dict(sorted(found.items()))
+                statuses[rank] = replace(peer.beat, step=step, action=action), peer.heard_s
+        return dict(sorted(statuses.items()))
 
     def _waiting(self, *, besides: int | None = None) -> tuple[Waiting, ...]:
-        """What the ranks that have not ended wait in."""
+        """Return where the ranks that have not ended wait."""
         return tuple(
             Waiting(rank, b.step, b.action, b.for_s + s, b.process if s < SUSPECT_S else "silent", b.where)
             for rank, (b, s) in self._beats().items()
@@ -317,7 +317,7 @@ class TorchrunWatch:
     # -------------------------------------------------------- leaving
 
     def _leave(self, ending: Ending) -> NoReturn:
-        """Say why, once for each machine; wait until the others have heard it; end this process."""
+        """Print the reason once per machine, wait until the others have read it, and end this process."""
         self.state = "leaving"
         first = True
         with suppress(RuntimeError):
@@ -328,7 +328,7 @@ class TorchrunWatch:
             with suppress(OSError, ValueError):
                 print(ending, file=sys.stderr, flush=True)
         blamed = [peer for peer in self._peers.values() if peer.ended]
-        for peer in (*self._linger(ending), *blamed):  # one that is stopped would keep its torchrun waiting for 30 s
+        for peer in (*self._linger(ending), *blamed):  # a stopped one would keep its torchrun waiting for 30 s
             if peer.pidfd is not None and ending.kind in ("failed", "hung", "killed"):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(peer.pidfd, signal.SIGKILL)
@@ -338,13 +338,13 @@ class TorchrunWatch:
         os._exit(ending.exit_code)
 
     def _linger(self, ending: Ending) -> list[Peer]:
-        """Wait until all have heard; those that have not after LINGER_S."""
+        """Wait until all ranks have read the reason. Return those that have not after LINGER_S."""
         until = time.monotonic() + LINGER_S
         while away := [peer for peer in self._peers.values() if not peer.is_over]:
             if time.monotonic() > until:
                 return away
             if all(peer.rank == ending.rank and peer.pidfd is None for peer in away):
-                return []  # what has ended on another machine is not waited for
+                return []  # do not wait for a rank that has ended on another machine
             self._events()
             try:
                 self._check_store()
@@ -355,7 +355,7 @@ class TorchrunWatch:
         return []
 
     def _see(self, peer: Peer, hello: Hello) -> None:
-        """Watch the process itself, and what it writes on its board. Not possible where it has ended already."""
+        """Watch the process of a rank and its board, if it has not ended already."""
         try:
             peer.pidfd = os.pidfd_open(hello.pid)
             with Path(f"/proc/{hello.pid}/fd/{hello.board}").open("r+b", buffering=0) as file:
@@ -364,13 +364,13 @@ class TorchrunWatch:
             self._poll.register(peer.pidfd, select.POLLIN)
         except ProcessLookupError:
             peer.ended = True
-        except OSError:  # of another user, for example: its beats are left
+        except OSError:  # for example of another user: only its beats are available
             pass
 
 
 @contextmanager
 def _no_longer_than(limit_s: float | None) -> Iterator[None]:
-    """End the process, with the stacks of its threads, where the store does not answer: the watch itself is stuck."""
+    """End the process and dump its stacks if the store does not answer, because the watch itself is stuck."""
     if limit_s is not None:
         faulthandler.dump_traceback_later(max(limit_s, LOST_S), exit=True)
     try:
@@ -381,11 +381,11 @@ def _no_longer_than(limit_s: float | None) -> Iterator[None]:
 
 
 def _main_frame() -> tuple[str, bool]:
-    """Where the main thread is, `file.py:12 in function`, and whether that is communication (ours or torch's)."""
+    """Return the position of the main thread, `file.py:12 in function`, and whether it is communication code."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "", False
     path = Path(frame.f_code.co_filename)
-    if path == Path(__file__):  # it has failed, and waits here for its end
+    if path == Path(__file__):  # the rank has failed, and waits here for the end
         return "", True
     return f"{path.name}:{frame.f_lineno} in {frame.f_code.co_name}", is_communication(path)

@@ -1,11 +1,11 @@
-"""Measures what this machine achieves: ops at given shapes, a copy, an optimizer step, and transfers between processes.
+"""Measures the speed of this machine: ops at given shapes, a copy, an optimizer step, and transfers between processes.
 
-    python -P -m runtime.observe.calibrate JOB.json OUT.json      (`dsc calibrate` writes the one and reads the other)
+    python -P -m runtime.observe.calibrate JOB.json OUT.json      (`dsc calibrate` writes JOB and reads OUT)
 
-On the CPU as many processes as run at a time do the same, one thread each, so that what they share (caches, memory) is
-shared as it is in training. Ops are called in turn, so that none finds its operands in a cache that training would have
-filled with others. Their time is that of the processor: who else uses the machine does not slow them. On CUDA one
-process measures with events; transfers are measured where there are two devices. Exit codes: those of `Outcome`.
+On the CPU, as many processes as ranks measure at the same time, with one thread each, so that caches and memory are
+shared as in training. Ops are called in turn, so that none finds its operands in the cache. Times are processor times,
+so other users of the machine do not affect them. On CUDA one process measures with events; transfers need two devices.
+Exit codes: those of `Outcome`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 PLAIN: dict[str, Callable[..., Any]] = {"add": torch.add, "cat2": lambda a, b: torch.cat((a, b), dim=-1)}
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 COPY_BYTES = 64 << 20
-STREAMS_SHARE = 0.1  # of the time, for a copy and an optimizer step
+STREAMS_SHARE = 0.1  # share of the time for a copy and an optimizer step
 OPTIMIZER_ELEMENTS = 1 << 21
-LAUNCHES = 100  # of an op on so few elements that it computes nothing to speak of
+LAUNCHES = 100  # calls of an op on so few elements that the launch dominates
 EMPTY_ELEMENTS = 8
 TRANSFER_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 TRANSFER_ROUNDS = 12
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs a job; says how far it is on stderr, a line for each part."""
+    """Run a job, with a line of progress on stderr for each part."""
     job_file, out_file = map(Path, argv)
     job = json.loads(job_file.read_text("utf-8"))
     try:
@@ -58,21 +58,21 @@ def main(argv: Sequence[str]) -> int:
         place = Path(folder)
 
         def compute(rank: int, world: int, board: Board) -> None:
-            found = measure_ops(job["tasks"], take(job["device"], rank), job["budget_s"], board)
-            (place / f"ops_{rank}.json").write_text(json.dumps(found), "utf-8")
+            speeds = measure_ops(job["tasks"], take(job["device"], rank), job["budget_s"], board)
+            (place / f"ops_{rank}.json").write_text(json.dumps(speeds), "utf-8")
 
         def transfers(rank: int, world: int, board: Board) -> None:
-            found = measure_transfers(take(job["device"], rank), world, board)
+            times = measure_transfers(take(job["device"], rank), world, board)
             if rank == 0:
-                (place / "transfers.json").write_text(json.dumps(found), "utf-8")
+                (place / "transfers.json").write_text(json.dumps(times), "utf-8")
 
         _say(f"{len(job['tasks'])} ops on {job['processes']} processes at a time")
         outcome = launch(compute, job["processes"], folder=place, backend=None)
         if outcome.exit_code:
             print(outcome, file=sys.stderr)
             return outcome.exit_code
-        each = [json.loads((place / f"ops_{rank}.json").read_text("utf-8")) for rank in range(job["processes"])]
-        result: dict[str, Any] = {key: _median_of(key, each) for key in each[0]}
+        results = [json.loads((place / f"ops_{rank}.json").read_text("utf-8")) for rank in range(job["processes"])]
+        result: dict[str, Any] = {key: _median_of(key, results) for key in results[0]}
         result["device"] = torch.cuda.get_device_name(0) if job["device"] == "cuda" else "cpu"
         if job["transfers"] > 1:
             _say(f"transfers between {job['transfers']} processes")
@@ -85,8 +85,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _median_of(key: str, each: Sequence[Mapping[str, Any]]) -> Any:
-    values = [found[key] for found in each]
+def _median_of(key: str, results: Sequence[Mapping[str, Any]]) -> Any:
+    values = [result[key] for result in results]
     if isinstance(values[0], list):
         return [statistics.median(times) for times in zip(*values, strict=True)]
     return statistics.median(values)
@@ -100,13 +100,12 @@ def _say(text: str) -> None:
 
 
 def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, board: Board) -> dict[str, Any]:
-    """Seconds: of each task, of the call of an op that does nothing to speak of; byte/s of a copy and of an
-    update of weights."""
+    """Return the seconds of each task and of an empty op, and byte/s of a copy and of an update of weights."""
     generator = torch.Generator().manual_seed(1)
     calls: Calls = [(_function(task["op"]), arguments(task, generator, device)) for task in tasks]
     nothing = torch.zeros(EMPTY_ELEMENTS, device=device)
     *ops, empty = timed_in_turn([*calls, (_launches, (nothing,))], device, budget_s, board)
-    # By themselves: they would turn out of the caches what training has there.
+    # Separately, because they evict from the caches what training has there.
     large = torch.ones(COPY_BYTES // 4, device=device)
     flat = [torch.full((OPTIMIZER_ELEMENTS,), 0.1, device=device) for _ in range(4)]
     streams: Calls = [(torch.clone, (large,)), (_update, (*flat, torch.tensor(1.0, device=device)))]
@@ -120,10 +119,10 @@ def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, bo
 
 
 def timed_in_turn(calls: Calls, device: torch.device, budget_s: float, board: Board) -> list[float]:
-    """The median seconds of each call, all called in turn, for as many rounds as the budget has."""
+    """Return the median seconds of each call. Calls run in turn, for as many rounds as the budget allows."""
     timed = _cuda_s if device.type == "cuda" else _processor_s
     taken: list[list[float]] = [[] for _ in calls]
-    kept: list[Any] = [None] * len(calls)  # a result lives until the next one, as activations do: memory is not warm
+    kept: list[Any] = [None] * len(calls)  # results are kept for a round, like activations, so that memory is cold
     end = time.monotonic() + budget_s
     for round_ in range(MOST_ROUNDS):
         for index, (function, args) in enumerate(calls):
@@ -132,7 +131,7 @@ def timed_in_turn(calls: Calls, device: torch.device, budget_s: float, board: Bo
         board.set_action(f"round {round_}")
         if time.monotonic() > end and round_ >= LEAST_ROUNDS:
             break
-    return [statistics.median(times[1:]) for times in taken]  # the first call fills what is filled once
+    return [statistics.median(times[1:]) for times in taken]  # the first call fills caches
 
 
 def _processor_s(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, Any]:
@@ -151,14 +150,14 @@ def _cuda_s(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float,
 
 
 def _function(op: str) -> Callable[..., Any]:
-    """The op; a weight gradient adds to a buffer, as it does in training."""
+    """Return an op; a weight gradient accumulates into a buffer, as in training."""
     if op.endswith("_wgrad"):
         return OPS[f"{op}_"]
     return PLAIN[op] if op in PLAIN else OPS[op]
 
 
 def arguments(task: Task, generator: torch.Generator, device: torch.device) -> tuple[Any, ...]:
-    """The arguments of a task: random tensors, and indices that are what they should be."""
+    """Return the arguments of a task: random tensors, and valid indices."""
     return tuple(_tensor(arg, generator).to(device) if isinstance(arg, dict) else arg for arg in task["args"])
 
 
@@ -172,7 +171,7 @@ def _tensor(arg: Mapping[str, Any], generator: torch.Generator) -> Tensor:
             return torch.rand(rows, arg["bound"], generator=generator).topk(chosen).indices.to(dtype)
         case "order":
             return torch.randperm(shape[0], generator=generator).to(dtype)
-        case "ends":  # of groups, as even as rows are
+        case "ends":  # of groups, of equal size
             ends = [(group + 1) * arg["bound"] // shape[0] for group in range(shape[0])]
             return torch.tensor(ends, dtype=dtype)
     return torch.randn(shape, generator=generator, dtype=torch.float32).mul_(0.5).to(dtype)
@@ -184,7 +183,7 @@ def _launches(nothing: Tensor) -> None:
 
 
 def _update(weights: Tensor, gradients: Tensor, first: Tensor, second: Tensor, step: Tensor) -> None:
-    """Stream through memory as an optimizer does, by the fused update that torch has: four tensors in, three out."""
+    """Stream through memory like an optimizer, with torch's fused update: four tensors in, three out."""
     torch._fused_adamw_(
         [weights],
         [gradients],
@@ -206,9 +205,9 @@ def _update(weights: Tensor, gradients: Tensor, first: Tensor, second: Tensor, s
 
 
 def measure_transfers(device: torch.device, world: int, board: Board) -> dict[str, list[tuple[int, float]]]:
-    """Seconds by bytes a rank sends, by the clock: of an all-to-all, a message to the next rank and an all-reduce, over
-    what training would take (runtime/comm/connect.py)."""
-    found: dict[str, list[tuple[int, float]]] = {"all_to_all": [], "message": [], "all_reduce": []}
+    """Return (bytes that a rank sends, wall-clock seconds) of an all-to-all, a message to the next rank, and an
+    all-reduce, over the channels that training would use (runtime/comm/connect.py)."""
+    times: dict[str, list[tuple[int, float]]] = {"all_to_all": [], "message": [], "all_reduce": []}
     rank, everyone = dist.get_rank(), tuple(range(world))
     mesh = Mesh(pp=world, dp=1, ep=1, tp=1, cp=1)
     openings = (
@@ -232,7 +231,7 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
         def message(whole: Tensor = whole, out: Tensor = out) -> None:
             if rank == 0 and there and back:
                 there.send("there", whole).wait()
-                back.post("back", out).wait()  # half of it is one message
+                back.post("back", out).wait()  # so half the time is one message
             elif rank == 1 and there and back:
                 there.post("there", out).wait()
                 back.send("back", whole).wait()
@@ -251,8 +250,8 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
             ("all_reduce", all_reduce, 1),
         ):
             board.set_action(f"{name} {size}")
-            found[name].append((size, _clock_s(call, device) / share))
-    return found
+            times[name].append((size, _clock_s(call, device) / share))
+    return times
 
 
 def _clock_s(call: Callable[[], None], device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""Where ranks compute: one CUDA device each, or the CPU; or, to try things out, all on one CUDA device."""
+"""Devices of ranks: one CUDA device each, the CPU, or, to try things out, one shared CUDA device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from runtime.contract import NodeKind
 from runtime.observe.doctor.checks import CudaDevice, device_faults
 from runtime.system.outcome import ReportedError
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}  # of the process groups; NCCL wants a device a rank
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}  # of the process groups; NCCL needs one device per rank
 
 
 def choose(asked: str, ranks: int) -> str:
-    """ "cpu", "cuda" or "shared" for one of these or "auto"; ValueError where there are too few devices.
+    """Return "cpu", "cuda" or "shared" for one of these or "auto". ValueError if there are too few devices.
 
-    `ranks`: those of this machine.
+    `ranks`: number of ranks on this machine.
 
-    Counting devices leaves CUDA uninitialised, so ranks can still be forked.
+    Counting devices does not initialise CUDA, so ranks can still be forked.
     """
     devices = torch.cuda.device_count() if asked != "cpu" else 0
     if asked == "shared":
@@ -29,7 +29,7 @@ def choose(asked: str, ranks: int) -> str:
 
 
 def take(kind: str, local_rank: int) -> torch.device:
-    """The device of a rank, made the current one. `local_rank`: its number among the ranks of its machine."""
+    """Make the device of a rank current and return it. `local_rank`: its rank on this machine."""
     if kind == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", 0 if kind == "shared" else local_rank)
@@ -38,16 +38,16 @@ def take(kind: str, local_rank: int) -> torch.device:
 
 
 def divide(device: torch.device, communication: int) -> None:
-    """Have torch's products leave so many SMs of a CUDA device to communication, as emitted kernels do.
+    """Reserve SMs of a CUDA device for communication in torch's matrix products, as emitted kernels do.
 
-    torch passes the number on to cuBLAS, which takes it as advice.
+    torch passes the number to cuBLAS, which treats it as a hint.
     """
     if device.type == "cuda":
         torch._C._set_sm_carveout_experimental(communication or None)
 
 
 def check_ranks(planned: NodeKind, ranks: int) -> None:
-    """Raise ValueError where a node with GPUs has not as many ranks as the plan lays on it."""
+    """Raise ValueError if a node with GPUs does not have as many ranks as the plan places on it."""
     if planned.sms is not None and planned.devices != ranks:
         raise ValueError(
             f"this node starts {ranks} ranks, and the build is for nodes of {planned.devices}:"
@@ -56,13 +56,13 @@ def check_ranks(planned: NodeKind, ranks: int) -> None:
 
 
 def check(device: torch.device, planned: NodeKind, *, shared: bool = False) -> None:
-    """Raise ReportedError where a CUDA device is not what a plan is for: its grids and its memory would not fit.
+    """Raise ReportedError if a CUDA device differs from the one of the plan, whose grids and memory would not fit.
 
-    `shared`: several ranks compute on it, so its memory is not that of a rank.
+    `shared`: several ranks use the device, so its memory is not compared.
     """
     if device.type != "cuda":
         return
-    found = torch.cuda.get_device_properties(device)
-    here = CudaDevice(found.name, found.multi_processor_count, found.total_memory)
+    properties = torch.cuda.get_device_properties(device)
+    here = CudaDevice(properties.name, properties.multi_processor_count, properties.total_memory)
     if fault := next(device_faults(planned, (here,), first=device.index, memory=not shared), None):
         raise ReportedError(fault)

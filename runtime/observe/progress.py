@@ -1,7 +1,7 @@
-"""What a run looks like while it runs: a live panel on a terminal, plain lines elsewhere.
+"""Progress of a run: a live panel on a terminal, plain lines elsewhere.
 
-The supervisor shows it: it reads the rows rank 0 appends to metrics.jsonl and what ranks say on the board, so training
-never waits for a terminal. Only numbers and printable characters of either are shown.
+The supervisor reads the rows that rank 0 appends to metrics.jsonl and the messages of ranks on the board, so training
+never waits for a terminal. Only numbers and printable characters are shown.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from runtime.system.outcome import printable
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.25
-OF_EXPORTERS = ("export", "export_failed")  # events that no rank says
+OF_EXPORTERS = ("export", "export_failed")  # events that no rank reports
 
 
 class Progress:
-    """Shows the metrics of the folder `run` up to step `total`; `unigram_nats` beside the validation loss, if known.
+    """Shows the metrics of the folder `run` up to step `total`, with `unigram_nats` next to the validation loss, if
+    known.
 
-    A terminal gets a live panel; anything else gets the first row, the last, and one every 5 s. `poll` is an `on_poll`
-    of `launch`. An output that cannot be written is given up silently: the run matters more.
+    A terminal gets a live panel; other outputs get the first row, the last, and one every 5 s. `poll` is an `on_poll`
+    of `launch`. An output that cannot be written is silently given up: the run is more important.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Progress:
         self._console = Console(file=stream or sys.stdout or io.StringIO(), highlight=False)
         self._clock = clock
         self._follower, self._state = Follower(run), RunState(run)
-        for item in self._follower.poll():  # of a life before a resume
+        for item in self._follower.poll():  # from before a resume
             self._state.take(item)
         self._step = 0
         self._shown_step = 0
@@ -67,7 +68,7 @@ class Progress:
             self._broken = True
 
     def poll(self, board: Board) -> None:
-        """Show what is new; called often."""
+        """Show news. Called often."""
         beat = board.read(0)
         self._read(board)
         self._show_messages(board)
@@ -75,11 +76,11 @@ class Progress:
             return
         try:
             self._show(printable(beat.action))
-        except (OSError, ValueError):  # closed, or nobody reads
+        except (OSError, ValueError):  # closed, or a broken pipe
             self._give_up()
 
     def close(self) -> None:
-        """Show the last row, and give the terminal back."""
+        """Show the last row, and restore the terminal."""
         if self._broken:
             return
         try:
@@ -92,7 +93,7 @@ class Progress:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Write nothing more; what is buffered goes nowhere, else Python's exit would fail on it."""
+        """Stop writing. Redirect to /dev/null, because Python's exit would fail on buffered output."""
         self._broken = True
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -100,7 +101,7 @@ class Progress:
             os.close(nowhere)
 
     def _read(self, board: Board) -> None:
-        """Take new rows and events."""
+        """Read new rows and events."""
         for item in self._follower.poll():
             self._state.take(item)
             if item.kind == "row":
@@ -111,11 +112,11 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """The step of the last row that was read; 0 before there is one."""
+        """Step of the last row that was read; 0 before the first."""
         return self._step
 
     def _show_messages(self, board: Board) -> None:
-        """Print what ranks have to say. A rank that shows its own progress has said it on its standard error."""
+        """Print messages of ranks. A rank that shows its own progress prints them itself."""
         for rank in range(board.world) if board.rank < 0 else ():
             self._said[rank], texts = board.said(rank, self._said.get(rank, 0))
             for text in map(printable, texts):
@@ -125,7 +126,7 @@ class Progress:
         if self._live is None or self._broken:
             to_stderr(text)
             return
-        with suppress(OSError, ValueError):  # `_show` meets the same, and gives up
+        with suppress(OSError, ValueError):  # `_show` will fail too, and give up
             self._console.print(Text(text))  # above the live panel
 
     def _show(self, action: str) -> None:
@@ -151,7 +152,7 @@ class Progress:
         return panel(self._state, self._total, self._unigram_nats, note, blocks=has_blocks(self._console))
 
     def _left_s(self) -> float | None:
-        """Seconds to the last step at the pace since the first row; None before there is one."""
+        """Return the seconds to the last step at the pace since the first row; None before that is known."""
         if self._began is None or self._step <= self._began[0]:
             return None
         pace_s = (self._clock() - self._began[1]) / (self._step - self._began[0])

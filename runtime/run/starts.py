@@ -41,7 +41,7 @@ class Restarts:
 
         `saved`: the step of the newest checkpoint.
         """
-        same = (outcome.rank, outcome.step, outcome.how)
+        same = (outcome.rank, outcome.step, outcome.reason)
         again, self._last = same == self._last, same
         self.number = 1 if saved > self._saved else self.number + 1
         self._saved = max(saved, self._saved)
@@ -71,7 +71,7 @@ class Fewer:
     def is_other(self, outcome: Outcome) -> bool:
         """Whether to remove a device for a repeated failure: yes, unless a device was just removed for the same
         failure."""
-        same = (outcome.step, outcome.how)
+        same = (outcome.step, outcome.reason)
         again, self._last = same == self._last, same
         return not again and self._left > 1
 
@@ -127,7 +127,7 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
             tell(str(left))
             return left.exit_code
         if len(rollbacks(options.run)) > num_rollbacks:
-            tell(f"rolled back: {outcome.how}")
+            tell(f"rolled back: {outcome.reason}")
             options = replace(options, resume=True, skip_batch=False)
             continue
         _say(outcome)
@@ -147,7 +147,7 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
             number=restarts.number,
             step=step,
             saved_step=saved,
-            reason=outcome.how,
+            reason=outcome.reason,
             exit_code=outcome.exit_code,
         )
         if refusal is None:
@@ -191,7 +191,7 @@ def _start(build: Build, options: RunOptions, loop: Loop) -> tuple[Outcome, int]
 
 
 def _ended(events: Events, outcome: Outcome, step: int) -> None:
-    events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=step, reason=outcome.how)
+    events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=step, reason=outcome.reason)
     events.close()
 
 

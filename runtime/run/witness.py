@@ -57,10 +57,7 @@ class Witness(Observer):
         self._file = os.fdopen(open_regular(path, flags), "w", encoding="utf-8")
         self._trainer, self._compute = trainer, trainer.accumulate
         self._watches = False
-        self._norm, self._timed = (
-            trainer._norm,
-            Tensor(),
-        )  # the sum of squares is followed by measured seconds, which always differ
+        self._norm, self._timed = trainer._norm, Tensor()  # the norm is followed by seconds, which always differ
         self._names, self._before = list[str](), list[str]()
         self._prints, self._not_finite = list[Tensor](), list[int]()
         self._write({"rank": trainer.rank, **place})

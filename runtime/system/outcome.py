@@ -59,7 +59,7 @@ class Outcome:
     """
 
     kind: Kind
-    how: str = ""
+    reason: str = ""
     rank: int | None = None
     step: int = 0
     action: str = ""
@@ -79,9 +79,9 @@ class Outcome:
     def __str__(self) -> str:
         """One line, then details indented. Control characters of whatever ranks wrote are shown, not sent."""
         if self.rank is None:
-            head = f"{self.kind}: {self.how}" if self.how else self.kind
+            head = f"{self.kind}: {self.reason}" if self.reason else self.kind
         else:
-            head = f"rank {self.rank} {self.kind} during {self.action}, step {self.step}: {self.how}"
+            head = f"rank {self.rank} {self.kind} during {self.action}, step {self.step}: {self.reason}"
         lines = [head, *(f"  {line}" for line in self.detail.splitlines()), *(f"  {w}" for w in self.waiting)]
         if self.log is not None:
             lines.append(f"  log: {self.log}")

@@ -114,7 +114,7 @@ def test_a_fault_is_named(tmp_path: Path, name: str, at: int) -> None:
     fault, how = FAULTS[name]
     outcome = run(tmp_path, fault, at)
     assert (outcome.kind, outcome.exit_code) == ("failed", 1)
-    assert (outcome.rank, outcome.step, outcome.action, outcome.how) == (at, STEP, ACTION, how)
+    assert (outcome.rank, outcome.step, outcome.action, outcome.reason) == (at, STEP, ACTION, how)
     assert outcome.log == tmp_path / "logs" / f"rank_{at}.log"
     assert str(outcome).startswith(f"rank {at} failed during B3.7, step 2: {how}\n")
 
@@ -148,17 +148,17 @@ def until_all_have_ended() -> Callable[[Board], None]:
 def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_noticed_first(tmp_path: Path, fault: str) -> None:
     """The fault spreads before the supervisor looks, so it finds all ranks dead at once."""
     outcome = run(tmp_path, FAULTS[fault][0], 1, supervision=Supervision(until_all_have_ended()))
-    assert (outcome.rank, outcome.action, outcome.how) == (1, ACTION, FAULTS[fault][1])
+    assert (outcome.rank, outcome.action, outcome.reason) == (1, ACTION, FAULTS[fault][1])
 
 
 def test_a_broken_connection_with_no_other_cause_is_named(tmp_path: Path) -> None:
     outcome = run(tmp_path, raise_(ConnectionResetError("Connection reset by peer")), 2)
-    assert (outcome.rank, outcome.how) == (2, "ConnectionResetError: Connection reset by peer")
+    assert (outcome.rank, outcome.reason) == (2, "ConnectionResetError: Connection reset by peer")
 
 
 def test_the_first_line_of_a_message_is_the_reason(tmp_path: Path) -> None:
     outcome = run(tmp_path, raise_(ValueError("no such expert\nthere are 16\n")), 0, world=1)
-    assert outcome.how == "ValueError: no such expert" and "there are 16" in outcome.detail
+    assert outcome.reason == "ValueError: no such expert" and "there are 16" in outcome.detail
 
 
 def test_of_several_failures_the_first_by_time_is_the_cause(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_of_several_failures_the_first_by_time_is_the_cause(tmp_path: Path) -> N
         raise ValueError(f"from rank {rank}")
 
     outcome = launch(target, 4, folder=tmp_path, supervision=Supervision(until_all_have_ended()), backend=None)
-    assert (outcome.rank, outcome.action, outcome.how) == (1, "W1.0", "ValueError: from rank 1")
+    assert (outcome.rank, outcome.action, outcome.reason) == (1, "W1.0", "ValueError: from rank 1")
 
 
 def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
         raise KeyError("the cause")
 
     outcome = launch(target, 2, folder=tmp_path, backend=None)
-    assert (outcome.rank, outcome.how) == (1, "KeyError: 'the cause'")
+    assert (outcome.rank, outcome.reason) == (1, "KeyError: 'the cause'")
 
 
 def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("runtime.launch.launcher.oom_kills_so_far", lambda: next(counts))
     monkeypatch.setattr("runtime.launch.rank_watch.oom_kills_so_far", lambda: next(counts))
     outcome = run(tmp_path, suicide(signal.SIGKILL), 0, world=1)
-    assert outcome.how == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
+    assert outcome.reason == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
 
 
 def test_what_ranks_did_last_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_a_stopped_rank_is_named_among_those_that_wait_for_it(tmp_path: Path, mo
     outcome = run(tmp_path, suicide(signal.SIGSTOP), 1, supervision=supervision)
     assert (outcome.kind, outcome.exit_code) == ("hung", 3)
     assert (outcome.rank, outcome.step, outcome.action) == (1, STEP, ACTION)
-    assert outcome.how.endswith("its process is stopped")
+    assert outcome.reason.endswith("its process is stopped")
     assert [w.rank for w in outcome.waiting] == [0, 1, 2]
     others = [w for w in outcome.waiting if w.rank != 1]
     assert all((w.action, w.state) == ("reduce head", "sleeping") and "all_reduce" in w.where for w in others)
@@ -257,7 +257,7 @@ def test_a_rank_that_never_comes_back_is_named(tmp_path: Path, monkeypatch: pyte
     assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 2, ACTION)
     (culprit,) = (w for w in outcome.waiting if w.rank == 2)
     assert (culprit.state, culprit.for_s >= 1.0, "in forever" in culprit.where) == ("running", True, True)
-    assert outcome.how.endswith("it waits for no other rank")
+    assert outcome.reason.endswith("it waits for no other rank")
     assert "rank 2: running in B3.7, step 2" in str(outcome)
 
 
@@ -292,7 +292,7 @@ def test_a_hang_is_judged_by_the_stacks_of_that_time(tmp_path: Path, monkeypatch
     monkeypatch.setattr(rank_watch, "STACK_S", 0.0)
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda rank, _: write_stack(ranks[rank].log, *files[rank]))
     outcome = rank_watch._hang(ranks, board, 5.0)
-    assert (outcome.rank, outcome.how.rpartition("; ")[2]) == (1, "it waits for no other rank")
+    assert (outcome.rank, outcome.reason.rpartition("; ")[2]) == (1, "it waits for no other rank")
     assert [each.where for each in outcome.waiting] == ["exchange.py:7 in wait", "step.py:7 in forward"]
 
 
@@ -308,7 +308,7 @@ def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     outcome = launch(target, 2, folder=tmp_path, supervision=supervision)
     assert outcome.kind == "hung"
     assert [w.action for w in outcome.waiting] == both
-    assert outcome.how.endswith("all wait for one another, it longest")
+    assert outcome.reason.endswith("all wait for one another, it longest")
 
 
 def test_a_slow_rank_that_reports_is_no_hang() -> None:
@@ -393,7 +393,7 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "logs" / "rank_0.log").symlink_to(tmp_path / "elsewhere")
     outcome = launch(lambda *_: None, 1, folder=tmp_path, backend=None)
     assert (outcome.kind, outcome.rank, outcome.action) == ("failed", 0, "start")
-    assert "Too many levels of symbolic links" in outcome.how
+    assert "Too many levels of symbolic links" in outcome.reason
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 

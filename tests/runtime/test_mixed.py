@@ -156,7 +156,7 @@ def test_memory_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -
     with mock.patch.object(memory, "machine", memory.machine):
         outcome = connected(tmp_path, "memory", before)
     assert outcome.kind == "failed"
-    assert "ranks cannot share memory: rank 0 cannot map that of rank 3: another machine" in outcome.how
+    assert "ranks cannot share memory: rank 0 cannot map that of rank 3: another machine" in outcome.reason
 
 
 def test_a_rank_that_may_not_open_the_memory_of_others_takes_gloo(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_stopped_rank_is_named_within_seconds(tmp_path: Path, transport: Trans
     """By all others, each with what it waits in."""
     outcome = connected(tmp_path, transport, stops(3, text), start_s=START_S)
     assert (outcome.kind, outcome.exit_code, outcome.rank, outcome.action) == ("hung", 3, 3, text), str(outcome)
-    assert outcome.how == "its process is stopped, and the other ranks no longer wait for it"
+    assert outcome.reason == "its process is stopped, and the other ranks no longer wait for it"
     assert [each.rank for each in outcome.waiting] == [0, 1, 2]
     assert all(each.action.startswith("connect") for each in outcome.waiting), str(outcome)
     said = "".join((tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in range(3))
@@ -98,7 +98,7 @@ def test_a_rank_that_dies_on_the_way_is_named(tmp_path: Path) -> None:
 
     outcome = connected(tmp_path, "gloo", before)
     assert (outcome.kind, outcome.exit_code, outcome.rank) == ("failed", 1, 2), str(outcome)
-    assert outcome.action == "connect expert 2-3" and "SIGKILL" in outcome.how
+    assert outcome.action == "connect expert 2-3" and "SIGKILL" in outcome.reason
 
 
 def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
     first, second, *rest = WANTED.openings
     other = WantedChannels(WANTED.mesh, (second, first, *rest), {})
     outcome = connected(tmp_path, "gloo", wanted=lambda rank: other if rank >= 2 else WANTED, start_s=START_S)
-    assert outcome.kind == "failed" and "did not come within 3 s: this rank waits in `connect edge" in outcome.how
+    assert outcome.kind == "failed" and "did not come within 3 s: this rank waits in `connect edge" in outcome.reason
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

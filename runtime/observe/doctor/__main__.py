@@ -1,7 +1,6 @@
-"""Says what is wrong with this node before a run: `python -P -m runtime.observe.doctor [BUILD] [--format json]`.
+"""Checks this node before a run: `python -P -m runtime.observe.doctor [BUILD] [--format json]`.
 
-Exit codes: 0 nothing is wrong, warnings aside · 1 an error was found · 2 the build cannot be read · 141 nobody read the
-output.
+Exit codes: 0 no errors, perhaps warnings · 1 errors · 2 the build cannot be read · 141 the output pipe was closed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ EXIT_FOUND, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
 
 
 def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], NodeFacts] | None = None) -> int:
-    """`look`: finds out the facts of a node; tests give others."""
+    """Check the node and print the findings. `look`: returns the facts of a node; tests pass a fake."""
     parser = argparse.ArgumentParser(prog="python -m runtime.observe.doctor", allow_abbrev=False)
     parser.add_argument("build", nargs="?", type=Path)
     parser.add_argument("--out", type=Path)
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], NodeFact
             print(f"error: {printable(str(error))}", file=sys.stderr)
             return EXIT_USAGE
     if look is None:
-        from runtime.observe.doctor import probe  # with torch: a build that cannot be read needs none
+        from runtime.observe.doctor import probe  # imports torch, which is not needed to reject a build
 
         look = probe.look
     run = args.out or Path("runs") / (plan.run if plan else "")

@@ -1,7 +1,7 @@
-"""What is right and wrong with a node, from its facts, and beside what a plan needs of it. Nothing here looks anywhere.
+"""Checks of a node: compares its facts with what a plan needs. This module does not probe the node.
 
-A check that fails says what to mend: a command, an edit of the spec, or a setting. What a plan needs is an error where
-it is missing; what only slows a run, or cannot be known, is a warning.
+A failed check says how to fix it: a command, an edit of the spec, or a setting. A missing requirement of the plan is an
+error; what only slows a run, or is unknown, is a warning.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from runtime.contract import NodeKind, RunPlan
 from runtime.launch.room import checkpoint_bytes
 from runtime.system.outcome import printable
 
-# --- What is found out about a node. A value that could not be found out is a Problem, whose text says why
+# --- Facts about a node. A CheckProblem stands for a fact that could not be determined
 
 
 @dataclass(frozen=True)
 class CheckProblem:
-    """Why something could not be found out, in one line."""
+    """Why a fact could not be determined, in one line."""
 
     why: str
 
@@ -35,18 +35,18 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class Drivers:
-    """Versions; "" where there is none."""
+    """Versions; "" if not installed."""
 
     torch: str
     triton: str
-    cuda: str  # that torch was built for
+    cuda: str  # of the build of torch
     driver: str
     nccl: str
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Where the run goes: the folder that is there already, and the bytes that are free in it."""
+    """The place of the run: the nearest existing folder, and its free bytes."""
 
     folder: str
     free_bytes: int
@@ -55,7 +55,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Soft limits of a process: open files, and bytes of locked memory (-1: none)."""
+    """Soft limits of a process: open files, and bytes of locked memory (-1: unlimited)."""
 
     files: int
     locked_bytes: int
@@ -63,7 +63,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of the host, and of the file system by which processes share it (0: there is none)."""
+    """Free bytes of the host, and bytes of /dev/shm (0 if there is none)."""
 
     free_bytes: int
     shared_bytes: int
@@ -71,9 +71,10 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class LinkSpeeds:
-    """Measured bytes a second: between two processes, host to device, and between devices (None: fewer than two).
+    """Measured bytes per second: between two processes, from host to device, and between devices (None if fewer than
+    two).
 
-    `nccl`: of an all-reduce over all devices, per device, None where it was not measured.
+    `nccl`: of an all-reduce over all devices, per device; None if not measured.
     """
 
     processes: float
@@ -84,7 +85,7 @@ class LinkSpeeds:
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds since 1970, and whether the kernel says that the clock is kept by another one."""
+    """Seconds since 1970, and whether the kernel reports the clock as synchronised."""
 
     now_s: float
     is_synchronised: bool
@@ -92,7 +93,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class HostNetwork:
-    """The name of this host and the address that it resolves to, and why the port is taken ("": it is free)."""
+    """The name of this host, the address it resolves to, and why the port cannot be used ("" if it is free)."""
 
     host: str
     address: str
@@ -102,7 +103,7 @@ class HostNetwork:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """All facts. `native`: why ops do not run in C++, "" where they do."""
+    """All facts. `native`: why ops do not run in C++, or ""."""
 
     cpus: int
     devices: tuple[CudaDevice, ...] | CheckProblem
@@ -120,16 +121,16 @@ class NodeFacts:
 
 Status = Literal["ok", "warning", "error"]
 GIB, GB = 2**30, 10**9
-LEAST_FILES, FILES_A_RANK = 1024, 64  # descriptors: of a process, and what each peer of a rank takes of them
-SHARED_A_DEVICE = 32 << 20  # bytes that NCCL takes of /dev/shm for each device of a node, and some to spare
+LEAST_FILES, FILES_A_RANK = 1024, 64  # file descriptors: of a process, and for each peer of a rank
+SHARED_A_DEVICE = 32 << 20  # bytes of /dev/shm that NCCL needs per device of a node, with a margin
 LEAST_DRIVER = 525  # CUDA 12: https://docs.nvidia.com/deploy/cuda-compatibility/
-EARLIEST_S = 1_735_689_600  # 2025-01-01: this program is younger
-OF_NOMINAL = 0.5  # the slowest device link may be so much of the fastest before it is strange
+EARLIEST_S = 1_735_689_600  # 2025-01-01, before this program existed
+OF_NOMINAL = 0.5  # links between devices below this share of the host link are suspicious
 
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """A check with what was found; `mend` is empty where it is ok."""
+    """The result of a check. `mend`: how to fix it, empty if it is ok."""
 
     name: str
     status: Status
@@ -138,7 +139,7 @@ class CheckFinding:
 
 
 def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
-    """All checks, in the order in which they are shown. `plan`: of the build that is to run here."""
+    """Return the results of all checks, in order of display. `plan`: of the build that will run here."""
     kind = plan.cluster[0] if plan else None
     ranks = kind.devices if kind else max(1, _count(node))
     checks = (
@@ -160,8 +161,8 @@ def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
 def device_faults(
     kind: NodeKind, devices: tuple[CudaDevice, ...], *, first: int = 0, memory: bool = True
 ) -> Iterator[str]:
-    """How devices of a node, counted from `first`, differ from those that a plan is for, each with an edit. Nothing for
-    CPUs. `memory`: whether that is compared, too."""
+    """Yield how devices of a node, counted from `first`, differ from those of a plan, each with an edit. Empty for
+    CPUs. `memory`: whether to compare memory, too."""
     if kind.sms is None:
         return
     for index, device in enumerate(devices, first):
@@ -179,15 +180,15 @@ def device_faults(
 
 
 def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> Iterator[CheckFinding]:
-    found = node.devices
-    if isinstance(found, CheckProblem):
+    devices = node.devices
+    if isinstance(devices, CheckProblem):
         yield CheckFinding(
-            "devices", "error", f"the driver does not answer: {found.why}", "look at nvidia-smi and dmesg"
+            "devices", "error", f"the driver does not answer: {devices.why}", "look at nvidia-smi and dmesg"
         )
         return
     wanted = 0 if kind is None or kind.sms is None else kind.devices
-    text = _listed(found) or f"no GPU, {node.cpus} cores"
-    if len(found) < wanted:
+    text = _listed(devices) or f"no GPU, {node.cpus} cores"
+    if len(devices) < wanted:
         mend = (
             f"the plan has {wanted} ranks on a node, and each needs a GPU: use another node, or set devices of the spec"
         )
@@ -196,10 +197,12 @@ def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> It
     yield CheckFinding("devices", "ok", text)
     if kind is None:
         return
-    yield from (CheckFinding("device", "error", *fault.split(": ", 1)) for fault in device_faults(kind, found[:wanted]))
-    if wanted and kind.device.lower() not in found[0].name.lower().replace(" ", ""):
+    yield from (
+        CheckFinding("device", "error", *fault.split(": ", 1)) for fault in device_faults(kind, devices[:wanted])
+    )
+    if wanted and kind.device.lower() not in devices[0].name.lower().replace(" ", ""):
         mend = f"name the device in the spec: rates of the plan are those of {kind.device}"
-        yield CheckFinding("device", "warning", f"{found[0].name}, and the plan is for {kind.device}", mend)
+        yield CheckFinding("device", "warning", f"{devices[0].name}, and the plan is for {kind.device}", mend)
     if not wanted and node.cpus < kind.devices:
         text = f"{node.cpus} cores for {kind.devices} ranks"
         yield CheckFinding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
@@ -313,13 +316,13 @@ def _locked(node: NodeFacts) -> CheckFinding:
 def _network(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
     if isinstance(node.network, CheckProblem):
         return _unknown("network", node.network)
-    found = node.network
-    text = f"{found.host} is {found.address or 'not an address'}, port {found.port} is "
-    if found.port_problem:
+    network = node.network
+    text = f"{network.host} is {network.address or 'not an address'}, port {network.port} is "
+    if network.port_problem:
         mend = "end what listens there, or name another port: dsc launch … --port"
-        return CheckFinding("network", "error", f"{text}taken: {found.port_problem}", mend)
+        return CheckFinding("network", "error", f"{text}taken: {network.port_problem}", mend)
     several = plan is not None and sum(kind.nodes for kind in plan.cluster) > 1
-    if several and (not found.address or found.address.startswith("127.") or found.address == "::1"):
+    if several and (not network.address or network.address.startswith("127.") or network.address == "::1"):
         mend = "name the interface by which nodes talk: dsc launch … --interface, or GLOO_SOCKET_IFNAME"
         return CheckFinding("network", "warning", f"{text}free; other nodes cannot reach that address", mend)
     return CheckFinding("network", "ok", f"{text}free")

@@ -1,4 +1,4 @@
-"""Finds out the facts of this node. Each in a process of its own with a time limit: a driver or a disk may hang."""
+"""Probes the facts of this node. Each probe has its own process with a time limit: a driver or a disk may hang."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from runtime.observe.doctor.checks import (
 )
 from runtime.ops.native.library import missing
 
-# --- Measures the links of a node for a fraction of a second each: between processes, to a device, between devices
+# --- Measuring the links of a node for a fraction of a second each: between processes, to a device, between devices
 
 SIZE_BYTES = 32 << 20
 FOR_S = 0.25  # a measurement
@@ -46,7 +46,7 @@ ROUNDS = 8
 
 
 def measure() -> LinkSpeeds:
-    """All that this node has."""
+    """Measure all links of this node."""
     count = torch.cuda.device_count()
     processes = between_processes()
     if not count:
@@ -60,11 +60,11 @@ def measure() -> LinkSpeeds:
 
 
 def between_processes() -> float:
-    """Bytes a second that one process reads of what another wrote into memory that they share."""
+    """Return the bytes per second that one process can read from another through shared memory."""
     shared, mine = mmap.mmap(-1, SIZE_BYTES + mmap.PAGESIZE), bytearray(SIZE_BYTES)
-    turn = SIZE_BYTES  # a byte by which the two take turns: 1 written, 0 read, 2 over
-    other = os.fork()
-    if other == 0:
+    turn = SIZE_BYTES  # byte by which the two take turns: 1 written, 0 read, 2 over
+    writer = os.fork()
+    if writer == 0:
         while shared[turn] != 2:
             if shared[turn] == 0:
                 shared[:SIZE_BYTES] = mine
@@ -79,10 +79,10 @@ def between_processes() -> float:
             moved += SIZE_BYTES
         os.sched_yield()
         seconds = time.monotonic() - start
-    while shared[turn] != 1:  # it writes: what it says then would stand over the end
+    while shared[turn] != 1:  # it is still writing, and would overwrite the end mark
         os.sched_yield()
     shared[turn] = 2
-    os.waitpid(other, 0)
+    os.waitpid(writer, 0)
     return moved / seconds
 
 
@@ -98,7 +98,7 @@ def _copies(source: torch.Tensor, to: torch.device) -> float:
 
 
 def _all_reduce(count: int) -> float:
-    """Bytes a second of an all-reduce as NCCL counts them on a bus: 2 (n - 1) / n of a tensor, per device."""
+    """Return the bus bandwidth of an all-reduce as NCCL defines it: 2 (n - 1) / n of a tensor, per device."""
     tensors = [torch.ones(DEVICE_BYTES // 4, device=f"cuda:{index}") for index in range(count)]
 
     def once() -> None:
@@ -116,13 +116,13 @@ def _all_reduce(count: int) -> float:
 # --- probe
 
 LIMIT_S = 8.0  # for a probe; starting CUDA takes some seconds
-SAY_S = 2.0  # before a line says what is being done
+SAY_S = 2.0  # until a line shows the running probe
 UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 Value = TypeVar("Value")
 
 
 def look(run: Path, port: int) -> NodeFacts:
-    """All facts of this node. `run`: where a run would go. CUDA is not started in this process."""
+    """Return all facts of this node. `run`: folder of a run. CUDA is not initialised in this process."""
     found = within(_devices, "devices")
     devices = found if isinstance(found, CheckProblem) else tuple(CudaDevice(**each) for each in found)
     return NodeFacts(
@@ -139,8 +139,8 @@ def look(run: Path, port: int) -> NodeFacts:
     )
 
 
-def within(probe: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """What a probe returns, as JSON has it, from a process of its own; a Problem where it raises, dies or hangs."""
+def within(probe: Callable[[], Any], topic: str, limit_s: float = LIMIT_S) -> Any:
+    """Run a probe in a separate process. Return its JSON value; a CheckProblem if it raises, dies or hangs."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -149,7 +149,7 @@ def within(probe: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any
         _answer(probe, writing)
     os.close(writing)
     try:
-        return _heard(reading, what, limit_s)
+        return _heard(reading, topic, limit_s)
     finally:
         os.close(reading)
         with suppress(ProcessLookupError):
@@ -158,7 +158,7 @@ def within(probe: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any
 
 
 def _answer(probe: Callable[[], Any], descriptor: int) -> None:
-    """In the process of a probe: write its answer, and end."""
+    """Write the answer of a probe, and end its process."""
     try:
         try:
             answer = {"value": probe()}
@@ -170,7 +170,7 @@ def _answer(probe: Callable[[], Any], descriptor: int) -> None:
         os._exit(0)
 
 
-def _heard(descriptor: int, what: str, limit_s: float) -> Any:
+def _heard(descriptor: int, topic: str, limit_s: float) -> Any:
     start, data, has_said = time.monotonic(), b"", False
     while (left_s := limit_s - (time.monotonic() - start)) > 0:
         if select.select([descriptor], [], [], min(left_s, SAY_S))[0]:
@@ -179,7 +179,7 @@ def _heard(descriptor: int, what: str, limit_s: float) -> Any:
                 break
             data += part
         elif not has_said:
-            print(f"doctor: looking at {what}", file=sys.stderr, flush=True)
+            print(f"doctor: looking at {topic}", file=sys.stderr, flush=True)
             has_said = True
     else:
         return CheckProblem(f"no answer within {limit_s:g} s")
@@ -191,27 +191,27 @@ def _heard(descriptor: int, what: str, limit_s: float) -> Any:
 
 
 def _collect(pid: int) -> None:
-    """Wait for a process that was killed, for a moment: one that waits for a dead disk cannot end."""
+    """Wait briefly for a killed process: one that waits for a dead disk cannot end."""
     for _ in range(100):
         if os.waitpid(pid, os.WNOHANG)[0]:
             return
         time.sleep(0.01)
 
 
-def _read(kind: type[Value], probe: Callable[[], Any], what: str) -> Value | CheckProblem:
-    answer = within(lambda: asdict(probe()), what)
+def _read(kind: type[Value], probe: Callable[[], Any], topic: str) -> Value | CheckProblem:
+    answer = within(lambda: asdict(probe()), topic)
     return answer if isinstance(answer, CheckProblem) else kind(**answer)
 
 
 # ---------------------------------------------------------------- probes
 def _devices() -> list[dict[str, Any]]:
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [asdict(CudaDevice(each.name, each.multi_processor_count, each.total_memory)) for each in found]
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [asdict(CudaDevice(each.name, each.multi_processor_count, each.total_memory)) for each in properties]
 
 
 def _drivers() -> Drivers:
     driver, nccl = Path("/proc/driver/nvidia/version"), ""
-    with suppress(AttributeError, RuntimeError):  # torch for CPUs has none
+    with suppress(AttributeError, RuntimeError):  # torch for CPUs has no NCCL
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     text = driver.read_text("utf-8", "replace") if driver.exists() else ""
     match = re.search(r"Module\s+(\d[\d.]*)", text)
@@ -245,7 +245,7 @@ def _limits() -> ProcessLimits:
 
 
 def _clock() -> Clock:
-    empty = ctypes.create_string_buffer(512)  # a struct timex with no mode set changes nothing
+    empty = ctypes.create_string_buffer(512)  # a struct timex without modes changes nothing
     state = ctypes.CDLL(None, use_errno=True).adjtimex(empty)
     return Clock(time.time(), state not in (-1, UNSYNCHRONISED))
 

@@ -1,8 +1,8 @@
-"""Whether a step may change the weights: a pure function of numbers that all ranks have alike, so all decide alike.
+"""Judges whether a step may change the weights: a pure function of numbers that are equal on all ranks.
 
-Loss and gradient norm of a step are summed over the world before the optimizer runs, so a decision takes no collective.
-A spike is a number that is many standard deviations above the mean of the steps before it, as in OLMo 2
-(arXiv 2501.00656): at least half a window of them.
+Loss and gradient norm of a step are summed over the world before the optimizer runs, so a decision needs no collective.
+A spike is a number many standard deviations above the mean of at least half a window of earlier steps, as in OLMo 2
+(arXiv 2501.00656).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from runtime.contract.recipe import Action, HealthRecipe
 from runtime.system.outcome import ReportedError
 
-MOST_STEPS = 10_000  # that a run remembers
+MOST_STEPS = 10_000  # most steps that a run remembers
 _MAX = 1 << 62
 
 
 class JudgedStep(NamedTuple):
-    """A step that was trained: its first sample, its loss and its gradient norm."""
+    """A trained step: its first sample, its loss and its gradient norm."""
 
     first: int
     loss: float
@@ -29,30 +29,30 @@ class JudgedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Recent:
-    """What a run remembers, and its checkpoints hold: its last steps, the oldest first; the steps at which it skipped a
-    batch or rolled back; and the number of its rollbacks so far."""
+    """The memory of a run, which its checkpoints hold: its last steps, oldest first; the steps at which it skipped a
+    batch or rolled back; and the number of rollbacks so far."""
 
     steps: tuple[JudgedStep, ...] = ()
     acted: tuple[int, ...] = ()
     rollbacks: int = 0
 
     def after(self, step: JudgedStep, health: HealthRecipe) -> Recent:
-        """What is remembered behind one more step."""
+        """Return the memory after one more step."""
         most = max(health.window, health.back)
         return replace(self, steps=(*self.steps, step)[-most:])
 
     def acting(self, step: int) -> Recent:
-        """What is remembered behind a skip or a rollback at a step."""
+        """Return the memory after a skip or a rollback at a step."""
         return replace(self, acted=(*self.acted, step)[-MOST_STEPS:])
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; nothing of a run that remembers nothing."""
-        found = {"steps": [[*each] for each in self.steps], "acted": [*self.acted], "rollbacks": self.rollbacks}
-        return found if self != Recent() else {}
+        """Return the fields; empty if there is nothing to remember."""
+        fields = {"steps": [[*each] for each in self.steps], "acted": [*self.acted], "rollbacks": self.rollbacks}
+        return fields if self != Recent() else {}
 
     @staticmethod
     def from_json(value: Any) -> Recent:
-        """The inverse of `to_json`. ValueError for anything else."""
+        """Parse the result of `to_json`. ValueError for anything else."""
         if value in (None, {}):
             return Recent()
         try:
@@ -69,18 +69,18 @@ class Recent:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a step must not change the weights, and what follows."""
+    """Why a step must not change the weights, and the action to take."""
 
     action: Action
     reason: str
 
 
 class BadStepError(ReportedError):
-    """A step that must not change the weights, on every rank alike, of the `samples` [first, end).
+    """A step on the `samples` [first, end) that must not change the weights. All ranks raise it.
 
-    Of a rollback, `to` is the step that it goes back behind, and the samples are all since then. `prints`: of a step
-    that was computed again, a fingerprint of each rank's numbers. `before`: other samples on which an earlier start of
-    the run failed at the same step: then the weights are at fault, and no samples need to be left out.
+    For a rollback, `to` is the step after which the run resumes, and the samples are all since then. `prints`: a
+    fingerprint of each rank's numbers, if the step was recomputed. `before`: other samples on which an earlier start of
+    the run failed at the same step: then the weights are at fault, and skipping samples does not help.
     """
 
     prints: tuple[int, ...] = ()
@@ -95,30 +95,33 @@ class BadStepError(ReportedError):
         to: int | None = None,
         before: tuple[int, int] | None = None,
     ) -> None:
-        how = "to leave these samples out: dsc train --resume --skip-batch"
+        consequence = "to leave these samples out: dsc train --resume --skip-batch"
         if before is not None:
-            how = (
+            consequence = (
                 f"the same step failed on samples {before[0]} to {before[1] - 1}, too, so the weights have diverged "
                 "and other samples will not help: lower `rate` or `clip`, and go on from an earlier checkpoint"
             )
         if to is not None:
-            how = f"the run goes back behind step {to:,}, and on without samples {samples[0]:,} to {samples[1] - 1:,}"
+            consequence = (
+                f"the run goes back behind step {to:,}, and on without samples {samples[0]:,} to {samples[1] - 1:,}"
+            )
         met = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
-        super().__init__(f"step {step}: {met}; nothing was updated; {how}")
+        super().__init__(f"step {step}: {met}; nothing was updated; {consequence}")
         self.step, self.verdict, self.loss, self.norm, self.samples, self.to = step, verdict, loss, norm, samples, to
 
     def after(self, before: tuple[int, int] | None) -> BadStepError:
-        """Return this error as it is where the same step failed before, on other samples."""
+        """Return this error for the case that the same step failed before, on other samples."""
         if before is None or self.to is not None:
             return self
         return BadStepError(self.step, self.verdict, self.loss, self.norm, self.samples, before=before)
 
 
 def judge(health: HealthRecipe | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:
-    """Why a step must not change the weights, and what follows; None if it may. `health`: None without such a block.
+    """Return why a step must not change the weights, and the action; None if it may. `health`: None without such a
+    block.
 
-    With such a block, a gradient norm of 0 beside a loss is like one that is not finite: an RMSNorm whose squares
-    overflow divides by infinity, so what is behind it is 0, and no gradient comes back.
+    With such a block, a gradient norm of 0 with a positive loss counts as not finite: an RMSNorm whose squares overflow
+    divides by infinity, so its output is 0, and so are all gradients.
     """
     numbers = f"loss {loss:.6g}, gradient norm {norm:.6g}"
     if not math.isfinite(loss) or not math.isfinite(norm):
@@ -140,7 +143,7 @@ def judge(health: HealthRecipe | None, recent: Recent, step: int, loss: float, n
 
 
 def _spike(health: HealthRecipe, recent: Recent, loss: float, norm: float) -> str:
-    """What makes these numbers a spike; "" if nothing does."""
+    """Return why these numbers are a spike, or ""."""
     steps, spike = recent.steps[-health.window :], health.spike
     if spike is None or len(steps) < max(2, health.window // 2):
         return ""
@@ -156,7 +159,7 @@ def _spike(health: HealthRecipe, recent: Recent, loss: float, norm: float) -> st
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of finite values."""
+    """Return mean and standard deviation of finite values."""
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 

@@ -1,11 +1,11 @@
-"""health.json of a run: batches that ended it, for `--skip-batch` to leave out, and its rollbacks.
+"""health.json of a run: batches that ended it, for `--skip-batch`, and its rollbacks.
 
     {"batches": [{"order": {…}, "step": 5, "samples": [32, 39], "reason": "loss nan, …"}],
      "rollbacks": [{"order": {…}, "step": 57, "samples": [288, 455], "to": 36}]}
 
-Samples are numbered in the order of one text and one seed, so batches of another order are not those of this run. A
-rollback is written before the run ends by it. From then on the checkpoints behind the step that it goes back to that
-do not count it are of a training that was given up: whatever kills the run, the next start goes on from one before.
+Samples are numbered in the order of one text and one seed, so batches of another order do not belong to this run. A
+rollback is written before the run ends because of it. From then on, checkpoints after its step `to` that do not know
+the rollback are discarded: however the run ends, the next start resumes from an earlier checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATEST = "LATEST"
 
 @dataclass(frozen=True)
 class Rollback:
-    """At `step` the run went back behind the step `to`, and on without the `samples` [first, end) of an order."""
+    """At `step` the run went back to the end of step `to`, and continued without `samples` [first, end) of an order."""
 
     order: Mapping[str, Any]
     step: int
@@ -39,33 +39,33 @@ class Rollback:
 
 
 def identity(position: Position, data: str) -> dict[str, Any]:
-    """What the numbers of samples refer to. `data`: sha256 of the prepared corpus."""
+    """Return the order that sample numbers refer to. `data`: sha256 of the prepared corpus."""
     assert position.order is not None
     return {"data": data, **position.order.to_json()}
 
 
 def record(run: Path, order: Mapping[str, Any], bad: BadStepError) -> None:
-    """Add a batch, or a rollback, and wait for the disk. OSError if the file cannot be written."""
+    """Add a batch or a rollback, and sync to disk. OSError if the file cannot be written."""
     row = {"order": order, "step": bad.step, "samples": [bad.samples[0], bad.samples[1] - 1]}
-    found: dict[str, list[dict[str, Any]]] = {"batches": _rows(run, "batches"), "rollbacks": _rows(run, "rollbacks")}
+    rows: dict[str, list[dict[str, Any]]] = {"batches": _rows(run, "batches"), "rollbacks": _rows(run, "rollbacks")}
     if bad.to is None:
         same = (order, row["samples"])
-        kept = [each for each in found["batches"] if (each["order"], each["samples"]) != same]
-        found["batches"] = [*kept, row | {"reason": bad.verdict.reason}]
+        kept = [each for each in rows["batches"] if (each["order"], each["samples"]) != same]
+        rows["batches"] = [*kept, row | {"reason": bad.verdict.reason}]
     else:
-        found["rollbacks"].append(row | {"to": bad.to})
+        rows["rollbacks"].append(row | {"to": bad.to})
     with files.open_folder(run, follow=True) as opened:
-        files.replace(opened, FILE, json.dumps(found) + "\n")
+        files.replace(opened, FILE, json.dumps(rows) + "\n")
         files.sync(opened)
 
 
 def forget(run: Path) -> None:
-    """Remove what was recorded of a training, where another one begins. OSError."""
+    """Remove the records when a new training starts. OSError if that fails."""
     (run / FILE).unlink(missing_ok=True)
 
 
 def read(run: Path, order: Mapping[str, Any]) -> Ranges:
-    """[first, end) of the samples of each recorded batch; none where no batch of this order is recorded."""
+    """Return the samples [first, end) of each recorded batch of this order."""
     return tuple(_samples(row) for row in _rows(run, "batches") if row["order"] == order)
 
 
@@ -76,26 +76,26 @@ def failed_before(run: Path, order: Mapping[str, Any], bad: BadStepError) -> tup
 
 
 def rollbacks(run: Path) -> tuple[Rollback, ...]:
-    """The rollbacks of a run, the first one first."""
+    """Return the rollbacks of a run, oldest first."""
     return tuple(Rollback(row["order"], row["step"], _samples(row), row["to"]) for row in _rows(run, "rollbacks"))
 
 
 def give_up(run: Path) -> None:
-    """Put away the checkpoints of trainings that were given up: the next save removes them. OSError."""
+    """Move discarded checkpoints aside: the next save removes them. OSError if that fails."""
     done, folder = rollbacks(run), run / CHECKPOINTS
-    found = [(path.name, is_given_up(manifest, done)) for path, manifest in manifests(folder)[0]] if done else []
-    if not any(gone for _, gone in found):
+    fates = [(path.name, is_given_up(manifest, done)) for path, manifest in manifests(folder)[0]] if done else []
+    if not any(gone for _, gone in fates):
         return
     with files.open_folder(folder, follow=True) as opened:
-        for name, gone in found:
+        for name, gone in fates:
             if gone:
-                with suppress(FileNotFoundError):  # another rank did it
+                with suppress(FileNotFoundError):  # another rank has moved it
                     files.rename(opened, name, f".purge-{name}")
         files.sync(opened)
 
 
 def going_back(run: Path, position: Position, recent: Recent, data: str) -> tuple[Position, Recent, str]:
-    """Where a run goes on behind its newest checkpoint: with what it gave up since left out; and what to say of it."""
+    """Return position and memory after a checkpoint without the samples of later rollbacks, and a note about them."""
     more = rollbacks(run)[recent.rollbacks :]
     if not more:
         return position, recent, ""
@@ -113,9 +113,9 @@ def going_back(run: Path, position: Position, recent: Recent, data: str) -> tupl
 
 
 def is_given_up(manifest: Manifest, done: Sequence[Rollback]) -> bool:
-    """Whether a checkpoint is of a training that was given up by one of the rollbacks `done` of its run."""
-    told = manifest.meta.get("health")
-    seen = told.get("rollbacks", 0) if isinstance(told, dict) else 0
+    """Whether one of the rollbacks `done` has discarded a checkpoint."""
+    memory = manifest.meta.get("health")
+    seen = memory.get("rollbacks", 0) if isinstance(memory, dict) else 0
     later = done[seen:] if type(seen) is int and seen >= 0 else done
     return any(manifest.step > each.to for each in later)
 
@@ -126,7 +126,7 @@ def _samples(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _rows(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of a kind; none of a file that is not what `record` wrote."""
+    """Return the valid rows of a kind; empty if the file is missing or damaged."""
     try:
         rows = json.loads(read_bytes(run / FILE))[kind]
         return [row for row in rows if _is_row(row, {"to"} if kind == "rollbacks" else set())]

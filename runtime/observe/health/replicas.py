@@ -1,10 +1,10 @@
-"""The bits of what several ranks hold alike, compared: a flipped bit is found, and named by its rank and tensor.
+"""Compares the bits of replicated tensors between ranks, so that a flipped bit is found, with its rank and tensor.
 
-Replicas are equal to the bit, for sums of gradients are, and updates are functions of them. So each rank takes a
-fingerprint of 64 bits of each tensor, and one small sum over the world gives all ranks those of all.
+Replicas are bit-identical, because sums of gradients are, and updates are functions of them. Each rank computes a
+64-bit fingerprint of each tensor, and one small all-reduce distributes all fingerprints.
 
-Alike are weights and balancing biases; and master weights, moments and moving averages, unless ranks own parts of them
-(`zero` from 1 on). Then an owner's flipped bit goes to all with the next gather, and no comparison can find it.
+Weights and balancing biases are replicated; so are master weights, moments and moving averages, unless they are sharded
+(`zero` ≥ 1). Then the next gather copies an owner's flipped bit to all ranks, and no comparison can find it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from runtime.state.state import BucketEntry, FlatBucket, State
 from runtime.system.outcome import ReportedError
 
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 1 << 18  # elements: a chunk, its words and the factors stay in the cache of a core
+_CHUNK = 1 << 18  # elements, so that a chunk, its words and the factors fit into a core's cache
 _FACTOR = -7046029254386353131  # 2^64 / golden ratio, an odd number, as int64
 _MOST_NAMED = 6
-_MOST_AT_ONCE = 1 << 13  # numbers of a sum over the world
+_MOST_AT_ONCE = 1 << 13  # numbers in one sum over the world
 
 
 class ReplicaError(ReportedError):
-    """Ranks hold other bits of what they should hold alike: all ranks raise it behind the same step."""
+    """Replicated tensors differ. All ranks raise it after the same step."""
 
-    def __init__(self, step: int, found: Sequence[ReplicaDifference]) -> None:
-        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        texts = "; ".join(map(str, found[:_MOST_NAMED]))
+    def __init__(self, step: int, differences: Sequence[ReplicaDifference]) -> None:
+        more = f" and {len(differences) - _MOST_NAMED} more" if len(differences) > _MOST_NAMED else ""
+        texts = "; ".join(map(str, differences[:_MOST_NAMED]))
         super().__init__(f"step {step}: {texts}{more}; no checkpoint has these bits: go on with dsc train --resume")
-        self.ranks = sorted({rank for each in found for rank in each.ranks})
-        self.tensors = [each.tensor for each in found]
+        self.ranks = sorted({rank for each in differences for rank in each.ranks})
+        self.tensors = [each.tensor for each in differences]
 
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """A tensor of which `ranks` have other bits than the `others`, or each other, where no side has more ranks."""
+    """A tensor in which `ranks` differ from the `others`, or, if there is no majority, from each other."""
 
     tensor: str
     ranks: tuple[int, ...]
@@ -57,17 +57,17 @@ class ReplicaDifference:
 
 @dataclass(frozen=True)
 class _Alike:
-    """What `ranks` hold alike of a bucket, or a balancing bias: tensors, by name."""
+    """Tensors of a bucket, or a balancing bias, that `ranks` have as replicas, by name."""
 
     ranks: tuple[int, ...]
     names: tuple[str, ...]
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """64 bits of a contiguous tensor, int64 on its device, that change with any single bit of it.
+    """Return 64 bits (int64 on the device) of a contiguous tensor that change if any single bit of it changes.
 
-    Modulo 2^64 it is a sum of words times odd factors. Another bit changes a word by ±2^k, k < 64; an odd number times
-    that is not 0.
+    They are the sum of words times odd factors, modulo 2^64. A flipped bit changes a word by ±2^k, k < 64, and an odd
+    factor times that is not 0.
     """
     words = tensor.detach().view(-1).view(_INTS[tensor.element_size()])
     factors = _factors(min(_CHUNK, words.numel()), words.device)
@@ -78,7 +78,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor, factors: Tensor | None = None) -> Tensor:
-    """The sum of words times odd factors, modulo 2^64."""
+    """Return the sum of words times odd factors, modulo 2^64."""
     factors = _factors(words.numel(), words.device) if factors is None else factors
     return (words * factors[: words.numel()]).sum()
 
@@ -88,7 +88,7 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 
 def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list[ReplicaDifference]:
-    """What ranks should hold alike and do not, the same on all ranks, which all call it. Empty if all is well."""
+    """Return the replicated tensors that differ, equal on all ranks. All ranks call it. Empty if there are none."""
     table = [*_alike(plan)]
     held = _held(state)
     mine = [_fingerprints(held, each, rank, state.device) for each in table]
@@ -97,15 +97,15 @@ def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list
     if not differing:
         return []
     table, mine = [table[at] for at in differing], [mine[at] for at in differing]
-    found: list[ReplicaDifference] = []
+    differences: list[ReplicaDifference] = []
     for each, row in zip(table, _exchange(mine, table, rank, sums), strict=True):
         for name, values in zip(each.names, row.T.tolist(), strict=True):
-            found += _difference(name, each.ranks, values)
-    return found
+            differences += _difference(name, each.ranks, values)
+    return differences
 
 
 def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
-    """What several ranks hold alike, in an order that all ranks have."""
+    """Yield the replicated tensors, in the same order on all ranks."""
     average = ["moving average"] * (plan.train.ema is not None)
     master = ["master weights"] * (plan.precision.master != plan.precision.parameter)
     for at, bucket in enumerate((*plan.buckets, *plan.frozen)):
@@ -122,38 +122,38 @@ def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
 
 
 def _fingerprints(held: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
-    """Fingerprints of the tensors that are alike, in the order of their names; zeros where this rank has none."""
+    """Return the fingerprints of replicated tensors in the order of names; zeros if this rank does not have them."""
     if rank not in alike.ranks:
         return torch.zeros(len(alike.names), dtype=torch.int64, device=device)
     return torch.stack([fingerprint(held[name]).to(device) for name in alike.names])
 
 
 def _held(state: State) -> dict[str, Tensor]:
-    """The tensors of a rank by the names that `_alike` gives them."""
-    found = {**state.biases, **state.tables}
+    """Return the tensors of a rank by the names of `_alike`."""
+    tensors = {**state.biases, **state.tables}
     for bucket in state.held:
         if bucket.gathered:
-            found[f"weights of {bucket.name}"] = bucket.parameters
+            tensors[f"weights of {bucket.name}"] = bucket.parameters
             continue
         for entry in bucket.entries:
-            found[f"{entry.name} (weights)"] = bucket.parameters[entry.start : entry.end]
+            tensors[f"{entry.name} (weights)"] = bucket.parameters[entry.start : entry.end]
             if not bucket.shares:
-                found |= {f"{entry.name} ({kind})": flat for kind, flat in _owned(bucket, entry)}
-    return found
+                tensors |= {f"{entry.name} ({kind})": flat for kind, flat in _owned(bucket, entry)}
+    return tensors
 
 
 def _owned(bucket: FlatBucket, entry: BucketEntry) -> Iterator[tuple[str, Tensor]]:
-    """Master weights, state of the optimizer and moving average of a parameter, of which a rank owns all."""
-    if (found := bucket.owned_of(entry)) is None:
+    """Yield master weights, optimizer state and moving average of a parameter that the rank owns completely."""
+    if (owned := bucket.owned_of(entry)) is None:
         return
-    _, piece, part = found
+    _, piece, part = owned
     kinds = {"master weights": piece.master, **piece.state}
     kinds |= {"moving average": piece.average} if piece.average is not None else {}
     yield from ((kind, flat[part]) for kind, flat in kinds.items())
 
 
 def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: Sums) -> list[Tensor]:
-    """What all ranks have of each row of the table: a tensor of [ranks, numbers]. `mine`: what this one has."""
+    """All-gather the numbers of each row of the table: [ranks, numbers]. `mine`: the numbers of this rank."""
     rows = []
     for each, values in zip(table, mine, strict=True):
         row = values.new_zeros(len(each.ranks), values.numel())
@@ -170,7 +170,7 @@ def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: 
 
 
 def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Iterator[ReplicaDifference]:
-    """Which ranks differ in a tensor: all but those of the value that most of them have, or all if there is none."""
+    """Yield the ranks that differ in a tensor: those without the most frequent value, or all if it is not unique."""
     (value, most), *others = Counter(values).most_common()
     if not others:
         return
@@ -182,6 +182,6 @@ def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Ite
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Numbers as words: `0, 1 and 3`."""
+    """Return numbers as text: `0, 1 and 3`."""
     *first, last = map(str, ranks)
     return f"{', '.join(first)} and {last}" if first else last

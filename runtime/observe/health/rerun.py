@@ -1,7 +1,7 @@
-"""A step whose numbers are wrong, computed again from the same weights and samples before anything follows.
+"""Recomputes a step with bad numbers from the same weights and samples, before anything else happens.
 
-Losses, norms and gradients have the same bits each time. Where they have not, a device erred, and the second result
-holds; where they have, they are those of the weights and the samples. Megatron-LM's rerun state machine does the same.
+Losses, norms and gradients are deterministic. If they differ, a device made an error, and the second result is used; if
+not, the weights and samples are the cause. Megatron-LM's rerun state machine does the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.state.state import State
 
 
 class RerunRank(NamedTuple):
-    """A rank among those of its world, and by which sums they tell each other."""
+    """A rank, the world size, and the sums by which ranks exchange results."""
 
     rank: int
     world: int
@@ -28,8 +28,8 @@ class RerunRank(NamedTuple):
 
 
 class RerunStep(NamedTuple):
-    """A step that was computed again: its sums over all ranks, a fingerprint of each rank's losses, loads and
-    gradients, and the fault if they differ from those before."""
+    """A recomputed step: its sums over all ranks, a fingerprint of each rank's losses, loads and gradients, and the
+    fault if they differ from the first time."""
 
     sums: dict[str, Tensor]
     prints: tuple[int, ...]
@@ -38,7 +38,7 @@ class RerunStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """A step that had other bits when it was computed again: on which ranks, and what differed."""
+    """A step whose recomputation gave other bits: on which ranks, and what differed."""
 
     step: int
     ranks: tuple[int, ...]
@@ -53,10 +53,10 @@ def computed_again(
     state: State,
     place: RerunRank,
 ) -> RerunStep:
-    """A step, computed again by `compute`. `sums`: those over all ranks of the first time.
+    """Recompute a step with `compute`. `sums`: the sums over all ranks of the first time.
 
-    Every rank calls it. `records`: what a rank adds to the sums, of the step that was computed last; its gradients are
-    in `state`.
+    Every rank calls it. `records`: returns the rank's terms of the sums for the last computation; its gradients are in
+    `state`.
     """
     before = _prints(records(), state)
     again = compute()
@@ -68,23 +68,23 @@ def computed_again(
     prints = tuple(_both(*row[2:]) for row in rows)
     if not other_records and not other_gradients and all(_same(sums[name], again[name]) for name in sums):
         return RerunStep(again, prints, None)
-    what, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
-    return RerunStep(again, prints, Fault(step, tuple(ranks), _reason(what, ranks)))
+    numbers, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
+    return RerunStep(again, prints, Fault(step, tuple(ranks), _reason(numbers, ranks)))
 
 
 def print_of(records: Tensor, state: State) -> int:
-    """A fingerprint of the losses, loads and gradients of a rank, of the step that was computed last."""
+    """Return a fingerprint of the losses, loads and gradients of a rank in the last computed step."""
     return _both(*_prints(records, state).tolist())
 
 
 def _prints(records: Tensor, state: State) -> Tensor:
-    """Fingerprints of the records of a rank, and of the gradients that it keeps. A NaN is like any other."""
+    """Return fingerprints of the records of a rank and of its gradients. All NaNs count as equal."""
     gradients = torch.stack([fingerprint(bucket.gradients) for bucket in state.buckets])
     return torch.stack([fingerprint(torch.where(records.isnan(), math.nan, records)), fingerprint(gradients)])
 
 
 def _both(of_records: int, of_gradients: int) -> int:
-    """One fingerprint, of 64 bits, for two."""
+    """Combine two fingerprints into one of 64 bits."""
     return (of_records * 3 + of_gradients * 5) & (1 << 64) - 1
 
 
@@ -92,8 +92,8 @@ def _same(was: Tensor, now: Tensor) -> bool:
     return bool(((was == now) | ((was != was) & (now != now))).all())
 
 
-def _reason(what: str, ranks: Sequence[int]) -> str:
+def _reason(numbers: str, ranks: Sequence[int]) -> str:
     if not ranks:
         return "sums over all ranks had other bits when the step was computed again"
-    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
-    return f"{of} had other {what} when the step was computed again"
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+    return f"{who} had other {numbers} when the step was computed again"

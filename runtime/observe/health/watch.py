@@ -1,4 +1,4 @@
-"""What a trainer asks before a step changes the weights, and what it remembers for that."""
+"""Checks a step before it changes the weights, and remembers recent steps for that."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from runtime.observe.health.rerun import Fault, RerunStep
 
 
 class HealthWatch:
-    """The judge of the steps of a rank. `recent`: what it remembers; `faults`: what was found and is not told yet."""
+    """Judges the steps of a rank. `recent`: its memory; `faults`: faults that are not reported yet."""
 
     def __init__(self, train: TrainRecipe, recent: Recent) -> None:
         self._health, self._first_step = train.health, train.first_step
         self.recent, self.faults = recent, list[Fault]()
-        self._left_out = 0  # batches, since the last step that was trained
-        self._prints: tuple[int, ...] = ()  # of each rank, of the step that was computed again last
+        self._left_out = 0  # batches skipped since the last trained step
+        self._prints: tuple[int, ...] = ()  # fingerprints of each rank in the last recomputed step
 
     @property
     def reruns(self) -> bool:
-        """Whether a bad step is computed again."""
+        """Whether a bad step is recomputed."""
         return self._health is not None and self._health.rerun
 
     def verdict(self, step: int, loss: float, norm: float) -> Verdict | None:
-        """Why a step must not change the weights; None if it may."""
+        """Return why a step must not change the weights; None if it may."""
         return judge(self._health, self.recent, step, loss, norm)
 
     def computed(self, again: RerunStep) -> dict[str, Tensor]:
-        """Remember that a step was computed again; its sums, which hold."""
+        """Record a recomputed step, and return its sums."""
         self.faults += [again.fault] if again.fault else []
         self._prints = again.prints
         return again.sums
 
     def check(self, step: int, loss: float, norm: float, drawn: tuple[int, int]) -> int:
-        """Remember a step of the samples [first, end), which changes the weights now: how many batches were left out in
-        front of it. Raises BadStepError, on all ranks, if it must not."""
+        """Record a step on the samples [first, end) that is about to change the weights. Return the number of batches
+        skipped before it. Raises BadStepError, on all ranks, if the step is bad."""
         prints, self._prints = self._prints, ()
         if (verdict := self.verdict(step, loss, norm)) is not None:
             bad = self._bad(step, verdict, (loss, norm), drawn)
@@ -47,7 +47,7 @@ class HealthWatch:
         return left_out
 
     def leave_out(self, step: int) -> None:
-        """Remember that the batch of a step was skipped."""
+        """Record that the batch of a step was skipped."""
         self.recent, self._left_out = self.recent.acting(step), self._left_out + 1
 
     def _bad(self, step: int, verdict: Verdict, numbers: tuple[float, float], drawn: tuple[int, int]) -> BadStepError:

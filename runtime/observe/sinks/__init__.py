@@ -1,1 +1,1 @@
-"""Exporters of the numbers of a run, in a process of their own that reads what the run writes (docs/watching.md)."""
+"""Exporters of a run's metrics, in a separate process that reads the files of the run (docs/watching.md)."""

@@ -1,13 +1,11 @@
-"""Exports the numbers of a run: `python -P -m runtime.observe.sinks RUN SINCE`, which the supervisor starts beside
-itself.
+"""Exports the metrics of a run: `python -P -m runtime.observe.sinks RUN SINCE`. The supervisor starts this process.
 
-SINCE: when this start of the run began, ISO 8601 in UTC.
+SINCE: start time of the supervisor's run, ISO 8601 in UTC.
 
-The first line of stdin is the build's watch.json as one line (runtime/contract/watch.py). When stdin ends, what the
-run has written by then is exported, and the process ends, after DRAIN_S at the latest: with 1 where an exporter was
-still at it. The exporters of the next start of the run begin behind that, so that two never export the same. It changes
-nothing of the run, and the run never waits for it while it trains. What it says goes to stderr, which is
-RUN/logs/exporters.log.
+The first line of stdin is the build's watch.json as one line (runtime/contract/watch.py). When stdin ends, everything
+that the run has written is exported, and the process ends, after DRAIN_S at the latest: with code 1 if an exporter was
+still busy. The exporters of the next start of the run wait for this end, so that nothing is exported twice. This
+process does not change the run, and training never waits for it. It logs to stderr, which is RUN/logs/exporters.log.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from runtime.observe.sinks.worker import Exports, Worker
 from runtime.observe.watch.follow import Follower
 
 POLL_S = 0.25
-SINKS: dict[str, Callable[[], Sink]] = {  # by their keys in the block
+SINKS: dict[str, Callable[[], Sink]] = {  # by key of the block `metrics`
     "tensorboard": TensorBoard,
     "prometheus": Prometheus,
     "wandb": WandB,
@@ -56,10 +54,10 @@ def main(argv: list[str]) -> int:
         worker.start()
     over = False
     while not over:
-        over = bool(select.select([0], [], [], POLL_S)[0])  # nothing else comes
+        over = bool(select.select([0], [], [], POLL_S)[0])  # stdin has no other input
         items = follower.poll()
         for worker in workers:
-            if items and worker.is_alive():  # one whose library is not installed has ended
+            if items and worker.is_alive():  # a worker without its library has ended
                 worker.put(items)
             worker.say_if_late()
     late = _end(workers)
@@ -70,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end(workers: Sequence[Worker]) -> list[Worker]:
-    """End workers, each in its time; those that have not ended."""
+    """End workers, each within its time limit. Return those that have not ended."""
     for worker in workers:
         worker.end()
     ended_s = time.monotonic()
@@ -84,10 +82,10 @@ def _last_s(worker: Worker) -> float:
 
 
 def _wait_for_others(run: Path) -> None:
-    """Wait for the process of an earlier start, which ends within DRAIN_S. The lock is on the folder of its log, and is
-    held to the end of this process."""
+    """Wait for the exporter process of an earlier start, which ends within DRAIN_S. The lock is on the log folder, and
+    is held until this process ends."""
     until = time.monotonic() + DRAIN_S + LAST_TRY_S
-    with suppress(OSError):  # where there are no locks
+    with suppress(OSError):  # without support for locks
         lock = os.open(run / "logs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         while time.monotonic() < until:
             try:
@@ -99,4 +97,4 @@ def _wait_for_others(run: Path) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # threads of libraries keep nobody waiting
+    os._exit(code)  # does not wait for threads of libraries

@@ -1,4 +1,4 @@
-"""The process of the exporters, as the supervisor of a run has it beside itself."""
+"""The exporter process, as the supervisor of a run controls it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from runtime.system.streams import tell
 from runtime.system.strict_json import FormError, tree
 
 LOG = "exporters.log"
-MOST_S = 2 * (DRAIN_S + LAST_TRY_S)  # it may wait for the exporters of an earlier start first
-QUIET_S = 2.0  # that nobody is told what is waited for
+MOST_S = 2 * (DRAIN_S + LAST_TRY_S)  # includes waiting for the exporters of an earlier start
+QUIET_S = 2.0  # wait without a message
 
 
 class Exporters:
-    """The exporters that the build of a run asks for, from `begin` to `close`. Where they cannot be started, the run
-    goes on without."""
+    """The exporters that the build of a run requests, from `begin` to `close`. If they cannot be started, the run
+    continues without them."""
 
     def __init__(self, build: Build, run: Path) -> None:
         self._build, self._run = build, run
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start them, unless they are there."""
+        """Start the exporters, unless they are running."""
         try:
             watch = WatchFacts.from_json(self._build.files[WATCH])
-        except (KeyError, FormError):  # of an edited build
+        except (KeyError, FormError):  # the build was edited
             return
         if watch.metrics is None or self._process is not None:
             return
@@ -50,7 +50,7 @@ class Exporters:
                     stdout=log,
                     stderr=log,
                     env=os.environ | {"OMP_NUM_THREADS": "1"},
-                    start_new_session=True,  # Ctrl-C is for the ranks: it ends when they have
+                    start_new_session=True,  # Ctrl-C must not reach it: it ends after the ranks
                 )
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(tree(watch)).encode() + b"\n")
@@ -59,7 +59,7 @@ class Exporters:
             tell(f"nothing is exported: {error.filename or 'the exporters'}: {error.strerror}")
 
     def close(self, *, waits: bool) -> None:
-        """Ask for the end. `waits`: until all is exported, or until it takes too long; the process ends by itself."""
+        """Ask the process to end. `waits`: wait until everything is exported or MOST_S; otherwise it ends by itself."""
         if self._process is None:
             return
         with suppress(OSError):
@@ -71,11 +71,11 @@ class Exporters:
         try:
             if not self._ends_within(QUIET_S):
                 tell("exporting the last numbers")
-                if not self._ends_within(MOST_S):  # it ends by itself, unless it is stopped
+                if not self._ends_within(MOST_S):  # it would end by itself, unless it is suspended
                     self._process.kill()
                     tell(f"exporters did not end within {MOST_S:g} s, and were killed: {log}")
                     return
-        except KeyboardInterrupt:  # the run has come to its end, and that is what its exit code says
+        except KeyboardInterrupt:  # the run has finished, so its exit code stays
             tell("the last numbers are exported in the background")
             return
         if self._process.returncode:

@@ -1,6 +1,6 @@
-"""MLflow: the numbers of rows as metrics of a run of an experiment. A start of the run goes on with its run there.
+"""MLflow: exports rows as metrics of an MLflow run. Later starts continue the same MLflow run.
 
-Steps that were given up and trained again have two points there: MLflow deletes none.
+Steps that were discarded and retrained have two points, because MLflow cannot delete any.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from runtime.observe.sinks.sink import Opened, Point
 from runtime.observe.watch.run_state import seconds_of
 
 URI = "MLFLOW_TRACKING_URI"
-FOLDER = "mlruns"  # of the run folder, where there is no server
-MOST = 1000  # metrics that one call takes
-KILLED = "KILLED"  # of a run that says no end
+FOLDER = "mlruns"  # in the run folder, without a server
+MOST = 1000  # metrics per call
+KILLED = "KILLED"  # status of a run that reported no end
 
 
 class MLflow:
-    """Logs to an experiment; needs mlflow or mlflow-skinny. MLFLOW_TRACKING_URI says where the server is; without
-    it the numbers are in `mlruns/` of the run folder."""
+    """Logs to an experiment; needs mlflow or mlflow-skinny. MLFLOW_TRACKING_URI is the server; without it, metrics are
+    written to `mlruns/` in the run folder."""
 
     def __init__(self) -> None:
         self.where = ""
         self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
-        """Begin the run there, or go on with it."""
+        """Start the MLflow run, or continue it."""
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         self._metric: Any = Metric
-        if URI not in os.environ:  # nothing is written outside of the run folder
+        if URI not in os.environ:  # write only inside the run folder
             os.environ |= {URI: (opened.run.resolve() / FOLDER).as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
         self._client: Any = MlflowClient()
         name = str(opened.metrics.mlflow)
@@ -48,20 +48,20 @@ class MLflow:
         self.where = f"experiment {name}, run {self.key}"
 
     def send(self, points: Sequence[Point]) -> None:
-        """Log the numbers of rows; those that are not finite have no place there."""
-        found: list[Any] = []
+        """Log the numbers of rows. Non-finite numbers are not supported."""
+        logged: list[Any] = []
         for item, values in points:
             if item.kind == "row":
                 at = round(1000 * (seconds_of(item.time) or 0.0))
                 named = {name: value for name, value in values.items() if math.isfinite(value)}
-                found += [self._metric(name, value, at, item.step) for name, value in named.items()]
+                logged += [self._metric(name, value, at, item.step) for name, value in named.items()]
             elif item.fields.get("event") == "start":
                 self._ended = KILLED
             elif item.fields.get("event") == "end":
                 self._ended = "FINISHED" if item.fields.get("outcome") == "finished" else "FAILED"
-        for first in range(0, len(found), MOST):
-            self._client.log_batch(self.key, metrics=found[first : first + MOST])
+        for first in range(0, len(logged), MOST):
+            self._client.log_batch(self.key, metrics=logged[first : first + MOST])
 
     def close(self) -> None:
-        """Say how the run ended."""
+        """Set the final status of the MLflow run."""
         self._client.set_terminated(self.key, status=self._ended)

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each step and each save, over OTLP. Spans of a start of the run are of one trace."""
+"""OpenTelemetry: a span for each step and each save, over OTLP. Each start of the run is one trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OpenTelemetry:
         self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
-        """Make the tracer; nothing is sent yet."""
+        """Create the tracer, without sending anything."""
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -30,7 +30,7 @@ class OpenTelemetry:
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
         class KeptSpans(SpanExporter):
-            """Keeps spans that have ended, for `send` to know what became of them."""
+            """Keeps ended spans, so that `send` learns whether they were exported."""
 
             def __init__(self) -> None:
                 self.spans: list[Any] = []
@@ -50,8 +50,8 @@ class OpenTelemetry:
         self._parent: Any = None
 
     def send(self, points: Sequence[Point]) -> None:
-        """Send the spans of steps and saves. OSError where nobody takes them."""
-        if not self._kept.spans:  # else they are those of the same points, which were not taken the time before
+        """Send the spans of steps and saves. OSError if that fails."""
+        if not self._kept.spans:  # else they belong to the same points, whose export failed before
             for item, values in points:
                 self._take(item, values)
         if self._kept.spans and self._exporter.export(self._kept.spans) is not self._success:
@@ -73,7 +73,7 @@ class OpenTelemetry:
             self._span("save", end_s - seconds, end_s, {f"dsc.{name}": value for name, value in facts.items()})
 
     def _begin(self, start: Mapping[str, Any]) -> None:
-        """The span under which those of a start are: it has no length, for who is killed ends none."""
+        """Create the root span of a start. It has no length, because a killed process cannot end a span."""
         at = round((seconds_of(start.get("time")) or 0.0) * NS)
         if not at:
             return
@@ -87,5 +87,5 @@ class OpenTelemetry:
         span.end(end_time=round(end_s * NS))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._exporter.shutdown()

@@ -11,16 +11,16 @@ from runtime.observe.watch.series import SERIES
 
 
 class Prometheus:
-    """Serves the series of the last row. Nothing is sent: Prometheus asks."""
+    """Serves the series of the last row for Prometheus to scrape."""
 
     def __init__(self) -> None:
         self.where = ""
         self.key: str | None = None
-        self._families: list[Any] = []  # replaced as a whole: a scrape sees one row
+        self._families: list[Any] = []  # replaced as a whole, so that a scrape sees a single row
         self._server: Any = None
 
     def open(self, opened: Opened) -> None:
-        """Serve the series. OSError, naming the port, where it cannot be had."""
+        """Start the server. OSError that names the port if it cannot be used."""
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._opened = opened
@@ -39,24 +39,24 @@ class Prometheus:
         self.where = f"http://{host}:{self._server.server_port}/metrics"
 
     def collect(self) -> Iterable[Any]:
-        """The families, for prometheus_client."""
+        """Return the families, for prometheus_client."""
         return self._families
 
     def send(self, points: Sequence[Point]) -> None:
-        """Make the families of the state as it is now."""
+        """Rebuild the families from the current state."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        found: list[Any] = []
+        families: list[Any] = []
         for series in SERIES:
             kind = GaugeMetricFamily if series.kind == "gauge" else CounterMetricFamily
             family = kind(series.name, series.help, labels=("run", *series.labels))
             for labels, value in series.read(self._opened.state):
                 family.add_metric((self._opened.name, *labels), value)
-            found.append(family)
-        self._families = found
+            families.append(family)
+        self._families = families
 
     def close(self) -> None:
-        """Give the port back."""
+        """Stop the server."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

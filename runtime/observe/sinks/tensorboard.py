@@ -1,6 +1,6 @@
-"""Event files of TensorBoard, in `tensorboard/` of the run folder: a scalar for each number of a row.
+"""TensorBoard event files in `tensorboard/` of the run folder: a scalar for each number of a row.
 
-A start of the run writes a file of its own. Steps that were given up are purged, as TensorBoard does behind a START.
+Each start of the run writes a new file. Discarded steps are purged, which TensorBoard does after a START.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes event files; needs tensorboard, and no TensorFlow."""
+    """Writes event files; needs tensorboard, but not TensorFlow."""
 
     def __init__(self) -> None:
         self.where = ""
         self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
-        """OSError where the folder cannot be written."""
+        """Open a file. OSError if the folder cannot be written."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -32,11 +32,11 @@ class TensorBoard:
         self._writer = EventFileWriter(str(folder), filename_suffix=".dsc")
         self.where = str(folder)
         self._last = opened.step
-        if opened.step:  # a step behind it may have been written, and not noted
+        if opened.step:  # later steps may have been written without being noted
             self._purge(opened.step)
 
     def send(self, points: Sequence[Point]) -> None:
-        """Write the numbers of rows, and what is purged."""
+        """Write the numbers of rows, and purges."""
         for item, values in points:
             if item.kind == "row":
                 if item.step <= self._last:
@@ -48,7 +48,7 @@ class TensorBoard:
         self._writer.flush()
 
     def _purge(self, step: int) -> None:
-        """Make readers forget what earlier files have behind a step."""
+        """Make readers ignore steps after `step` in earlier files."""
         session = self._events.SessionLog
         self._write(step=step + 1, session_log=session(status=session.START))
 
@@ -56,5 +56,5 @@ class TensorBoard:
         self._writer.add_event(self._events.Event(**fields))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         self._writer.close()

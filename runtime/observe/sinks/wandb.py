@@ -1,6 +1,6 @@
-"""Weights & Biases: the numbers of rows over `step`. A start of the run goes on with its run there.
+"""Weights & Biases: exports rows over `step`. Later starts continue the same W&B run.
 
-Steps that were given up and trained again have two points there: W&B deletes none.
+Steps that were discarded and retrained have two points, because W&B cannot delete any.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FAILED = 1  # exit code
 
 
 class WandB:
-    """Logs to a project; needs wandb, and what it reads from its environment: WANDB_API_KEY, WANDB_MODE."""
+    """Logs to a project; needs wandb and its environment: WANDB_API_KEY, WANDB_MODE."""
 
     def __init__(self) -> None:
         self.where = ""
@@ -23,7 +23,7 @@ class WandB:
         self._exit_code = FAILED
 
     def open(self, opened: Opened) -> None:
-        """Begin the run there, or go on with it."""
+        """Start the W&B run, or continue it."""
         import wandb
 
         self.key = opened.key or secrets.token_hex(4)
@@ -50,5 +50,5 @@ class WandB:
                 self._exit_code = 0 if item.fields.get("outcome") == "finished" else FAILED
 
     def close(self) -> None:
-        """End the run there; it has failed unless it has said that it is finished."""
+        """End the W&B run, as failed unless the run has reported that it finished."""
         self._run.finish(exit_code=self._exit_code)

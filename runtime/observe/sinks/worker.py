@@ -1,4 +1,4 @@
-"""The thread of an exporter: what it could not send it sends later, and what is wrong with it is said once."""
+"""The thread of an exporter: it retries what it could not send, and reports an error once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from runtime.system.lines import to_stderr
 from runtime.system.outcome import printable
 from runtime.system.regular_files import read_bytes, write
 
-FILE = "exports.json"  # of a run folder: how far each exporter is, and under which key it knows the run
-MOST_AT_ONCE = 500  # items that are sent together
-MOST_KEPT = 100_000  # items that wait for an exporter that does not work
-LATE_S = 30.0  # after which it is said that an exporter does not answer: W&B alone waits 90 s, and longer in a run
-RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # from one failure to the next try
+FILE = "exports.json"  # in the run folder: the progress of each exporter, and its key of the run
+MOST_AT_ONCE = 500  # items per call
+MOST_KEPT = 100_000  # waiting items of a failing exporter
+LATE_S = 30.0  # until an exporter is reported as not answering; W&B itself waits 90 s or longer
+RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # delays after consecutive failures
 INSTALL = "pip install 'dsc-trainer[metrics]'"
-ALONE = ("wandb", "mlflow")  # libraries that are no part of it, by the name of their exporter
+ALONE = ("wandb", "mlflow")  # exporters whose libraries are not in that extra
 
 
 class Worker(threading.Thread):
-    """Feeds one sink. `put` never waits. `since`: when this start of the run began."""
+    """Feeds one sink. `put` never waits. `since`: start time of this start of the run."""
 
     def __init__(
         self, name: str, sink: Sink, run: Path, watch: WatchFacts, exports: Exports, events: Events, since: str = ""
@@ -42,25 +42,25 @@ class Worker(threading.Thread):
         self._opened = Opened(run, watch.metrics or MetricsSinks(), state, done.get("key"), done.get("step", 0))
         self._queue: queue.SimpleQueue[Sequence[FollowedItem] | None] = queue.SimpleQueue()
         self._waiting: deque[FollowedItem] = deque()
-        self._pending: list[Point] = []  # were not sent
+        self._pending: list[Point] = []  # not sent yet
         self._dropped, self._failures = 0, 0
         self._is_open, self._is_told, self._is_given_up = False, False, False
         self._ends = threading.Event()
-        self._busy_since: float | None = None  # time.monotonic() when the library was asked for what it is at
-        self._done: tuple[int, str] = (done.get("step", 0), done.get("time", ""))  # of an earlier start
-        self._sent_to = self._done[1]  # the greatest time of all that was sent
+        self._busy_since: float | None = None  # time.monotonic() at the start of the current call of the library
+        self._done: tuple[int, str] = (done.get("step", 0), done.get("time", ""))  # reached by earlier starts
+        self._sent_to = self._done[1]  # latest time of all sent items
 
     def put(self, items: Sequence[FollowedItem]) -> None:
-        """Give items, in their order."""
+        """Add items, in order."""
         self._queue.put(items)
 
     def end(self) -> None:
-        """Ask for the end, behind what was put. One more try is made of what does not work."""
+        """Ask the thread to end after the added items. A failing exporter gets one more try."""
         self._ends.set()
         self._queue.put(None)
 
     def run(self) -> None:
-        """Export until the end, or until it is clear that this cannot work."""
+        """Export until the end, or until the exporter has to be given up."""
         over = False
         while not over:
             over = self._next(waits=self._is_open and not self._has_work)
@@ -73,14 +73,14 @@ class Worker(threading.Thread):
             self._try(self._sink.close)
 
     def say_if_late(self) -> None:
-        """Say, once, that the library has not come back for long. For another thread to call now and then."""
+        """Report, once, that a call of the library takes too long. Another thread calls this regularly."""
         since = self._busy_since
         if since is not None and not self._is_told and time.monotonic() - since > LATE_S:
             self.fail(f"it has not answered for {LATE_S:g} s")
 
     @property
     def works(self) -> bool:
-        """Whether it did not fail the last time."""
+        """Whether the last try succeeded."""
         return not self._failures
 
     @property
@@ -88,15 +88,15 @@ class Worker(threading.Thread):
         return bool(self._waiting or self._pending)
 
     def _next(self, *, waits: bool) -> bool:
-        """Take what was put; `waits`: for the first of it. Whether the end was asked for."""
+        """Take the added items; `waits`: block for the first. Return whether the end was requested."""
         try:
-            found = self._queue.get(block=waits)
-            while found is not None:
-                self._waiting.extend(found)
+            items = self._queue.get(block=waits)
+            while items is not None:
+                self._waiting.extend(items)
                 while self._failures and len(self._waiting) > MOST_KEPT:
                     self._opened.state.take(self._waiting.popleft())
                     self._dropped += 1
-                found = self._queue.get_nowait()
+                items = self._queue.get_nowait()
         except queue.Empty:
             return False
         return True
@@ -117,7 +117,7 @@ class Worker(threading.Thread):
             return
         self._is_open = True
         self._exports.note(self.name, key=self._sink.key)
-        if not self._is_told:  # else it is said when the numbers are there
+        if not self._is_told:  # else it is reported when the numbers are sent
             self._events.write("export", exporter=self.name, where=printable(self._sink.where))
 
     def _send(self) -> None:
@@ -140,12 +140,12 @@ class Worker(threading.Thread):
         return Point(item, numbers(item.fields, self._opened.state) if item.kind == "row" else {})
 
     def _was_sent(self, item: FollowedItem) -> bool:
-        """Whether an earlier start of the run sent it."""
+        """Whether an earlier start of the run has sent the item."""
         step, time = self._done
         return bool(time) and item.time <= time and (item.kind != "row" or item.step <= step)
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Do it; whether it did not fail. The first failure in a row is said."""
+        """Run `action`. Return whether it succeeded. The first failure in a row is reported."""
         self._busy_since = time.monotonic()
         try:
             action()
@@ -159,7 +159,7 @@ class Worker(threading.Thread):
         return True
 
     def fail(self, reason: str) -> None:
-        """Say why numbers are not exported: always in the log, and once in a row as an event."""
+        """Report why numbers are not exported: in the log always, as an event for the first failure in a row."""
         first, *_ = reason.strip().splitlines() or [""]
         to_stderr(f"{self.name}: {printable(reason)}")
         if not self._is_told:
@@ -168,25 +168,25 @@ class Worker(threading.Thread):
 
 
 class Exports:
-    """exports.json: {"tensorboard": {"step": 57, "time": …}, "wandb": {"key": …, …}}. What cannot be written is not."""
+    """exports.json: {"tensorboard": {"step": 57, "time": …}, "wandb": {"key": …, …}}. Write errors are ignored."""
 
     def __init__(self, run: Path) -> None:
         self._path, self._lock = run / FILE, threading.Lock()
         self._written_s = 0.0
         try:
-            found = json.loads(read_bytes(self._path))
+            content = json.loads(read_bytes(self._path))
         except (OSError, ValueError, RecursionError):
-            found = {}
-        sound = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
-        self._found: dict[str, dict[str, Any]] = found if sound else {}
+            content = {}
+        sound = isinstance(content, dict) and all(isinstance(each, dict) for each in content.values())
+        self._found: dict[str, dict[str, Any]] = content if sound else {}
 
     def of(self, name: str) -> dict[str, Any]:
-        """What is noted of an exporter."""
+        """Return the valid entries of an exporter."""
         kinds = {"step": int, "time": str, "key": str}
         return {k: v for k, v in self._found.get(name, {}).items() if k in kinds and type(v) is kinds[k]}
 
     def note(self, name: str, **facts: Any) -> None:
-        """Note something of an exporter. A reader sees the file as it was or as it will be."""
+        """Update entries of an exporter. The file is replaced atomically."""
         if not any(value is not None for value in facts.values()):
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""A dashboard of Grafana and alert rules of Prometheus, made of the table of series, so that they name no other.
+"""A Grafana dashboard and Prometheus alert rules, generated from the table of series, so that all names exist.
 
 dsc watch --dashboard > dsc.json        Grafana: Dashboards, New, Import
 dsc watch --rules > dsc.rules.yml       prometheus.yml: rule_files: [dsc.rules.yml]
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from runtime.observe.watch.series import SERIES, Series
 
 SCHEMA_VERSION = 39  # of Grafana 11
-WIDTH, HEIGHT = 8, 7  # of a panel, where a row of the dashboard is 24 wide
+WIDTH, HEIGHT = 8, 7  # of a panel; a row of the dashboard is 24 wide
 LONG = "$__rate_interval"
 RUN = '{run=~"$run"}'
-# Series that are drawn otherwise than by themselves: what stands in the place of `name{run=…}`.
+# Queries of series that are not drawn as `name{run=…}`.
 QUERIES = {
     "dsc_spent_seconds_total": "rate({name}{run}[{long}]) / ignoring(part) group_left sum without(part) "
     "(rate({name}{run}[{long}]))",
@@ -24,7 +24,7 @@ QUERIES = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard, as Grafana imports it: a panel for each series, in a row for each group."""
+    """Return the dashboard for import into Grafana: a panel for each series, in a row for each group."""
     panels: list[dict[str, Any]] = []
     y = 0
     for group, members in groupby(SERIES, key=lambda series: series.group):
@@ -53,7 +53,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def query(series: Series) -> str:
-    """What the panel of a series draws, in PromQL."""
+    """Return the PromQL query of a series' panel."""
     form = QUERIES.get(series.name, "rate({name}{run}[{long}])" if series.kind == "counter" else "{name}{run}")
     return form.format(name=series.name, run=RUN, long=LONG)
 
@@ -94,7 +94,7 @@ def _variable() -> dict[str, Any]:
 
 
 class Alert(NamedTuple):
-    """A rule: what is wrong while `expr` has a value, for how long, and what is said."""
+    """An alert rule: active while `expr` has a value for `lasts`, with severity and message."""
 
     name: str
     expr: str
@@ -122,7 +122,7 @@ ALERTS = (
 
 
 def rules() -> str:
-    """The alert rules, as a file of Prometheus."""
+    """Return the alert rules as a Prometheus file."""
     lines = ["groups:", "  - name: dsc", "    rules:"]
     for alert in ALERTS:
         lines += [

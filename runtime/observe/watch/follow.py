@@ -1,9 +1,9 @@
-"""What a run writes, as it comes: rows of metrics.jsonl and events, also of a run of another process or machine.
+"""Follows the files of a run: rows of metrics.jsonl and events, also from another process or machine.
 
     follower = Follower(run)
     for item in follower.poll(): …
 
-A resume moves rows of later steps out of the file, and trains these steps again: the first of them follows a `rewind`.
+A resume moves rows of later steps out of the file and retrains these steps: the first of them follows a `rewind`.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from typing import Any, Literal, NamedTuple
 from runtime.observe import events, metrics
 from runtime.system.regular_files import open_regular
 
-_PIECE_BYTES = 16 << 20  # that are read at once
-_TAIL_BYTES = 1 << 10  # by which a file is known again: a row, with its time
+_PIECE_BYTES = 16 << 20  # per read
+_TAIL_BYTES = 1 << 10  # that identify a file: at least a row, with its time
 
 
 class FollowedItem(NamedTuple):
-    """A row of the metrics, an event, or that steps behind `fields["step"]` are given up."""
+    """A row of the metrics, an event, or a rewind: steps after `fields["step"]` are discarded."""
 
     kind: Literal["row", "event", "rewind"]
     fields: Mapping[str, Any]
 
     @property
     def step(self) -> int:
-        """The step that it is of; 0 of an event without one."""
+        """Its step; 0 for an event without one."""
         step = self.fields.get("step")
         return step if isinstance(step, int) else 0
 
     @property
     def time(self) -> str:
-        """When it was written, ISO 8601 in UTC; "" where it does not say."""
+        """When it was written, ISO 8601 in UTC; "" if unknown."""
         time = self.fields.get("time")
         return time if isinstance(time, str) else ""
 
 
 class Follower:
-    """Reads the folder of a run, which need not be there yet. What cannot be read now is read later."""
+    """Reads the folder of a run, which may not exist yet. What cannot be read now is read later."""
 
     def __init__(self, run: Path) -> None:
         self._rows, self._events = _FollowedFile(run / metrics.FILE), _FollowedFile(run / events.FILE)
-        self._steps, self._times = array("q"), array("q")  # of the rows that stay: 16 bytes a row
+        self._steps, self._times = array("q"), array("q")  # of the valid rows: 16 bytes per row
 
     def poll(self) -> list[FollowedItem]:
-        """What is new since the last call: rows in the order of their file, and events in that of theirs, by time."""
+        """Return new items since the last call, merged by time: rows and events, each in the order of their file."""
         events = [FollowedItem("event", event) for event in self._events.read() if isinstance(event.get("event"), str)]
-        rows = [item for row in self._rows.read() for item in self._taken(row)]  # behind an end no row is missed
+        # Rows are read after events, so none is missing before an `end`.
+        rows = [item for row in self._rows.read() for item in self._taken(row)]
         return [*heapq.merge(rows, events, key=lambda item: item.time)]
 
     def _taken(self, row: Mapping[str, Any]) -> Iterator[FollowedItem]:
-        """The row, unless it was taken already and stands in a file that was written anew."""
+        """Yield the row, unless it is known already because the file was rewritten."""
         step, time = row.get("step"), row.get("time", "")
         if type(step) is not int or not 0 <= step < 2**63 or not isinstance(time, str):  # no run writes such a row
             return
@@ -74,29 +75,29 @@ class Follower:
 
 
 class _FollowedFile:
-    """A file of JSON lines that others append to, or replace by a shorter one."""
+    """A file of JSON lines that other processes append to, or replace by a shorter one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset, self._tail = 0, b""  # what stands in front of the offset, as long as the file is the same
+        self._offset, self._tail = 0, b""  # bytes before the offset, which identify the file
 
     def read(self) -> Iterator[Mapping[str, Any]]:
-        """Objects of whole lines that are new; those of a replaced file from its beginning."""
+        """Yield the objects of new whole lines; of a replaced file from its beginning."""
         try:
             with os.fdopen(open_regular(self._path, os.O_RDONLY, follow=True), "rb") as file:
                 file.seek(self._offset - len(self._tail))
-                if file.read(len(self._tail)) != self._tail:  # its inode may be that of the old
+                if file.read(len(self._tail)) != self._tail:  # the inode may have been reused
                     self._offset, self._tail = 0, b""
                     file.seek(0)
                 while data := file.read(_PIECE_BYTES):
                     end = data.rfind(b"\n") + 1
                     if not end and len(data) < _PIECE_BYTES:
                         return  # half a line
-                    end = end or len(data)  # of a line that no run writes
+                    end = end or len(data)  # an overlong line, which no run writes
                     self._offset, self._tail = self._offset + end, data[max(0, end - _TAIL_BYTES) : end]
                     file.seek(self._offset)
                     yield from _objects(data[:end])
-        except OSError:  # not there yet, or not now
+        except OSError:  # missing or unreadable at the moment
             return
 
 

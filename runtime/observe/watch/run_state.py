@@ -1,4 +1,4 @@
-"""What is known of a run from its rows and events: the fold that every view and exporter shows."""
+"""The state of a run, folded from its rows and events. Views and exporters show it."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from runtime.observe.watch.follow import FollowedItem
 from runtime.system.regular_files import read_bytes
 from runtime.system.strict_json import FormError
 
-WINDOW = 32  # steps that pace and shares of the time are of
+WINDOW = 32  # steps for the pace and the shares of time
 MOST_FORECAST_BYTES = 1 << 20
 FAILING = "copy_failed"
-OF_A_STEP = "gradients"  # traffic that does not grow with the batch
+OF_A_STEP = "gradients"  # traffic that is independent of the batch size
 
 
 class RunState:
-    """The run in the folder `run` after the items that were taken. Numbers that nobody has said are None.
+    """The state of the run in the folder `run` after all items so far. Unknown numbers are None.
 
-    `since`: when the start began whose steps are counted; "": those of all starts."""
+    `since`: only steps after this time are counted; "" for all."""
 
     def __init__(self, run: Path, forecast: WatchFacts | None = None, since: str = "") -> None:
         self.run, self.forecast, self.since = run, forecast, since
-        self.start: Mapping[str, Any] = {}  # the last event of this kind
+        self.start: Mapping[str, Any] = {}  # the last such event
         self.row: Mapping[str, Any] = {}
-        self.end: Mapping[str, Any] | None = None  # of the last start
+        self.end: Mapping[str, Any] | None = None  # the end of the last start
         self.save: Mapping[str, Any] | None = None  # the newest
-        self.validation: tuple[int, float] | None = None  # step and loss of the last
+        self.validation: tuple[int, float] | None = None  # step and loss of the last validation
         self.window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter()  # of events, by name
-        # Over all steps that are counted, given-up ones too:
+        # Over all counted steps, including discarded ones:
         self.spent_s: Counter[str] = Counter()  # seconds by parts
         self.trained_tokens = 0
         self.link_bytes: Counter[tuple[str, str]] = Counter()  # by level and purpose, as planned
 
     def take(self, item: FollowedItem) -> None:
-        """Know one thing more."""
+        """Update the state with one item."""
         if item.kind == "row":
             self._take_row(item)
         elif item.kind == "event":
@@ -70,7 +70,7 @@ class RunState:
         if (forecast := self.forecast) is None:
             return
         for link in forecast.links:
-            share = 1.0 if link.purpose == OF_A_STEP else tokens / forecast.tokens  # a growing batch begins small
+            share = 1.0 if link.purpose == OF_A_STEP else tokens / forecast.tokens  # a growing batch starts smaller
             self.link_bytes[link.level, link.purpose] += round(share * link.bytes)
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
@@ -85,23 +85,23 @@ class RunState:
         elif name == "save":
             self.save = event
 
-    # ---- what follows
+    # ---- derived values
 
     @property
     def last_step(self) -> int | None:
-        """The step with which the run, or its phase, ends."""
+        """The last step of the run, or of its phase."""
         last = self.start.get("last_step")
         return last if isinstance(last, int) else None
 
     def number(self, name: str) -> float | None:
-        """A number of the last row; NaN where it is not finite."""
+        """Return a number of the last row; NaN if it is not finite."""
         if name in self.row and self.row[name] is None:
             return math.nan
         return _float(self.row.get(name))
 
     @property
     def mfu(self) -> float | None:
-        """Share of the BF16 peak of all devices that the last step trained with."""
+        """MFU of the last step: share of the BF16 peak of all devices."""
         speed, forecast = self.number("tokens_per_s"), self.forecast
         if speed is None or forecast is None or not forecast.peak_flops:
             return None
@@ -109,7 +109,7 @@ class RunState:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Share of the time of each part over the last steps; empty where no row says it."""
+        """Share of time of each part over the last steps; empty if unknown."""
         total: Counter[str] = Counter()
         for row in self.window:
             total.update(parts_of(row))
@@ -119,19 +119,19 @@ class RunState:
     @property
     def layers(self) -> Mapping[str, float]:
         """Tokens of the busiest expert over the mean, by layer."""
-        found = self.row.get("layer_imbalance")
-        found = found if isinstance(found, dict) else {}
-        return {name: ratio for name, each in found.items() if (ratio := _float(each)) is not None}
+        imbalances = self.row.get("layer_imbalance")
+        imbalances = imbalances if isinstance(imbalances, dict) else {}
+        return {name: ratio for name, each in imbalances.items() if (ratio := _float(each)) is not None}
 
     @property
     def failing(self) -> Mapping[str, Any]:
-        """Places that checkpoints cannot be copied to now, with the step since which."""
-        found = self.row.get(FAILING)
-        return found if isinstance(found, dict) else {}
+        """Places that checkpoints cannot be copied to at present → the step of the first failure."""
+        places = self.row.get(FAILING)
+        return places if isinstance(places, dict) else {}
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds of a step, saves and validations included, over the last steps."""
+        """Seconds per step over the last steps, including saves and validations."""
         if len(self.window) < 2:
             return None
         first, last = seconds_of(self.window[0].get("time")), seconds_of(self.window[-1].get("time"))
@@ -147,7 +147,7 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, and no further phase of it follows by itself."""
+        """Whether the run has ended, and no further phase follows automatically."""
         if self.end is None:
             return False
         more = self.forecast is not None and self.forecast.phase < self.forecast.phases
@@ -155,21 +155,21 @@ class RunState:
 
 
 def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of a row by parts (runtime/step/step_time.py)."""
-    found = row.get("spent_s")
-    found = found if isinstance(found, dict) else {}
-    return {part: seconds for part, each in found.items() if (seconds := _float(each)) is not None}
+    """Return the seconds of a row by parts (runtime/step/step_time.py)."""
+    seconds_by_part = row.get("spent_s")
+    seconds_by_part = seconds_by_part if isinstance(seconds_by_part, dict) else {}
+    return {part: seconds for part, each in seconds_by_part.items() if (seconds := _float(each)) is not None}
 
 
 def read_forecast(run: Path) -> WatchFacts | None:
-    """What is predicted of the run in a folder; None where that is not there, or is of another version."""
+    """Read the predictions for the run in a folder; None if missing or of another version."""
     with suppress(OSError, FormError, ValueError):
         return WatchFacts.from_json(read_bytes(run / WATCH, MOST_FORECAST_BYTES))
     return None
 
 
 def seconds_of(time: Any) -> float | None:
-    """Seconds since 1970 of a time of ISO 8601."""
+    """Convert an ISO 8601 time to seconds since 1970."""
     try:
         return datetime.fromisoformat(time).timestamp()
     except (TypeError, ValueError):
@@ -180,18 +180,17 @@ def _float(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# --- Whether a run is running, as far as its folder shows it
+# --- Whether a run is active, as far as its folder shows
 
 
 def is_held(run: Path) -> bool:
-    """Whether a process holds the lock of the run folder. False where there is none, or where locks of another machine
-    are not seen."""
+    """Whether a process holds the lock of the run folder. Also False if locks of another machine are not visible."""
     try:
         lock = os.open(run / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once; a start waits for longer than that
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once; a starting run waits for longer
     except BlockingIOError:
         return True
     except OSError:

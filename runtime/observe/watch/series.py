@@ -1,7 +1,7 @@
-"""The series that Prometheus reads of a run: one table for the endpoint, the dashboard and the alert rules.
+"""The Prometheus series of a run: one table for the endpoint, the dashboard and the alert rules.
 
-Names follow Prometheus' conventions (https://prometheus.io/docs/practices/naming/): base units at the end, `_total` of
-what is counted, `_ratio` of a share from 0 to 1, `_info` of words.
+Names follow Prometheus' conventions (https://prometheus.io/docs/practices/naming/): base units at the end, `_total` for
+counters, `_ratio` for shares from 0 to 1, `_info` for text.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Sample = tuple[tuple[str, ...], float]  # values of the labels, and the number
 
 
 class Series(NamedTuple):
-    """A metric family. `name`: as it is scraped; `labels` besides `run`; `group`: the row of the dashboard; `title` and
-    `unit`: those of its panel."""
+    """A metric family. `name`: the scraped name; `labels`: besides `run`; `group`: the row of the dashboard; `title`,
+    `unit`: of its panel."""
 
     name: str
     kind: Kind
@@ -31,7 +31,7 @@ class Series(NamedTuple):
 
 
 def _one(read: Callable[[RunState], float | None]) -> Callable[[RunState], Iterator[Sample]]:
-    """A series without labels, which is left out where nobody has said its number."""
+    """Return the samples of a series without labels, which is left out while its number is unknown."""
 
     def samples(state: RunState) -> Iterator[Sample]:
         if (value := read(state)) is not None:
@@ -49,7 +49,7 @@ def _count(event: str) -> Callable[[RunState], Iterator[Sample]]:
 
 
 def _each(read: Callable[[RunState], Mapping[Any, float]]) -> Callable[[RunState], list[Sample]]:
-    """A series with a label for each key."""
+    """Return the samples of a series with a label for each key."""
     return lambda state: [(key if isinstance(key, tuple) else (str(key),), float(n)) for key, n in read(state).items()]
 
 
@@ -62,8 +62,8 @@ def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[RunState], list
 
 
 def _is_finite(state: RunState) -> float | None:
-    found = [state.number(name) for name in ("loss", "grad_norm") if name in state.row]
-    return float(all(each is not None and math.isfinite(each) for each in found)) if found else None
+    numbers = [state.number(name) for name in ("loss", "grad_norm") if name in state.row]
+    return float(all(each is not None and math.isfinite(each) for each in numbers)) if numbers else None
 
 
 def _info(state: RunState) -> list[Sample]:
@@ -75,7 +75,7 @@ def _info(state: RunState) -> list[Sample]:
 
 
 def _last_sign_s(state: RunState) -> float | None:
-    """When the run went on last. The last row of a run that is resumed may be days old."""
+    """Return the time of the last row or start: the last row of a resumed run may be days old."""
     times = (seconds_of(each.get("time")) for each in (state.row, state.start))
     return max((at for at in times if at is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""How a run is shown in a terminal: a panel that is drawn again and again, or lines."""
+"""The view of a run in a terminal: a panel that is redrawn, or lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runtime.system.outcome import printable
 
 BAR_COLUMNS, NAME_COLUMNS = 24, 6
 BLOCKS = "▁▂▃▄▅▆▇█"
-DIGITS = "01234567"  # where a terminal has no block characters
-LEAST_SHARE = 0.005  # of the time, that is shown
-FULL_LOAD = 2.0  # tokens of the busiest expert over the mean that fill a block
+DIGITS = "01234567"  # for terminals without block characters
+LEAST_SHARE = 0.005  # least share of time that is shown
+FULL_LOAD = 2.0  # busiest expert over the mean for a full block
 GIB, MIB = 2**30, 2**20
-# Parts of the time (docs/json.md): as they are called.
+# Parts of the time (docs/json.md) → displayed name.
 PARTS = {
     "compute": "compute",
     "message": "messages",
@@ -57,8 +57,8 @@ def line(state: RunState, total: int | None, unigram_nats: float | None = None, 
 def panel(
     state: RunState, total: int | None, unigram_nats: float | None = None, note: str = "", *, blocks: bool = True
 ) -> RenderableType:
-    """All that is known of the run, a few lines. `note`: what rank 0 is doing, or how the run ended. `blocks`: whether
-    the terminal has block characters."""
+    """Return a panel with the state of the run in a few lines. `note`: the action of rank 0, or how the run ended.
+    `blocks`: whether the terminal has block characters."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim", min_width=NAME_COLUMNS)
     table.add_column(no_wrap=True, overflow="ellipsis")
@@ -75,7 +75,7 @@ def has_blocks(console: Console) -> bool:
 
 
 def _head(state: RunState, total: int | None) -> RenderableType:
-    """The bar, the step, and the time to the end."""
+    """Return the bar, the step, and the remaining time."""
     head = Table.grid(padding=(0, 1))
     head.add_column(no_wrap=True)
     head.add_column(no_wrap=True, overflow="ellipsis")
@@ -93,7 +93,7 @@ def _head(state: RunState, total: int | None) -> RenderableType:
 
 
 def _lines(state: RunState, unigram_nats: float | None, *, blocks: bool) -> list[tuple[str, str]]:
-    """Name and words of each line of which something is known."""
+    """Return name and text of each non-empty line."""
     if not state.row:
         return []
     row = state.row
@@ -104,9 +104,9 @@ def _lines(state: RunState, unigram_nats: float | None, *, blocks: bool) -> list
         loss.append(f"gradient norm {number(row, 'grad_norm', '.3g')}")
     if "rate" in row:
         loss.append(f"rate {number(row, 'rate', '.3g')}")
-    found = [("loss", "  ".join(loss)), ("speed", _speed(state)), ("time", _time(state))]
-    found += [("load", _load(state.layers, blocks=blocks)), ("memory", _memory(state)), ("saved", _saved(state))]
-    return [(name, words) for name, words in found if words]
+    lines = [("loss", "  ".join(loss)), ("speed", _speed(state)), ("time", _time(state))]
+    lines += [("load", _load(state.layers, blocks=blocks)), ("memory", _memory(state)), ("saved", _saved(state))]
+    return [(name, words) for name, words in lines if words]
 
 
 def _speed(state: RunState) -> str:
@@ -123,7 +123,7 @@ def _speed(state: RunState) -> str:
 
 
 def _time(state: RunState) -> str:
-    """Shares of the time; the planned bubble stands with the messages, in which a rank waits for it."""
+    """Return the shares of time. The planned bubble is next to the messages, because a rank waits there."""
     words = []
     for part, name in PARTS.items():
         share = state.shares.get(part, 0.0)
@@ -137,7 +137,7 @@ def _time(state: RunState) -> str:
 
 
 def _load(layers: Mapping[str, float], *, blocks: bool) -> str:
-    """A strip with a sign for each layer with experts, and the ratios of the most even and the least even one."""
+    """Return a strip with a character per MoE layer, and the ratios of the most and least balanced layer."""
     if not layers:
         return ""
     signs = BLOCKS if blocks else DIGITS
@@ -175,7 +175,7 @@ def _saved(state: RunState) -> str:
 
 
 def _validation(state: RunState, unigram_nats: float | None) -> str:
-    """`5.2000 at step 10 (unigram 6.8120)`; "" before there is one."""
+    """Return `5.2000 at step 10 (unigram 6.8120)`; "" before the first validation."""
     if state.validation is None:
         return ""
     step, loss = state.validation
@@ -187,7 +187,7 @@ def _validation(state: RunState, unigram_nats: float | None) -> str:
 
 
 def told(event: Mapping[str, Any]) -> str | None:
-    """An event in a line, for who looks on; None of those that say nothing new to them."""
+    """Return an event as a line for the viewer; None for events without news."""
 
     def at(name: str) -> str:
         return printable(str(event.get(name, "?")))
@@ -223,7 +223,7 @@ def told(event: Mapping[str, Any]) -> str | None:
 
 
 def number(row: Mapping[str, Any], name: str, style: str) -> str:
-    """A number of a row; `nan` or `inf` where the row says so, `?` where it has none."""
+    """Return a number of a row as text; `nan` or `inf` if recorded so, `?` if it is missing."""
     value = row.get(name)
     if isinstance(value, int | float):
         return format(float(value), style)
