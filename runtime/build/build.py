@@ -1,7 +1,7 @@
-"""A build as the runtime uses it: the plan, the programs, and the emitted modules of one pipeline rank.
+"""A build for the runtime: the plan, the programs, and the emitted modules of a pipeline rank.
 
-All of it is parsed and run from the bytes that were read and verified when the build was opened
-(runtime/build/files.py): what is in its folder afterwards changes nothing.
+Everything is parsed and executed from the bytes that were read and verified when the build was opened
+(runtime/build/files.py). Later changes of its folder have no effect.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from runtime.system.strict_json import FormError
 
 __all__ = ["Build", "BuildError", "OtherBuildError"]
 
-_COPIES = count(1)  # of modules, in this process
+_COPIES = count(1)  # numbers copies of modules in this process
 
 
 @dataclass(frozen=True)
 class Build:
-    """`files`: path in the folder → its verified bytes, the manifest apart. `versions`: of
-    what compiled it, by package. `digest`: of the manifest, names the build.
+    """An opened build. `files`: path in the folder → verified bytes, without the manifest. `versions`: package versions
+    that compiled it. `digest`: digest of the manifest, which identifies the build.
 
-    `edits`: how the folder differs from what was compiled, a printable line each; only a build that was opened with
-    `edited` has any.
+    `edits`: differences between the folder and the compiled files, a printable line each; only with `edited`.
     """
 
     folder: Path
@@ -45,18 +44,18 @@ class Build:
 
     @staticmethod
     def open(folder: Path, expect: str | None = None, *, edited: bool = False) -> Build:
-        """Read and verify files, versions and certificates, and read the plan.
+        """Read and verify files, versions and certificates, and parse the plan.
 
-        expect: the digest that the build must have. edited: differences from what was compiled are told in `edits` and
-        are no error, as long as the plan can be read. Raises BuildError naming what is wrong; OtherBuildError for
-        another digest.
+        expect: the required digest of the build. edited: differences from the compiled files are listed in `edits`
+        instead of being errors, as long as the plan can be parsed. Raises BuildError with the problem; OtherBuildError
+        for another digest.
         """
-        found = read(folder, expect, edited=edited)
-        edits, programs = list(found.edits), None
+        build_files = read(folder, expect, edited=edited)
+        edits, programs = list(build_files.edits), None
         try:
-            check_versions(folder, found.versions)
+            check_versions(folder, build_files.versions)
             if not edits:
-                programs = recheck(found.files, found.digests)
+                programs = recheck(build_files.files, build_files.digests)
         except (BuildError, CertificateError) as error:
             refusal = (
                 error
@@ -66,16 +65,16 @@ class Build:
             if not edited:
                 raise refusal from None
             edits.append(str(refusal))
-        if "plan.json" not in found.files:
+        if "plan.json" not in build_files.files:
             raise BuildError("; ".join(edits))
         file = "plan.json"
         try:
-            plan = RunPlan.from_json(found.files[file])
-            if programs is None:  # of an edited build
+            plan = RunPlan.from_json(build_files.files[file])
+            if programs is None:  # the build was edited
                 programs = {}
-                for name in program_names(found.files):
+                for name in program_names(build_files.files):
                     file = f"program/{name}.json"
-                    programs[name] = RunProgram.from_json(found.files[file])
+                    programs[name] = RunProgram.from_json(build_files.files[file])
                 file = "plan.json"
             check_programs(plan, programs)
             check_collectives(plan, programs)
@@ -86,23 +85,23 @@ class Build:
             raise BuildError(f"{folder} is not what dsc compile wrote: {file}: {error}; compile it again") from None
         ranks = range(plan.mesh.pp)
         stages = {f"stages/rank_{rank}.py" for rank in ranks}
-        if stages != {name for name in found.files if name.startswith("stages/")}:
+        if stages != {name for name in build_files.files if name.startswith("stages/")}:
             raise BuildError(
                 f"{folder} is not what dsc compile wrote: its stages are not those of {len(ranks)} pipeline ranks;"
                 " compile it again"
             )
-        return Build(folder, found.files, plan, programs, found.versions, found.digest, tuple(edits))
+        return Build(folder, build_files.files, plan, programs, build_files.versions, build_files.digest, tuple(edits))
 
     def bodies(self, pipeline_rank: int) -> Mapping[str, Callable[..., None]]:
-        """What `stages/rank_<r>.py` calls its bodies, by name."""
+        """Return the bodies in `stages/rank_<r>.py`, by name."""
         return self.module(f"stages.rank_{pipeline_rank}").BODIES
 
     def module(self, name: str) -> ModuleType:
-        """An emitted module by its name below the build: `segments.head_T16_D16_6c24e5`."""
+        """Import an emitted module by its name in the build: `segments.head_T16_D16_6c24e5`."""
         return self._modules.load(name)
 
     def changed_module(self, name: str, change: Callable[[ModuleType], None]) -> ModuleType:
-        """An emitted module, loaded anew, with other segments below it: `change` is made to each that it imports."""
+        """Import a fresh copy of an emitted module, and apply `change` to each segment that it imports."""
         again = replace(self._modules, package=f"{self._modules.package}_{next(_COPIES)}")
         module = again.load(name)
         for loaded, segment in list(sys.modules.items()):
@@ -111,7 +110,7 @@ class Build:
         return module
 
     def path(self, name: str) -> Path | None:
-        """Where a file of the build is, for a module's `__file__`; None where the build has none of that name."""
+        """Return the path of a file of the build, for a module's `__file__`; None if the build has no such file."""
         return self._modules.folder / name if name in self.files else None
 
     @cached_property
@@ -121,8 +120,8 @@ class Build:
 
 
 def check_versions(folder: Path, compiled_by: Mapping[str, str]) -> None:
-    """Raise BuildError unless a build was compiled by the versions that are installed: what another one traced calls
-    other ops, or the same ops in another order, and may train something else."""
+    """Raise BuildError unless a build was compiled with the installed versions: other versions may trace other ops or
+    another order, and train differently."""
     here = versions()
     if compiled_by != here:
         differs = [name for name in (*here, *(compiled_by.keys() - here)) if compiled_by.get(name) != here.get(name)]

@@ -1,13 +1,13 @@
-"""Re-checks, before any rank starts, that the programs of a build are those that were proven. No torch.
+"""Re-checks, before any rank starts, that the programs of a build are the proven ones. No torch.
 
-`certificate/<program>.json` says of which plan, program and stage modules (sha256 of each) and of which schedule
-(sha256 of its text) the compiler's proof is, and what every body sends and receives. Re-checked here, in milliseconds:
-- the certificate is of these very files, and there is one for every program;
-- the program as the runtime reads it carries out the schedule that was proven;
-- one maximal run of its messages under zero-buffer rendezvous: every channel in order at both ends, no rank left
-  waiting, everything posted is awaited, everything kept is taken, no send released before its arrival is known.
-Not looked at again: values, memory, operands, the plan's replicas. These were proven of files with these digests. This
-finds accidents, not malice: who edits a file can edit its certificate.
+`certificate/<program>.json` names the plan, program and stage modules (sha256 of each) and the schedule (sha256 of its
+text) of the compiler's proof, and the messages of every body. These are re-checked here, in milliseconds:
+- the certificate is for these files, and every program has one;
+- the program, as the runtime parses it, executes the proven schedule;
+- one maximal run of its messages under zero-buffer rendezvous: every channel is in order at both ends, no rank waits
+  forever, everything posted is received, everything kept is taken, no send is released before its arrival is known.
+Values, memory, operands and the plan's replicas are not checked again: they were proven for files with these digests.
+This finds accidents, not malice: whoever edits a file can edit its certificate.
 
 Measured on one core of a shared 2-core x86 machine, with the strict reading of both files: 1.6 ms for DualPipe on 4
 ranks and 16 micro-batches, 65 ms on 16 ranks and 120 (14,328 events).
@@ -27,22 +27,22 @@ from runtime.system.strict_json import FormError
 
 
 class CertificateError(Exception):
-    """A program is not what was proven; the message says which and why."""
+    """A program differs from the proven one. The message says which and why."""
 
 
 class Event(NamedTuple):
-    """What a rank does with a message: `kind` post, send, receive or release; `peer` the pipeline rank beyond."""
+    """An operation on a message: `kind` is post, send, receive or release; `peer`: the other pipeline rank."""
 
     kind: str
     peer: int
     message: str  # F3.0
-    where: str  # the step it happens in, (F3.7|B4.2)
+    where: str  # the step of the schedule, (F3.7|B4.2)
 
 
 def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[ProgramName, RunProgram]:
-    """The programs of a build, by name; CertificateError unless each is what was proven. O(messages).
+    """Return the programs of a build, by name. CertificateError unless each is the proven one. O(messages).
 
-    files: the build's, by path. digests: sha256 of each.
+    files: files of the build, by path. digests: sha256 of each.
     """
     programs, certified = program_names(digests), _names(digests, "certificate")
     for name in sorted({*programs, *certified}):
@@ -54,7 +54,7 @@ def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[Prog
 
 
 def program_names(files: Iterable[str]) -> list[ProgramName]:
-    """train_8, evaluate_2, … of the files of a build, sorted."""
+    """Return the sorted names of the programs among the files of a build: train_8, evaluate_2, …"""
     return [ProgramName(name) for name in _names(files, "program")]
 
 
@@ -90,14 +90,14 @@ def _check(name: str, program: RunProgram, certificate: Certificate, digests: Ma
 
 
 def schedule_text(program: RunProgram) -> str:
-    """The schedule that a program carries out, in the text form of schedules; forwards of an evaluation are F too."""
+    """Return the schedule of a program in the text form of schedules, where E is written as F."""
     sizes = f"ranks={len(program.ranks)} micro_batches={program.micro_batches} placement={program.placement}"
     rows = [" ".join(call.label.replace("E", "F") for call in row) for row in program.ranks]
     return "\n".join([f"# {program.schedule} {sizes}", *rows]) + "\n"
 
 
 def events(calls: Sequence[Call], bodies: Mapping[str, Sequence[Exchanged]]) -> list[Event]:
-    """What one rank does with messages, in order; its calls as in the program, `bodies` as in the certificate."""
+    """Return the message events of one rank, in order. `calls`: from the program; `bodies`: from the certificate."""
     result: list[Event] = []
     for call in calls:
         where = call.label
@@ -110,9 +110,9 @@ def events(calls: Sequence[Call], bodies: Mapping[str, Sequence[Exchanged]]) -> 
     return result
 
 
-# ---------------------------------------------------------------- the run
+# ---------------------------------------------------------------- replay
 def replay(ranks: Sequence[Sequence[Event]]) -> str:
-    """What is wrong in one maximal run, which stands for all (straight lines, named peers); "" if nothing is."""
+    """Replay one maximal run, which represents all (straight-line code, named peers). Return the error, or ""."""
     state = _ProgramReplay(ranks)
     runnable = deque(range(len(ranks)))
     while runnable:
@@ -133,20 +133,20 @@ def replay(ranks: Sequence[Sequence[Event]]) -> str:
 
 
 class _ProgramReplay:
-    """How far every rank has come, and what is under way."""
+    """The progress of every rank, and the messages in flight."""
 
     def __init__(self, ranks: Sequence[Sequence[Event]]) -> None:
         self.ranks = ranks
         self.done = [0] * len(ranks)
         self.waiting: dict[tuple[int, int, str], int] = {}
-        self.sent: dict[tuple[int, int, str], int] = {}  # (source, destination, message) → which event of the source
-        self.received: dict[tuple[int, int, str], int] = {}  # → which event of the destination
-        self.seen: dict[tuple[int, int], int] = defaultdict(int)  # (rank, peer) → the peer's events known to be past
-        self.order: dict[tuple[int, int, str], list[str]] = defaultdict(list)  # each channel's sends, and its posts
-        self.open: set[tuple[str, int, int, str]] = set()  # posted and not awaited, in flight, kept
+        self.sent: dict[tuple[int, int, str], int] = {}  # (source, destination, message) → event index at the source
+        self.received: dict[tuple[int, int, str], int] = {}  # → event index at the destination
+        self.seen: dict[tuple[int, int], int] = defaultdict(int)  # (rank, peer) → the peer's events known to be done
+        self.order: dict[tuple[int, int, str], list[str]] = defaultdict(list)  # sends and posts of each channel
+        self.open: set[tuple[str, int, int, str]] = set()  # posted and not received, in flight, or kept
 
     def step(self, rank: int, event: Event) -> str:
-        """Do an event that can be done; what is wrong with it, or ""."""
+        """Execute an event. Return the error, or ""."""
         kind, peer, message, _ = event
         if peer == rank:
             return self._to_itself(rank, kind, message)
@@ -175,22 +175,22 @@ class _ProgramReplay:
             return self._begin("kept", rank, rank, message)
         return self._finish("kept", rank, rank, message) if kind == "receive" else f"{kind}s {message} to itself"
 
-    def _begin(self, what: str, source: int, destination: int, message: str) -> str:
-        key = (what, source, destination, message)
+    def _begin(self, state: str, source: int, destination: int, message: str) -> str:
+        key = (state, source, destination, message)
         if key in self.open:
-            return f"{message} is {what} twice"
+            return f"{message} is {state} twice"
         self.open.add(key)
         return ""
 
-    def _finish(self, what: str, source: int, destination: int, message: str) -> str:
-        key = (what, source, destination, message)
+    def _finish(self, state: str, source: int, destination: int, message: str) -> str:
+        key = (state, source, destination, message)
         if key not in self.open:
-            return f"{message} is not {what}"
+            return f"{message} is not {state}"
         self.open.remove(key)
         return ""
 
     def end(self) -> str:
-        """What is wrong when no rank can go on."""
+        """Return the error when no rank can proceed, or ""."""
         for rank, row in enumerate(self.ranks):
             if self.done[rank] < len(row):
                 event = row[self.done[rank]]
@@ -203,15 +203,14 @@ class _ProgramReplay:
         return f"rank {left[0][2]}: {left[0][3]} is {left[0][0]}, never received" if left else ""
 
 
-# --- Re-checks what was proven of the world as a whole: the collectives of every program, and the start-up. No torch
+# --- Re-checks of the world as a whole: the collectives of every program, and the opening of channels. No torch
 #
-# A program has one list of collectives for all ranks, of which a rank leaves out the buckets that it does not hold: any
-# two ranks come to those that they share in one order, so none can hang. What is left to look at is that the list is
-# that of the plan: nothing that it needs is missing, runs twice or runs in another place.
+# A program has one list of collectives for all ranks; a rank skips the buckets that it does not hold. Any two ranks
+# reach their common collectives in the same order, so none can hang. What remains to check is that the list matches the
+# plan: nothing is missing, runs twice or runs in another place.
 #
-# So it is with the channels: all ranks open those that they are in, in the order of one list. It must have every
-# channel that a program uses, once: one that it lacks would be opened in the middle of a step, where it may hold both
-# of its ends for ever.
+# The same holds for channels: all ranks open theirs in the order of one list. It must have every channel that a program
+# uses, once: a missing one would be opened in the middle of a step, where it may block both of its ends forever.
 
 TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
 LOGITS = Collective("max", "logits")
@@ -234,8 +233,8 @@ def check_collectives(plan: RunPlan, programs: Mapping[ProgramName, RunProgram])
             "epilogue": (program.epilogue, of_training if trains else {RECORDS}),
             "update": (program.update, gathers if trains or averaged else set()),
         }
-        for place, (given, wanted) in lists.items():
-            if len(given) != len(wanted) or set(given) != wanted:
+        for place, (listed, wanted) in lists.items():
+            if len(listed) != len(wanted) or set(listed) != wanted:
                 raise CertificateError(f"program/{name}.json: its {place} is not that of the plan's buckets")
         if trains and program.epilogue[-1] != NORM:
             raise CertificateError(f"program/{name}.json: the norm is summed before all gradients are")
@@ -248,8 +247,8 @@ def _pipeline_ranks(plan: RunPlan, holders: Iterable[int]) -> tuple[int, ...]:
 
 
 def _wrong_starts(program: RunProgram, shared: Collection[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    """What is wrong with the starts of reductions, or "": each rank starts those that it is in once, behind the last
-    weight gradient of their stages, and all ranks of a channel start them in one order.
+    """Return the error in the starts of reductions, or "". Each rank starts its reductions once, after the last weight
+    gradient of their stages, and all ranks of a channel start them in the same order.
 
     `shared`: the pipeline ranks and stages of each reduction of the program.
     """
@@ -273,12 +272,12 @@ def _wrong_starts(program: RunProgram, shared: Collection[tuple[tuple[int, ...],
 
 def check_start(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> None:
     """Raise CertificateError unless all channels that programs use are opened once, and no others. O(messages)."""
-    used, given = Counter({*_used(plan, programs)}), Counter(plan.openings)
-    for opening in (*used, *given):
-        if used[opening] != given[opening]:
+    used, opened = Counter({*_used(plan, programs)}), Counter(plan.openings)
+    for opening in (*used, *opened):
+        if used[opening] != opened[opening]:
             ranks = ", ".join(map(str, opening.ranks))
             raise CertificateError(
-                f"plan.json: the channels `{opening.kind}` of pipeline ranks {ranks} are opened {given[opening]} times"
+                f"plan.json: the channels `{opening.kind}` of pipeline ranks {ranks} are opened {opened[opening]} times"
                 f" instead of {used[opening]}"
             )
 

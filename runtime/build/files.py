@@ -1,8 +1,8 @@
-"""Reads the files of a build folder once, and compares them with its manifest. No torch.
+"""Reads the files of a build folder once, and verifies them with its manifest. No torch.
 
-A build folder holds exactly what `manifest.json` lists, beside the manifest, the `cache/` of the next compilation, and
-what Python keeps in `__pycache__`. What is checked here are bytes in memory, and whoever trains a build uses these
-bytes alone, so that nothing that is written into the folder afterwards, or has taken its place, is read.
+A build folder has exactly the files that `manifest.json` lists, the manifest, the `cache/` of the next compilation, and
+Python's `__pycache__`. The bytes are verified in memory, and training uses only these bytes, so that later changes of
+the folder are never read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError, NoJsonError
 
 MANIFEST = "manifest.json"
-CACHE = "cache"  # entries of this build's segments and orders, and no others: compiler/emit/segment_cache.py
-PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
+CACHE = "cache"  # entries for the segments and orders of this build: compiler/emit/segment_cache.py
+PACKAGES = ("dsc-trainer", "torch", "triton")  # packages whose versions determine the emitted files
 MAX_FILE_BYTES = 256 << 20  # programs of DeepSeek-V3 have some MB
 MAX_BYTES = 1 << 30  # of all files of a build
 MAX_FILES = 100_000
-TRIES = 20  # to read a folder that is replaced again and again meanwhile
+TRIES = 20  # to read a folder that is being replaced repeatedly
 
 _ENTRY = re.compile(CACHE + r"/(segments|orders)/[0-9a-f]{64}\.json", re.ASCII)
 _ALWAYS = (
@@ -40,7 +40,7 @@ _ALWAYS = (
     "kernels.json",
     "watch.json",
 )
-_LISTED = re.compile(  # what a manifest may list
+_LISTED = re.compile(  # files that a manifest may list
     r"spec\.resolved|plan\.json|plan\.txt|schedule\.txt|train\.py|kernels\.json|report\.html|watch\.json|placement\.json|rates\.json"
     r"|initial\.sha256|modules\.json"
     r"|(program|certificate)/(train|evaluate)_[1-9][0-9]{0,8}\.json|stages/rank_(0|[1-9][0-9]{0,5})\.py"
@@ -58,16 +58,16 @@ class BuildError(RuntimeError):
 
 
 class OtherBuildError(BuildError):
-    """The folder holds a build, and not the one that was asked for."""
+    """The folder holds another build than the expected one."""
 
 
 @dataclass(frozen=True)
 class BuildFiles:
-    """What a build folder held when it was read.
+    """The contents of a build folder when it was read.
 
-    `files`: path in the folder → bytes, of everything but the manifest; `digests`: sha256 of each. `digest`: that of
-    the manifest, which names the build. `edits`: how the folder differs from its manifest, a line each; only
-    `read(edited=True)` leaves any.
+    `files`: path in the folder → bytes, without the manifest; `digests`: sha256 of each. `digest`: digest of the
+    manifest, which identifies the build. `edits`: differences from the manifest, a line each; only with
+    `read(edited=True)`.
     """
 
     folder: Path
@@ -79,22 +79,22 @@ class BuildFiles:
 
 
 def versions() -> dict[str, str]:
-    """Public versions of the packages that decide what is emitted: 2.13.0, not 2.13.0+cpu."""
+    """Return the public versions of the packages that determine the emitted files: 2.13.0, not 2.13.0+cpu."""
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
 def read(folder: Path, expect: str | None = None, *, edited: bool = False) -> BuildFiles:
-    """Read and verify a build folder; its versions are for the caller to judge.
+    """Read and verify a build folder. The caller checks its versions.
 
-    expect: the digest that the build must have. edited: a difference from the manifest is told in `edits`, and is no
-    error. Raises BuildError, and OtherBuildError where the digest is another one.
+    expect: the required digest of the build. edited: differences from the manifest are listed in `edits` instead of
+    being errors. Raises BuildError; OtherBuildError for another digest.
     """
     for _ in range(TRIES):
         with _opened(folder) as top:
             try:
                 return _read(folder, top, expect, edited)
             except (BuildError, OSError) as error:
-                if is_there(folder, top):  # else another build has taken its place, and this one is being removed
+                if is_there(folder, top):  # else another build has replaced it, and this one is being removed
                     if isinstance(error, BuildError):
                         raise
                     raise BuildError(f"{folder} cannot be read: {_reason(error)}") from None
@@ -131,12 +131,12 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
         raise OtherBuildError(f"{folder} is another build than was asked for: its digest is {digest}, not {expect}")
     manifest = _parsed(folder, text)
     listed = manifest.files
-    found = file_names(top)
+    present = file_names(top)
     edits: list[str] = []
     files: dict[str, bytes] = {}
     digests: dict[str, str] = {}
     total = 0
-    for name in sorted(listed.keys() | found):
+    for name in sorted(listed.keys() | present):
         if name not in listed:
             edits.append(f"{folder / name} is not in its manifest: remove it, or run dsc compile again")
             if not edited or not _LISTED.fullmatch(name):
@@ -158,7 +158,7 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
 
 
 def _parsed(folder: Path, text: bytes) -> BuildManifest:
-    """The manifest of a build, which lists what a build may have and must have."""
+    """Parse the manifest of a build, and check the files that it lists."""
     broken = f"{folder} is not what dsc compile wrote: {MANIFEST}"
     try:
         manifest = BuildManifest.from_json(text)
@@ -184,9 +184,9 @@ def _reason(error: Exception) -> str:
 
 
 def read_file(top: int, name: str) -> bytes:
-    """A regular file below an open folder, by its path from there. No link is followed and no pipe is waited for.
+    """Read a regular file by its path below an open folder. Links are not followed, and pipes do not block.
 
-    Raises OSError, also where it is no regular file or holds more than MAX_FILE_BYTES.
+    Raises OSError, also if it is no regular file or larger than MAX_FILE_BYTES.
     """
     *folders, last = name.split("/")
     opened: list[int] = []
@@ -214,8 +214,8 @@ def read_file(top: int, name: str) -> bytes:
 
 
 def file_names(top: int) -> set[str]:
-    """The paths of everything below an open folder but folders, without the manifest, without what Python keeps of
-    imported modules, and without what is kept for the next compilation. OSError where there is no end of them."""
+    """Return the paths of all files below an open folder, without the manifest, `__pycache__`, and the cache of the
+    next compilation. OSError if there are too many."""
     names: set[str] = set()
     for path, folders, files, place in os.fwalk(".", dir_fd=top):
         here = path.removeprefix(".").removeprefix("/")

@@ -1,12 +1,12 @@
-"""Which code runs an op of an emitted segment: its Triton kernel on CUDA tensors, the reference op on all others.
+"""Dispatches an op of an emitted segment: its Triton kernel on CUDA tensors, the reference op on others.
 
-An emitted segment says
+An emitted segment contains
 
     rmsnorm = on_cuda(__file__, "rmsnorm_d192_float32", rmsnorm)
 
-and calls `rmsnorm` as it would the op. A kernel file is loaded at its first call. A machine without CUDA gets the
-reference op itself: nothing stands between, and Triton is never imported. Under TRITON_INTERPRET=1 the kernels run on
-CPU tensors too, in Triton's interpreter.
+and calls `rmsnorm` like the op. A kernel file is loaded at its first call. Without CUDA, `on_cuda` returns the
+reference op itself, and Triton is never imported. With TRITON_INTERPRET=1 the kernels run on CPU tensors too, in
+Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Op = Callable[..., Any]
 
 
 def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
-    """The op `otherwise`, whose first argument is a tensor, with `kernels/<file>.py` in its place on CUDA.
+    """Return an op that calls `kernels/<file>.py` if its first argument is on CUDA, else `otherwise`.
 
-    `segment` is the path of the emitted module that asks, BUILD/segments/<name>.py. The file holds a function named
-    and called like the op. Raises FileNotFoundError at the first call on CUDA if the build folder has no such file.
+    `segment`: path of the calling module, BUILD/segments/<name>.py. The file has a function with the name and the
+    arguments of the op. Raises FileNotFoundError at the first call on CUDA if the build has no such file.
     """
     name, build = otherwise.__name__, Path(segment).parents[1]
     everywhere = os.environ.get("TRITON_INTERPRET") == "1"
@@ -53,9 +53,9 @@ def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
 
 @functools.cache
 def load_kernels(path: Path) -> ModuleType:
-    """The module at `path`, one for all segments that share it: each module compiles its kernels anew.
+    """Import the module at `path`, once for all segments, because each module compiles its kernels again.
 
-    Of a build that was opened it is the text that was verified.
+    For an opened build the verified text is used.
     """
     if verified := module_at(path):
         return verified

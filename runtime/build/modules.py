@@ -1,8 +1,8 @@
-"""Imports the emitted modules of a build from the bytes that were verified, whatever its folder holds by then.
+"""Imports the emitted modules of a build from the verified bytes, not from its folder.
 
-A build is a package of its own name, so that `stages/rank_0.py` can say `from ..segments import …` and several builds
-can live in one process. A module has the path of its file, and `linecache` the text that runs: tracebacks, pdb, and
-Triton, which reads the source of a kernel, show this text.
+Each build is a package with its own name, so that `stages/rank_0.py` can write `from ..segments import …` and several
+builds can be loaded in one process. A module has the path of its file, and `linecache` has the executed text: so
+tracebacks, pdb, and Triton, which reads the source of kernels, use this text.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class BuildModules(MetaPathFinder, InspectLoader):
     sources: Mapping[str, bytes]
 
     def load(self, name: str) -> ModuleType:
-        """The module `name` below the package: `stages.rank_0`. Raises whatever its code raises."""
+        """Import the module `name` of the package: `stages.rank_0`. Raises the exceptions of its code."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         return importlib.import_module(f"{self.package}.{name}")
 
     def name_of(self, path: Path) -> str | None:
-        """The name below the package of the module whose file this is; None where it is no file of the build."""
+        """Return the name in the package of the module with this file; None if it is no file of the build."""
         try:
             file = path.relative_to(self.folder).as_posix()
         except ValueError:
             return None
         return file.removesuffix(".py").replace("/", ".") if file in self.sources else None
 
-    # ---- what the import system asks
+    # ---- interface of the import system
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -57,12 +57,12 @@ class BuildModules(MetaPathFinder, InspectLoader):
         return spec
 
     def is_package(self, fullname: str) -> bool:
-        """Whether it is the build, or a folder of modules in it; these hold no code."""
+        """Whether the name is the build or a folder of it. Packages have no code."""
         folder = self._file(fullname)
         return not folder or any(file.startswith(f"{folder}/") for file in self.sources)
 
     def get_source(self, fullname: str) -> str | None:
-        """The text of a module; None of a folder."""
+        """Return the text of a module; None for a package."""
         source = self.sources.get(self._file(fullname) + ".py")
         return None if source is None else source.decode("utf-8")
 
@@ -71,16 +71,16 @@ class BuildModules(MetaPathFinder, InspectLoader):
             return
         path, text = str(module.__file__), self.get_source(module.__name__)
         assert text is not None, module
-        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # no time: never read again
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # no time: never re-read
         exec(compile(text, path, "exec", dont_inherit=True), vars(module))
 
     def _file(self, fullname: str) -> str:
-        """stages/rank_0, of dsc_build_0123.stages.rank_0; "" of the package itself."""
+        """Return stages/rank_0 for dsc_build_0123.stages.rank_0; "" for the package itself."""
         return fullname.partition(".")[2].replace(".", "/")
 
 
 def module_at(path: Path) -> ModuleType | None:
-    """The module of a build whose file is at `path`, imported; None where no build that is in use has it."""
+    """Import the module of a loaded build whose file is at `path`; None if there is none."""
     for finder in sys.meta_path:
         if isinstance(finder, BuildModules) and (name := finder.name_of(path)):
             return finder.load(name)

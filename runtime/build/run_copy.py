@@ -1,4 +1,4 @@
-"""What a run folder keeps of its build: enough to plan it again. No torch here."""
+"""The parts of a build that a run folder keeps: enough to plan it again. No torch here."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ FILES = (
     "rates.json",
     "modules.json",
 )  # the first may name the others
-WATCH = "watch.json"  # what is predicted of a step, for those who watch the run
-REWARDS = "rewards"  # a folder of a build, and of a run: files of Python that the first may name
-PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that it ran last
-_ORIGIN = re.compile(rb"^# from spec\.resolved:.*\n", re.MULTILINE)  # of a segment: compiler/emit/stage_modules.py
-PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
+WATCH = "watch.json"  # predictions for viewers of the run
+REWARDS = "rewards"  # a folder of a build and of a run: Python files that spec.resolved may name
+PROGRAM = "program.sha256"  # in a run folder: the digest of the programs that it ran last
+_ORIGIN = re.compile(rb"^# from spec\.resolved:.*\n", re.MULTILINE)  # in a segment: compiler/emit/stage_modules.py
+PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # in a build: what its ranks execute
 
 
 def copy(build: Mapping[str, bytes], run: Path, phase: int | None = None) -> None:
-    """Make a run folder hold the files of a build, and the digest of its programs. `build`: files by path.
+    """Copy files of a build, and the digest of its programs, into a run folder. `build`: files by path.
 
-    `phase`: the number of the phase that the build is of. The run folder also keeps those of each phase. OSError if it
-    cannot be written.
+    `phase`: number of the phase of the build, for a copy per phase. OSError if the folder cannot be written.
     """
     for folder in (run, *([] if phase is None else [_folder(run, phase)])):
         folder.mkdir(exist_ok=True)
@@ -35,27 +34,27 @@ def copy(build: Mapping[str, bytes], run: Path, phase: int | None = None) -> Non
             if name in build:
                 write(folder / name, build[name])
             else:
-                (folder / name).unlink(missing_ok=True)  # of a build before
+                (folder / name).unlink(missing_ok=True)  # of an earlier build
         _copy_rewards(build, folder / REWARDS)
         write(folder / PROGRAM, (program_digest(build) + "\n").encode())
 
 
 def _copy_rewards(build: Mapping[str, bytes], folder: Path) -> None:
-    """Make a folder hold the files of rewards of a build; there is none where a build has none."""
-    found = {name.partition("/")[2]: text for name, text in build.items() if name.startswith(f"{REWARDS}/")}
+    """Copy the reward files of a build into a folder, and remove others."""
+    rewards = {name.partition("/")[2]: text for name, text in build.items() if name.startswith(f"{REWARDS}/")}
     if folder.is_dir():
         for path in folder.glob("*.py"):
-            if path.name not in found:
+            if path.name not in rewards:
                 path.unlink()
-    if found:
+    if rewards:
         folder.mkdir(exist_ok=True)
-    for name, text in found.items():
+    for name, text in rewards.items():
         write(folder / name, text)
 
 
 def described(run: Path, phase: int | None) -> Path:
-    """The folder that describes a phase of a run: one in the run's. Without a number, or where there is none, that of
-    the run, which describes the build that it trained last."""
+    """Return the folder that describes a phase of a run. Without a number, or if there is none, the run folder, which
+    describes the build that was trained last."""
     folder = run if phase is None else _folder(run, phase)
     return folder if (folder / FILES[0]).is_file() else run
 
@@ -65,25 +64,25 @@ def _folder(run: Path, phase: int) -> Path:
 
 
 def of_run(folder: Path) -> dict[str, bytes]:
-    """What a run folder has of them."""
+    """Return the FILES that a run folder has."""
     return {name: read_bytes(folder / name) for name in FILES if (folder / name).is_file()}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """The digest of those of FILES that are in `files`: another plan has another digest."""
-    found = hashlib.sha256()
+    """Return the digest of the FILES in `files`, which identifies a plan."""
+    total = hashlib.sha256()
     for name in FILES:
         if name in files:
-            found.update(f"{name}\n".encode() + files[name])
-    return found.hexdigest()
+            total.update(f"{name}\n".encode() + files[name])
+    return total.hexdigest()
 
 
 def program_digest(build: Mapping[str, bytes]) -> str:
-    """The digest of all that the ranks of a build execute: the same for specs that differ in, say, the rate alone.
-    Where in the spec a segment comes from is no part of what it computes."""
-    found = hashlib.sha256()
+    """Return the digest of everything that the ranks of a build execute. Specs that differ only in, say, the learning
+    rate have the same digest. The origin of a segment in the spec does not count."""
+    total = hashlib.sha256()
     for name in sorted(build):
         if name.partition("/")[0] in PROGRAM_FOLDERS:
             text = _ORIGIN.sub(b"", build[name], count=1)
-            found.update(f"{name}\n".encode() + hashlib.sha256(text).digest())
-    return found.hexdigest()
+            total.update(f"{name}\n".encode() + hashlib.sha256(text).digest())
+    return total.hexdigest()

@@ -1,8 +1,8 @@
-"""What the compiler writes into a build for the runtime to read: the contract between both, as frozen dataclasses.
+"""The contract between compiler and runtime: the contents of a build's files, as frozen dataclasses.
 
-The compiler makes these values; the runtime reads them back from the verified bytes, strictly
-(runtime/system/strict_json.py), so that a file which no compilation writes, a forged one among them, is refused before
-any rank starts. A key of a file is a field here, in the order of the file. No torch.
+The compiler writes these values; the runtime parses the verified bytes strictly (runtime/system/strict_json.py), so
+that a file that no compilation writes, for example a forged one, is refused before any rank starts. A key of a file is
+a field here, in the order of the file. No torch.
 
 | file | value |
 |---|---|

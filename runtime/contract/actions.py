@@ -1,8 +1,8 @@
 """The alphabet of a pipeline schedule: actions and overlapped pairs, with an exact text form.
 
 `F3.0` is the forward of stage 3 on micro-batch 0, `B3.0` its full backward, `I3.0` the backward for inputs only, `W3.0`
-the weight gradient that I deferred; B = I then W. `(F3.7|B4.2)` is a pair whose two actions overlap. `O3.0` takes what
-F3.0 saved to the memory of the host, and `R3.0` brings it back for B3.0 or I3.0. No torch here.
+the weight gradient that I deferred; B = I then W. `(F3.7|B4.2)` is a pair whose two actions overlap. `O3.0` offloads
+the activations of F3.0 to the host, and `R3.0` copies them back for B3.0 or I3.0. No torch here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Literal, TypeAlias, cast
 
 ActionKind = Literal["F", "B", "I", "W", "O", "R"]
 
-KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W")  # that compute
-COPIES: tuple[ActionKind, ...] = ("O", "R")  # between a device and its host, beside what computes
+KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W")  # compute actions
+COPIES: tuple[ActionKind, ...] = ("O", "R")  # copies between a device and its host, parallel to compute
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 _ACTION = re.compile(rf"([{''.join(KINDS + COPIES)}]){_NUMBER}\.{_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's forward or backward work on one micro-batch, or the copy of what its forward saved."""
+    """One stage's forward or backward work on one micro-batch, or a copy of its saved activations."""
 
     kind: ActionKind
     stage: int
@@ -44,7 +44,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two independent actions of one rank that run overlapped; `first` is the one named first, not an order."""
+    """Two independent actions of one rank that overlap. `first` is the one written first; it implies no order."""
 
     first: Action
     second: Action
@@ -62,17 +62,17 @@ Step: TypeAlias = Action | Pair
 
 
 def actions_of(step: Step) -> tuple[Action, ...]:
-    """The one or two actions of a step, in the order written."""
+    """Return the one or two actions of a step, in the order written."""
     return (step,) if isinstance(step, Action) else (step.first, step.second)
 
 
 def is_copy(step: Step) -> bool:
-    """Whether a step is an O or an R, which takes no time of its rank's compute."""
+    """Whether a step is an O or an R, which takes no compute time of its rank."""
     return isinstance(step, Action) and step.kind in COPIES
 
 
 def parse_step(text: str) -> Step:
-    """The exact inverse of `str`: `F3.0` or `(F3.7|B4.2)`, without blanks or leading zeros; else ValueError."""
+    """Parse the exact result of `str`: `F3.0` or `(F3.7|B4.2)`, without blanks or leading zeros; else ValueError."""
     if not text.startswith("("):
         return _parse_action(text)
     parts = text[1:-1].split("|")

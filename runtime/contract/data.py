@@ -1,4 +1,4 @@
-"""Where the text of a run comes from, as plan.json has it, and what preparing it takes."""
+"""The data of a run in plan.json, and the request for preparing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from runtime.contract.recipe import Amount, Share, Vocab
 from runtime.system.strict_json import NumberRange, Pattern, read
 
-EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
+EXTRA_TOKENS = 2  # a sample has sequence + 2 tokens: targets of the head and of MTP are one and two tokens ahead
 MAX_PERIOD = 100_000  # samples after which the order of sources repeats
 
 
@@ -21,8 +21,8 @@ class TrainedTokenizer:
 
 @dataclass(frozen=True)
 class ChatRecipe:
-    """Conversations. `template`: a file of a chat template, or None for the one beside the tokenizer; `long`: what
-    becomes of a row with more tokens than a sequence; `pack`: whether a sequence holds several rows."""
+    """Conversations. `template`: the file of a chat template, or None for the one next to the tokenizer; `long`: how to
+    handle a row with more tokens than a sequence; `pack`: whether a sequence holds several rows."""
 
     template: Annotated[str, Pattern(".{1,4096}")] | None
     long: Literal["cut", "drop"]
@@ -31,8 +31,8 @@ class ChatRecipe:
 
 @dataclass(frozen=True)
 class PromptsRecipe:
-    """Prompts that completions are written to. `prompt` and `answer`: where they are in a row; None: the answer is
-    where rows of other trainers have it."""
+    """Prompts for completions. `prompt`, `answer`: their columns in a row; None: the columns of other trainers are
+    tried."""
 
     prompt: Annotated[str, Pattern(".{1,256}")] = "prompt"
     answer: Annotated[str, Pattern(".{1,256}")] | None = None
@@ -40,8 +40,8 @@ class PromptsRecipe:
 
 @dataclass(frozen=True)
 class FiltersRecipe:
-    """Which documents of a source are left out. `shortest`, `longest`: characters; `similarity`: from which on two
-    documents are near duplicates."""
+    """Filters that leave out documents of a source. `shortest`, `longest`: in characters; `similarity`: least
+    similarity of near duplicates."""
 
     shortest: Amount | None = None
     longest: Amount | None = None
@@ -52,8 +52,8 @@ class FiltersRecipe:
 
 @dataclass(frozen=True)
 class BlendSource:
-    """A source of a blend. `weight`: how many of the samples are of it, among as many as all weights sum to; `fim` and
-    `filters`: those of this source."""
+    """A source of a blend. `weight`: its number of samples, among as many samples as all weights sum to; `fim`,
+    `filters`: of this source."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,254}")]
     files: Annotated[str, Pattern(".{1,4096}")]
@@ -64,13 +64,13 @@ class BlendSource:
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
+    """The text of a run, relative to the folder of the spec. `tokenizer` is a file, or one to be trained.
 
-    `source` is None where there are several `sources`. `chat`: lines of the text are conversations; `prompts`: rows are
-    prompts; both None: they are documents. `documents`: whether a token sees in its sequence the documents before its
-    own. `column`: where the text is in a row. `fim`: share of the training documents whose middle is moved to their
-    end. `end_id`: the id that ends a document in files of token ids, where no tokenizer is named. `fim` and `filters`
-    are of one source.
+    `source` is None if there are several `sources`. `chat`: lines are conversations; `prompts`: rows are prompts; both
+    None: they are documents. `documents`: whether a token sees earlier documents of its sequence ("joined") or not
+    ("masked"). `column`: column of the text. `fim`: share of the training documents that are rearranged for
+    fill-in-the-middle. `end_id`: the id that ends a document in token files without a tokenizer. `fim` and `filters`
+    are for a single source.
     """
 
     source: Annotated[str, Pattern(".{1,4096}")] | None
@@ -92,13 +92,13 @@ class DataRecipe:
 
     @property
     def masks_documents(self) -> bool:
-        """Whether segments are told where documents begin."""
+        """Whether segments get the starts of documents."""
         return self.documents == "masked" or (self.chat is not None and self.chat.pack)
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The parts of a plan by which the data is prepared, which are known before the plan is."""
+    """The parts of a plan that determine the prepared data. They are known before the plan."""
 
     data: DataRecipe
     vocab: Vocab
@@ -106,5 +106,5 @@ class DataRequest:
 
     @staticmethod
     def from_json(text: str | bytes) -> DataRequest:
-        """Raises FormError."""
+        """Parse a request. Raises FormError."""
         return read(DataRequest, text, "a request")

@@ -1,4 +1,4 @@
-"""What ranks hold, as plan.json says it: parameters in buckets, biases, state of the optimizer, quantised weights."""
+"""What ranks hold, in plan.json: parameters in buckets, biases, optimizer state, quantised weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.system.strict_json import NumberRange
 
 @dataclass(frozen=True)
 class OptimizerTensor:
-    """A tensor that the optimizer keeps of each parameter, of its shape; checkpoints have it under its name."""
+    """A state tensor of the optimizer for each parameter, of its shape. Checkpoints store it under this name."""
 
     name: Name
     dtype: Dtype
@@ -22,20 +22,20 @@ class OptimizerTensor:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer keeps of each parameter, and what an owner of it has whole.
+    """The state of the optimizer for each parameter, and the unit that is never split between owners.
 
-    `rest`: what it keeps of parameters in the buckets of the rest, which owners cut anywhere."""
+    `rest`: state of parameters in the buckets of the rest, which may be split anywhere."""
 
     state: tuple[OptimizerTensor, ...]
     unit: Literal["element", "matrix"]
     rest: tuple[OptimizerTensor, ...] = ()
 
     def state_of(self, bucket: PlannedBucket) -> tuple[OptimizerTensor, ...]:
-        """What is kept of each parameter of a bucket."""
+        """Return the state tensors for each parameter of a bucket."""
         return self.rest if bucket.rest else self.state
 
     def is_whole(self, bucket: PlannedBucket) -> bool:
-        """Whether an owner of a parameter of a bucket has all of it."""
+        """Whether each parameter of a bucket has a single owner."""
         return self.unit == "matrix" and not bucket.rest
 
 
@@ -43,8 +43,8 @@ class OptimizerState:
 class HeldParameter:
     """A logical parameter of `shape`, or the slice of it that the holders of its bucket have.
 
-    `tensor` is what segments take, with the experts of a rank stacked in it. `matrices`: rows of each matrix in it that
-    an optimizer of matrices updates apart; nothing where it updates all at once.
+    `tensor`: the tensor that segments read, which stacks the experts of a rank. `matrices`: rows of each matrix in it
+    that a matrix optimizer updates separately; empty if it updates the whole at once.
     """
 
     name: Name
@@ -52,24 +52,24 @@ class HeldParameter:
     shape: Shape
     init: Annotated[float, NumberRange(0)] | None  # standard deviation; None: ones
     decay: bool
-    uniform: bool = False  # whether first values are even between two bounds, or else normal
+    uniform: bool = False  # initial values are uniform, else normal
     slice: Slice | None = None
     matrices: tuple[Amount, ...] = ()
-    mean: float = 0.0  # of first values, unless they are ones
+    mean: float = 0.0  # of initial values, unless they are ones
 
     @property
     def held_shape(self) -> tuple[int, ...]:
-        """The shape of what its holders have of it."""
+        """The shape of the held slice."""
         return held_shape(self.shape, self.slice)
 
     @property
     def updated_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of what an optimizer of matrices updates apart."""
+        """The shapes that a matrix optimizer updates separately."""
         return tuple((rows, *self.shape[1:]) for rows in self.matrices) if self.matrices else (self.held_shape,)
 
     @property
     def held_elements(self) -> int:
-        """Elements that its holders have of it."""
+        """Elements of the held slice."""
         return held_elements(self.shape, self.slice)
 
 
@@ -77,10 +77,10 @@ class HeldParameter:
 class PlannedBucket:
     """Parameters with the same holders that the same stages use: one flat buffer, one reduction.
 
-    `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
-    segments that read it, where the holders of each pipeline rank divide its gradients (zero = 2), and its weights
-    (zero = 3). `rest`: whether the second kind of the optimizer updates it. `still`: whether nothing does, in this
-    phase of a run: it has state, and no gradients.
+    `owners`: for each parameter, the index of the holder with its optimizer state, if parameters are owned whole.
+    `sites`: the segments that read it, if the holders of each pipeline rank shard its gradients (zero = 2) and its
+    weights (zero = 3). `rest`: whether the second kind of optimizer updates it. `still`: whether it is not trained in
+    this phase of a run: it has state, but no gradients.
     """
 
     name: Name
@@ -103,13 +103,13 @@ class Bias:
 
     @property
     def stored(self) -> StoredName:
-        """Its name in a checkpoint."""
+        """Name in a checkpoint."""
         return StoredName.of(BIAS, self.name)
 
 
 @dataclass(frozen=True)
 class ExpertTable:
-    """The experts that each token of the vocabulary goes to: a row of different whole numbers below `below`."""
+    """The experts of each token of the vocabulary: a row of distinct integers below `below`."""
 
     name: Name
     shape: Shape
@@ -118,16 +118,17 @@ class ExpertTable:
 
     @property
     def stored(self) -> StoredName:
-        """Its name in a checkpoint."""
+        """Name in a checkpoint."""
         return StoredName.of(TABLE, self.name)
 
 
 @dataclass(frozen=True)
 class QuantisedTensor:
-    """A tensor that products read in few bits, of which a rank holds a copy of them after each step of the optimizer.
+    """A tensor that matrix products read quantised. Ranks quantise it after each optimizer step.
 
-    `op` makes it, on CUDA the kernel in the file `kernel`, if there is one. The names of its tensors are that of the
-    tensor and the `suffixes`, in the order in which the op returns them; the last may be a key of random numbers.
+    `op` quantises it; on CUDA the kernel in the file `kernel`, if there is one. The names of the results are the
+    tensor's name and the `suffixes`, in the order in which the op returns them; the last may be a key of random
+    numbers.
     """
 
     tensor: Name
@@ -138,10 +139,10 @@ class QuantisedTensor:
 
 @dataclass(frozen=True)
 class Host:
-    """What lies in the memory of a rank's host beside its device.
+    """What a rank keeps in host memory.
 
-    `offload`: state of the optimizer. `part`: elements that move between device and host at a time, and `slots`: such
-    parts on the device. `memory`: predicted bytes of a rank, by pipeline rank; empty where there are none.
+    `offload`: offloaded optimizer state. `part`: elements that are copied at a time; `slots`: number of parts on the
+    device. `memory`: predicted host bytes of a rank, by pipeline rank; empty if there are none.
     """
 
     offload: tuple[Literal["moments", "master"], ...] = ()
@@ -150,4 +151,4 @@ class Host:
     memory: tuple[Amount, ...] = ()
 
 
-NO_HOST = Host()  # where nothing lies beside the device
+NO_HOST = Host()  # nothing in host memory

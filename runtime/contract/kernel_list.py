@@ -1,4 +1,4 @@
-"""kernels.json of a build: every op of every segment with its kernel, and what was fused into it."""
+"""kernels.json of a build: every op of every segment with its kernel and the ops fused into it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from runtime.system.strict_json import read
 
 @dataclass(frozen=True)
 class EmittedOp:
-    """One op of a function of a segment, in the order of the calls. `kernel`: the file it has, or else the `reason`.
+    """One op of a segment's function, in the order of calls. `kernel`: its file, or None with a `reason`.
 
-    `of`: the ops that were fused into it, and `bytes_saved` what that saves to move.
+    `of`: the ops that were fused into it. `bytes_saved`: memory traffic saved by the fusion.
     """
 
     function: str
@@ -25,7 +25,7 @@ class EmittedOp:
 
 @dataclass(frozen=True)
 class SegmentKernels:
-    """A segment, at its first place in the model, and how often it is used."""
+    """A segment, its first site in the model, and its number of uses."""
 
     segment: str
     kind: str
@@ -36,9 +36,9 @@ class SegmentKernels:
 
 @dataclass(frozen=True)
 class QuantisedWeights:
-    """An op that makes the weights of few bits that products read, and its kernel file, or else the `reason`.
+    """An op that quantises weights, and its kernel file, or None with a `reason`.
 
-    `calls`: one for each weight of the model, after each step of the optimizer.
+    `calls`: one for each weight of the model, after each optimizer step.
     """
 
     op: str
@@ -49,7 +49,7 @@ class QuantisedWeights:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What a step of the optimizer moves, on the pipeline rank that updates most. Without a kernel, the `reason`."""
+    """Elements and bytes of an optimizer step, on the pipeline rank that updates most. Without a kernel, a `reason`."""
 
     op: str
     kernel: str | None
@@ -60,16 +60,17 @@ class OptimizerStep:
 
 @dataclass(frozen=True)
 class KernelList:
-    """kernels.json. `rows`: received rows that bytes are said for. `unfused`: fusions that the spec leaves out."""
+    """kernels.json. `rows`: number of received rows for which bytes are given. `unfused`: fusions disabled by the
+    spec."""
 
     rows: Amount
     unfused: tuple[str, ...]
     segments: tuple[SegmentKernels, ...]
     quantised: tuple[QuantisedWeights, ...]
     optimizer: OptimizerStep
-    rest: OptimizerStep | None = None  # what updates parameters that are no matrices, if that is another kind
+    rest: OptimizerStep | None = None  # for parameters that are no matrices, if that is another kind
 
     @staticmethod
     def from_json(text: str | bytes) -> KernelList:
-        """Raises FormError."""
+        """Parse kernels.json. Raises FormError."""
         return read(KernelList, text, "a list of kernels")

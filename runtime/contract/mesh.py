@@ -1,8 +1,8 @@
-"""The ranks of a world, and the order in which their channels are opened.
+"""The mesh of ranks, and the order in which their channels are opened.
 
-A channel is opened by its first use, and on GPUs that holds the host of each of its ranks until all have come: NCCL
-makes a communicator when it is first used. So every rank opens its channels before the first step, all of them in the
-order of one list. The list is by pipeline ranks: some dozens of rows for thousands of ranks.
+NCCL creates a communicator at its first use, and blocks the host of each rank until all have arrived. So every rank
+opens its channels before the first step, in the order of one list. The list is by pipeline ranks: some dozens of rows
+for thousands of ranks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Degree = Annotated[int, NumberRange(1, MAX_RANKS)]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism. World ranks are pp-major, tp is innermost, cp is around it, and ep·etp divides dp·cp·tp.
+    """Degrees of parallelism. World ranks are pp-major, tp is innermost, then cp, and ep·etp divides dp·cp·tp.
 
-    A column is what one rank of each pipeline rank has in common: its place in dp·cp·tp.
+    A column is a position in dp·cp·tp; it has one rank on each pipeline rank.
 
-    `node`: ranks of an expert group on each of its nodes, where a token goes to a node once; 0: rows go by themselves.
-    `etp`: neighbouring ranks of an expert group that have the slices of the same experts.
-    `sq`: ranks that have parts of the same sequences and put together how often each expert is chosen in them: those of
-    a context group, and of neighbouring tensor ranks.
+    `node`: ranks of an expert group per node, if a token is sent to each node once; 0 if rows are sent separately.
+    `etp`: number of neighbouring ranks of an expert group that hold slices of the same experts.
+    `sq`: number of ranks that share sequences and sum their counts of chosen experts: those of a context group, and of
+    neighbouring tensor ranks.
     """
 
     pp: Degree
@@ -48,45 +48,44 @@ class Mesh:
 
     @property
     def columns(self) -> int:
-        """Ranks of a pipeline rank."""
+        """Number of ranks per pipeline rank."""
         return self.dp * self.tp * self.cp
 
     @property
     def expert_group(self) -> int:
-        """Ranks that have all experts of a layer once."""
+        """Number of ranks that together hold all experts of a layer once."""
         return self.ep * self.etp
 
     def rank(self, pipeline_rank: int, column: int) -> int:
-        """The world rank of a pipeline rank and a column."""
+        """Return the world rank of a pipeline rank and a column."""
         return pipeline_rank * self.columns + column
 
     def coordinates(self, rank: int) -> tuple[int, int]:
-        """The pipeline rank and the column of a world rank."""
+        """Return the pipeline rank and the column of a world rank."""
         return divmod(rank, self.columns)
 
 
 class Opening(NamedTuple):
-    """Channels that are opened together: none has a rank in common with another, and every rank of `ranks` is in one.
+    """Channels that are opened together. They are disjoint, and every rank of `ranks` is in one.
 
-    edge: messages of the pipeline, from the first of `ranks` to the second; expert: exchanges between expert ranks;
-    counts: of how many rows these have; tensor: rows that tensor ranks put together and take apart; context: parts of
-    sequences that context ranks put together and take apart; choices: how often each expert is chosen in sequences
-    that several ranks have parts of; reduce: gradients and weights of buckets with the same holders; world: sums over
-    all ranks.
+    edge: pipeline messages from the first of `ranks` to the second; expert: exchanges of rows between expert ranks;
+    counts: exchanges of their numbers of rows; tensor: all-gather and reduce-scatter of rows between tensor ranks;
+    context: the same for parts of sequences between context ranks; choices: counts of chosen experts between ranks that
+    share sequences; reduce: gradients and weights of buckets with the same holders; world: sums over all ranks.
 
-    | columns | which of them a channel has |
+    | columns | the columns of one channel |
     |---|---|
-    | each | one of them |
-    | block | those of one expert group |
-    | node | those of one expert group on one node |
-    | across | those of one expert group at one place of its nodes |
-    | member | those at one place of their expert groups |
-    | experts | those that have the same experts, whichever slice of them |
-    | tensor | those of one tensor group |
-    | context | those of one context group |
-    | sequence | those that have parts of the same sequences |
-    | slice | those at one place of their tensor groups |
-    | all | all of them |
+    | each | a single column |
+    | block | one expert group |
+    | node | one expert group on one node |
+    | across | ranks of one expert group with the same index on its nodes |
+    | member | ranks with the same index in their expert groups |
+    | experts | ranks with the same experts, with any slice of them |
+    | tensor | one tensor group |
+    | context | one context group |
+    | sequence | ranks that share sequences |
+    | slice | ranks with the same index in their tensor groups |
+    | all | all columns |
     """
 
     kind: Literal["edge", "expert", "counts", "tensor", "context", "choices", "reduce", "world"]
@@ -94,31 +93,31 @@ class Opening(NamedTuple):
     columns: Columns
 
     def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
-        """The world ranks of each channel."""
-        found = (self._with(mesh, column) for column in range(mesh.columns))
-        yield from dict.fromkeys(found)
+        """Yield the world ranks of each channel."""
+        members = (self._with(mesh, column) for column in range(mesh.columns))
+        yield from dict.fromkeys(members)
 
     def channel_of(self, mesh: Mesh, rank: int) -> tuple[int, ...] | None:
-        """The world ranks of the channel that a rank is in; None: it is in none."""
+        """Return the world ranks of the channel of a rank; None if it is in none."""
         pipeline_rank, column = mesh.coordinates(rank)
         return self._with(mesh, column) if pipeline_rank in self.ranks else None
 
     def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
-        """The channel that has a column."""
+        """Return the channel that contains a column."""
         columns = columns_with(column, self.columns, mesh)
-        return tuple(rank * mesh.columns + each for rank in self.ranks for each in columns)
+        return tuple(rank * mesh.columns + member for rank in self.ranks for member in columns)
 
 
 def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
-    """The columns of a channel that has a column; kinds as in Opening."""
+    """Return the columns of the channel that contains a column. `kind`: as in Opening."""
     width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
     first = column - column % group
     of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
-    sharing = max(1, mesh.sq // mesh.cp)  # tensor ranks that have parts of one sequence
+    sharing = max(1, mesh.sq // mesh.cp)  # tensor ranks that share a sequence
     lowest = of_data + column % tp - column % sharing
     same = column % group - column % mesh.etp
     sharers = [each + at for each in range(lowest, of_data + mesh.cp * tp, tp) for at in range(sharing)]
-    found: Mapping[Columns, Sequence[int]] = {
+    columns_by_kind: Mapping[Columns, Sequence[int]] = {
         "each": range(column, column + 1),
         "block": range(first, first + group),
         "node": range(of_node, of_node + node),
@@ -131,10 +130,10 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
         "slice": range(column % tp, width, tp),
         "all": range(width),
     }
-    return found[kind]
+    return columns_by_kind[kind]
 
 
-# --- The nodes that a plan is for, as plan.json lists them
+# --- The nodes of a plan, in plan.json
 
 MAX_NODES = 1 << 20
 MAX_SMS = 4096
@@ -143,9 +142,9 @@ Several = Annotated[int, NumberRange(1, MAX_NODES)]
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of one kind, in the order in which ranks are laid on them: how many, and the devices of each.
+    """Nodes of one kind, in the order in which ranks are placed on them: their number, and the devices of each.
 
-    `sms`: streaming multiprocessors of a device; None: it is a CPU. `memory`: bytes of a device.
+    `sms`: streaming multiprocessors of a device; None for a CPU. `memory`: bytes of a device.
     """
 
     nodes: Several
@@ -156,7 +155,7 @@ class NodeKind:
 
 
 def node_kind(cluster: Sequence[NodeKind], rank: int) -> NodeKind:
-    """The kind of node that a world rank is laid on. IndexError where the cluster has no such rank."""
+    """Return the kind of node of a world rank. IndexError if the cluster has no such rank."""
     for kind in cluster:
         rank -= kind.nodes * kind.devices
         if rank < 0:

@@ -1,6 +1,6 @@
-"""Names that have parts: of programs, records, bodies, messages, exchanges, segments and data.
+"""Structured names: of programs, records, bodies, messages, exchanges, segments and data.
 
-They are text in files, in emitted modules and as keys of mappings. Only the types here take them apart.
+They are strings in files, emitted modules and mappings. Only these types parse them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import ClassVar, Literal, cast, get_args
 from runtime.contract.actions import ActionKind
 
 ProgramKind = Literal["train", "evaluate"]
-# loss, mtp_loss: of the head and of multi-token prediction · sequence_loss, index_loss: of a layer · load: tokens of
-# each expert of a layer · logits: the largest of each head of a block
+# loss, mtp_loss: of the head and of multi-token prediction · sequence_loss, index_loss: of a layer · load: tokens per
+# expert of a layer · logits: the largest logit of each head of a block
 RecordKind = Literal["loss", "mtp_loss", "sequence_loss", "index_loss", "load", "logits"]
 WEIGHT, AVERAGE, BIAS, TABLE = "weight", "ema", "bias", "table"  # kinds of stored tensors
-BodyKind = Literal[ActionKind, "E"]  # E: a forward that keeps nothing for a backward
+BodyKind = Literal[ActionKind, "E"]  # E: a forward without a backward
 
 
 class ProgramName(str):
-    """What a program does, and with how many micro-batches: `train_8`, `evaluate_2`."""
+    """The kind of a program and its number of micro-batches: `train_8`, `evaluate_2`."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class ProgramName(str):
 
     @classmethod
     def all_of(cls, micro_batches: int) -> tuple[ProgramName, ...]:
-        """The names of every kind."""
+        """Return the names of all kinds."""
         return tuple(cls.of(kind, micro_batches) for kind in get_args(ProgramKind))
 
     @property
@@ -43,13 +43,13 @@ class ProgramName(str):
 
 
 class RecordName(str):
-    """What a stage records of a step, and where: `loss`, `load layers.3`, `sequence_loss L3`."""
+    """A record of a stage, and its place: `loss`, `load layers.3`, `sequence_loss L3`."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, kind: RecordKind, place: str = "") -> RecordName:
-        """`place`: of a layer its site, as in L3, or the prefix of its tensors, as in layers.3."""
+        """`place`: the site of a layer, such as L3, or the prefix of its tensors, such as layers.3."""
         return cls(f"{kind} {place}" if place else kind)
 
     @property
@@ -62,7 +62,7 @@ class RecordName(str):
 
     @property
     def is_largest(self) -> bool:
-        """Whether a step has the largest of several; of all other records it has the sum."""
+        """Whether micro-batches are combined by the maximum instead of the sum."""
         return self.kind == "logits"
 
 
@@ -86,12 +86,12 @@ class ActionName(str):
 
     @property
     def adds_gradients(self) -> bool:
-        """Whether it adds gradients of weights to what its rank has of them."""
+        """Whether it accumulates gradients of weights."""
         return self.kind in ("B", "W")
 
 
 class BodyName(str):
-    """The actions of a body: `F3`, or `F3_B4` of an overlapped pair."""
+    """The actions of a body: `F3`, or `F3_B4` for an overlapped pair."""
 
     __slots__ = ()
     pattern: ClassVar[str] = r"[FBIWORE]\d{1,9}(_[FBIWORE]\d{1,9})?"
@@ -152,7 +152,7 @@ class ExchangeName(str):
 
 
 class Site(str):
-    """The place of a segment or an exchange in the model: `L3.attention`, `L17`, `M0.head` of multi-token prediction,
+    """The place of a segment or an exchange in the model: `L3.attention`, `L17`, `M0.head` in multi-token prediction,
     `embed`."""
 
     __slots__ = ()
@@ -161,7 +161,7 @@ class Site(str):
 
     @property
     def block(self) -> str:
-        """The block that it is in: `L3` for `L3.attention`."""
+        """Its block: `L3` for `L3.attention`."""
         return self.partition(".")[0]
 
     @property
@@ -171,19 +171,19 @@ class Site(str):
 
     @property
     def layer(self) -> int | None:
-        """The index of its layer; None outside of the layers, as in multi-token prediction."""
-        found = self._BLOCK.fullmatch(self.block)
-        return int(found[2]) if found and found[1] == "L" else None
+        """Index of its layer; None outside of the layers, for example in multi-token prediction."""
+        match = self._BLOCK.fullmatch(self.block)
+        return int(match[2]) if match and match[1] == "L" else None
 
     @property
     def predicts_ahead(self) -> bool:
-        """Whether it is of multi-token prediction."""
-        found = self._BLOCK.fullmatch(self.block)
-        return found is not None and found[1] == "M"
+        """Whether it belongs to multi-token prediction."""
+        match = self._BLOCK.fullmatch(self.block)
+        return match is not None and match[1] == "M"
 
 
 class ParameterName(str):
-    """A logical parameter, or a tensor that has several: `layers.3.ffn.experts.17.up`, `mtp.0.norm`, `embedding`."""
+    """A logical parameter, or a tensor that stacks several: `layers.3.ffn.experts.17.up`, `mtp.0.norm`, `embedding`."""
 
     __slots__ = ()
     _BLOCK: ClassVar[re.Pattern[str]] = re.compile(r"(layers|mtp)\.([0-9]+)\.([a-z_]+)")
@@ -196,30 +196,30 @@ class ParameterName(str):
     @property
     def block(self) -> str:
         """The prefix of the parameters of its block: `layers.3`, `mtp.0`; empty outside of blocks."""
-        found = self._BLOCK.match(self)
-        return f"{found[1]}.{found[2]}" if found else ""
+        match = self._BLOCK.match(self)
+        return f"{match[1]}.{match[2]}" if match else ""
 
     @property
     def layer(self) -> int | None:
-        """The index of its layer; None outside of the layers."""
-        found = self._BLOCK.match(self)
-        return int(found[2]) if found and found[1] == "layers" else None
+        """Index of its layer; None outside of the layers."""
+        match = self._BLOCK.match(self)
+        return int(match[2]) if match and match[1] == "layers" else None
 
     @property
     def is_of_attention(self) -> bool:
-        """Whether it is of the attention of its block."""
-        found = self._BLOCK.match(self)
-        return found is not None and found[3] == "attention"
+        """Whether it belongs to the attention of its block."""
+        match = self._BLOCK.match(self)
+        return match is not None and match[3] == "attention"
 
     @property
     def is_of_experts(self) -> bool:
-        """Whether it is of routed experts."""
+        """Whether it belongs to routed experts."""
         return ".ffn.experts." in self
 
 
 class StoredName(str):
-    """A tensor of a checkpoint: `weight/layers.3.attention.out`, `ema/…` of the moving average of the weights,
-    `bias/…` and `table/…` of routers, and the name of each tensor of the optimizer's state, as in `m/…`."""
+    """A tensor of a checkpoint: `weight/layers.3.attention.out`, `ema/…` for the moving average of the weights,
+    `bias/…` and `table/…` for routers, and the name of each tensor of the optimizer state, such as `m/…`."""
 
     __slots__ = ()
 
@@ -238,12 +238,12 @@ class StoredName(str):
 
     @property
     def averaged(self) -> StoredName:
-        """Of a weight its moving average; of anything else itself."""
+        """The moving average of a weight; any other name itself."""
         return StoredName.of(AVERAGE, self.name) if self.kind == WEIGHT else self
 
 
 def has_average(names: Iterable[str]) -> bool:
-    """Whether there is a moving average of the weights among the tensors of a checkpoint."""
+    """Whether the tensors of a checkpoint include a moving average of the weights."""
     return any(StoredName(name).kind == AVERAGE for name in names)
 
 
@@ -255,10 +255,10 @@ class DataName(str):
 
     @classmethod
     def routes(cls, site: str) -> DataName:
-        """The experts that are given to the router of a layer."""
+        """Return the name of the replayed experts of a layer's router."""
         return cls(f"{site}{cls._ROUTES}")
 
     @property
     def router(self) -> Site | None:
-        """The layer whose router is given its experts; None of all other data."""
+        """The layer whose router replays these experts; None for other data."""
         return Site(self.removesuffix(self._ROUTES)) if self.endswith(self._ROUTES) else None

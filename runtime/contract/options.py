@@ -1,4 +1,4 @@
-"""Options of a run, for `dsc train` and for the launchers beneath it. No torch."""
+"""Options of a run, for `dsc train` and the launchers below it. No torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from runtime.system.outcome import shortened
 
 PROFILED = 5  # steps
 HANG_TIMEOUT_S = 300.0
-START_TIMEOUT_S = 60.0  # ranks are started at once, and differ by their imports and the speed of their disks
-FOREVER_S = 20 * 24 * 3600.0  # its milliseconds fit 32 bits
-DEBUG_SUFFIX = "-debug"  # of the folder of a debug run, where no other is named
-EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds another build than the one it compiled
+START_TIMEOUT_S = 60.0  # ranks start together, but imports and disks differ in speed
+FOREVER_S = 20 * 24 * 3600.0  # in milliseconds it fits into 32 bits
+DEBUG_SUFFIX = "-debug"  # of the default folder of a debug run
+EXIT_REPLACED = 76  # from the launcher to dsc train: the folder holds another build than the compiled one
 
 
-EXIT_EARLIER = 77  # of the launcher, for dsc train alone: a phase before this one is not at its end
+EXIT_EARLIER = 77  # from the launcher to dsc train: an earlier phase has not ended
 
 
 def run_name(name: str) -> str:
-    """The run that a build is of, by its name: RUN, or RUN.PHASE of a phase after the first."""
+    """Return the run of a build from its name: RUN, or RUN.PHASE for a phase after the first."""
     return name.partition(".")[0]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
+    """Add --out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
     --restarts, --elastic, --no-copies, --profile, --debug, --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
@@ -121,10 +121,10 @@ def _rank(text: str) -> int:
 
 
 def _run_folder(text: str) -> Path:
-    """The folder that a run is to be written to, which may not be there yet."""
+    """Parse the path of a run folder, which may not exist yet."""
     if not text:
         raise argparse.ArgumentTypeError("the run folder has no name")
-    if not _is_unicode(text):  # torch takes no other names of files
+    if not _is_unicode(text):  # torch supports no other file names
         raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: its name is not text in UTF-8")
     longest = Path(text, "checkpoints", ".tmp-00000000", "shard.00000.safetensors")
     try:
@@ -138,12 +138,12 @@ def _run_folder(text: str) -> Path:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a name has no bytes that are none of UTF-8, which Python shows as halves of surrogate pairs."""
+    """Whether a name is valid UTF-8. Python represents invalid bytes as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _seconds(text: str) -> float | None:
-    """A finite number above 0, or None for `none`."""
+    """Parse a finite number above 0, or `none` as None."""
     if text == "none":
         return None
     try:

@@ -1,4 +1,4 @@
-"""plan.json of a build: mesh, replica table, recipe, and which program serves which step."""
+"""plan.json of a build: mesh, replica table, recipe, and the programs of steps."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from runtime.contract.recipe import (
 from runtime.contract.slices import Slice, tiling_problem
 from runtime.system.strict_json import FormError, NumberRange, Pattern, Tree, read
 
-# --- What a plan predicts of the time of bodies and programs, for people
+# --- Predicted times of bodies and programs, for information
 
 
 @dataclass(frozen=True)
 class BodyTimes:
-    """Predicted times of a body, and the share of its communication that is hidden under compute."""
+    """Predicted times of a body, and the share of its communication that overlaps with compute."""
 
     ms: float
     compute_ms: float
@@ -53,14 +53,14 @@ class BodyTimes:
 
 @dataclass(frozen=True)
 class ProgramTimes:
-    """Predicted share of the communication of a program that is hidden under compute."""
+    """Predicted share of a program's communication that overlaps with compute."""
 
     hidden: float
 
 
 @dataclass(frozen=True)
 class OverlapTimes:
-    """Predicted times by the names of bodies and of programs."""
+    """Predicted times by name of bodies and programs."""
 
     bodies: Mapping[str, BodyTimes]
     programs: Mapping[str, ProgramTimes]
@@ -86,7 +86,7 @@ class PlannedPrecision:
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """Value of a phased quantity until this many tokens have been trained on; None: to the end."""
+    """Value of a phased quantity until this number of trained tokens; None for the last value."""
 
     value: float
     until_tokens: Amount | None
@@ -95,7 +95,7 @@ class PlannedPhase:
 # ---------------------------------------------------------------- the model
 @dataclass(frozen=True)
 class PlannedLayers:
-    """The layers [first, last] with one feed-forward part, and with an attention of their own or the model's."""
+    """The layers [first, last] with one feed-forward part, and their own attention or that of the model."""
 
     first: Layer
     last: Layer
@@ -105,7 +105,7 @@ class PlannedLayers:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """The model as its spec has it. A Tree is compared with that of a checkpoint, and no key of it is read."""
+    """The model in the spec. A Tree is only compared with that of a checkpoint; none of its keys is read."""
 
     name: str
     vocab: Vocab
@@ -115,13 +115,13 @@ class PlannedModel:
     attention: Tree
     layers: tuple[PlannedLayers, ...]
     mtp: Tree | None
-    more: Tree | None = None  # other keys of the model block, where they are not their defaults
+    more: Tree | None = None  # other keys of the model block without their default values
 
 
-# ---------------------------------------------------------------- what ranks hold and exchange
+# ---------------------------------------------------------------- state and messages of ranks
 @dataclass(frozen=True)
 class StageMessage:
-    """What one stage sends to the next."""
+    """The message from one stage to the next."""
 
     shape: Shape
     dtype: Dtype
@@ -129,18 +129,18 @@ class StageMessage:
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """A MoE layer as the end of a step sees it.
+    """A MoE layer, as needed at the end of a step.
 
-    `bias`: the tensor of the balancing bias, if it has one. `slots`: the place of each expert, or of its first slice,
-    where a file says so or experts are split; loads are counted by place. `replays`: how many experts of a token are
-    given, where several steps train on the same completions.
+    `bias`: the tensor of the balancing bias, if it has one. `slots`: the slot of each expert, or of its first slice, if
+    a file places experts or experts are split; loads are counted by slot. `replays`: number of replayed experts per
+    token, if several steps train on the same completions.
     """
 
     site: Site
     name: Name  # layers.3
     experts: Count
     sent_rows: Count  # of a rank and micro-batch
-    held_rows: Count  # that memory is planned for: as many as are sent, with the most padding that those can need
+    held_rows: Count  # planned rows: as many as are sent, with the largest possible padding
     sequence_loss: float
     bias: Name | None
     bias_rate: tuple[PlannedPhase, ...] | None
@@ -150,7 +150,7 @@ class MoeLayer:
 
 @dataclass(frozen=True)
 class PlannedIndexer:
-    """What chooses the keys of a layer's attention: where it is, and the weight of its loss."""
+    """The indexer that chooses keys for a layer's attention: its site, and the weight of its loss."""
 
     site: Site
     loss: Annotated[float, NumberRange(0)]
@@ -158,8 +158,8 @@ class PlannedIndexer:
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """Rows of a parameter that make queries or keys: from row `first` on, of each of `heads` heads the rows of `parts`,
-    (rows, exponent), one part below the other. A part is multiplied by γ to the power of its exponent, 0 to 1."""
+    """Rows of a parameter that produce queries or keys: from row `first` on, for each of `heads` heads the consecutive
+    `parts` (rows, exponent). A part is multiplied by γ to the power of its exponent, 0 to 1."""
 
     parameter: Name
     first: Amount
@@ -173,8 +173,8 @@ class ClippedRows:
 
 @dataclass(frozen=True)
 class ClippedAttention:
-    """The attention of a block whose logits are clipped: query heads, and how many heads of keys they share, each of
-    which is clipped by the largest logit of its queries."""
+    """The attention of a block whose logits are clipped: its numbers of query heads and of key heads. Each key head is
+    clipped by the largest logit of its queries."""
 
     name: Name  # of the block: layers.3
     heads: Count
@@ -185,25 +185,25 @@ class ClippedAttention:
 # ---------------------------------------------------------------- the plan
 @dataclass(frozen=True)
 class RunPlan:
-    """All that a rank needs to know beside its program."""
+    """Everything that a rank needs besides its program."""
 
-    run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # it becomes the name of a folder
+    run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # becomes a folder name
     mesh: Mesh
-    cluster: tuple[NodeKind, ...]  # that the plan is for
-    communication_sms: Annotated[int, NumberRange(0, MAX_SMS)]  # of a device, that compute leaves to communication
+    cluster: tuple[NodeKind, ...]
+    communication_sms: Annotated[int, NumberRange(0, MAX_SMS)]  # SMs of a device that are reserved for communication
     placement: Placement
     zero: Annotated[int, NumberRange(0, 3)]
     precision: PlannedPrecision
-    row_alignment: Count  # the rows that an expert receives are padded to a multiple of it
+    row_alignment: Count  # received rows of an expert are padded to a multiple of it
     model: PlannedModel
     train: TrainRecipe
     optimizer: OptimizerState
     data: DataRecipe
-    steps: Annotated[int, NumberRange(1, MAX_STEPS)]  # of the phase, where there are several
-    batches: Batches  # counted from its first step
+    steps: Annotated[int, NumberRange(1, MAX_STEPS)]  # of the phase, in a run with phases
+    batches: Batches  # steps count from the first of the build
     mtp_weight: tuple[PlannedPhase, ...] | None
-    message: StageMessage | None  # None: one stage
-    openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
+    message: StageMessage | None  # None with one stage
+    openings: tuple[Opening, ...]  # the channels of all ranks, in the order of opening
     records: tuple[Annotated[str, Pattern(r"[a-z_]+( [A-Za-z0-9_.]+)?")], ...]
     moe_layers: tuple[MoeLayer, ...]
     stages: tuple[tuple[Site, ...], ...]  # sites of each
@@ -214,57 +214,57 @@ class RunPlan:
     indexers: tuple[PlannedIndexer, ...] = ()
     quantised: tuple[QuantisedTensor, ...] = ()
     host: Host = NO_HOST
-    frozen: tuple[PlannedBucket, ...] = ()  # of weights that stay as they are
+    frozen: tuple[PlannedBucket, ...] = ()  # frozen weights
     adapter: Adapter | None = None
-    sequence_part: Amount = 0  # bytes of the largest part of sequences that a context rank gives the others
+    sequence_part: Amount = 0  # bytes of a context rank's largest message with parts of sequences
     tables: tuple[ExpertTable, ...] = ()
-    choices_part: Amount = 0  # bytes of the choices that a rank counts in its parts of sequences
+    choices_part: Amount = 0  # bytes of a rank's counts of chosen experts
     clipped: tuple[ClippedAttention, ...] = ()  # in the order of the blocks
 
     @staticmethod
     def from_json(text: str | bytes) -> RunPlan:
-        """A plan whose parts fit one another. Raises FormError."""
+        """Parse a plan and check that its parts are consistent. Raises FormError."""
         plan = read(RunPlan, text, "a plan")
         _check_parts(plan)
         return plan
 
     @property
     def parameters(self) -> tuple[HeldParameter, ...]:
-        """All logical parameters that are trained."""
+        """All trained logical parameters."""
         return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
 
     @property
     def untrained(self) -> tuple[Bias | ExpertTable, ...]:
-        """What routers have beside weights: no gradients move it. Where adapters are trained nothing does."""
+        """Biases and tables of routers, which gradients do not change. With adapters they never change."""
         return (*self.biases, *self.tables)
 
     def gathers(self, bucket: PlannedBucket) -> bool:
-        """Whether the holders of a bucket have parts of its weights, which segments gather."""
+        """Whether the weights of a bucket are sharded, so that segments gather them."""
         return self.zero == 3 and bool(bucket.sites)
 
     def peers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
-        """The holders of a bucket that keep the same of its gradients as one of them: all, or of a divided one those
-        of the same column."""
+        """Return the holders of a bucket that keep the same gradients as `rank`: all, or for a sharded bucket those of
+        the same column."""
         columns = self.mesh.columns
         return tuple(h for h in bucket.holders if not bucket.sites or (h - rank) % columns == 0)
 
     def dividers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
-        """The holders of a bucket on the pipeline rank of one of them, which divide it if it has sites."""
+        """Return the holders of a bucket on the pipeline rank of `rank`, which shard it if it has sites."""
         columns = self.mesh.columns
         return tuple(h for h in bucket.holders if h // columns == rank // columns)
 
     def is_reduced(self, bucket: PlannedBucket) -> bool:
-        """Whether several holders keep the same gradients, which are summed once a step."""
+        """Whether several holders keep the same gradients, which are then summed once a step."""
         return len(self.peers(bucket, bucket.holders[0])) > 1 and not bucket.still
 
     @property
     def edges(self) -> tuple[tuple[int, ...], ...]:
-        """The pipeline ranks that talk: source, destination."""
+        """Pairs of pipeline ranks that exchange messages: (source, destination)."""
         return tuple(opening.ranks for opening in self.openings if opening.kind == "edge")
 
     @property
     def keeps_first_weights(self) -> bool:
-        """Whether a rank has weights that the run began with beside those that it trains, or in their place."""
+        """Whether a rank keeps initial weights: frozen ones, or a reference for the KL divergence."""
         return bool(self.frozen) or (self.train.grpo is not None and self.train.grpo.kl > 0)
 
     @property
@@ -273,7 +273,7 @@ class RunPlan:
 
 
 def _check_parts(plan: RunPlan) -> None:
-    """Raise FormError where two parts of a plan contradict each other. O(size of the plan)."""
+    """Raise FormError if two parts of a plan contradict each other. O(size of the plan)."""
     mesh, layers, batches = plan.mesh, plan.model.layers, plan.batches
     demand(mesh.world <= MAX_RANKS and mesh.columns % mesh.expert_group == 0, "mesh")
     demand(layers and layers[0].first == 0, "model.layers")
@@ -310,8 +310,8 @@ def _check_parts(plan: RunPlan) -> None:
     for each in held:
         demand(each.slice is None or each.slice.fits(each.shape), f"slice of {each.name}")
         slices[each.name, each.shape].append(each.slice)
-    for (name, shape), given in slices.items():
-        demand(not tiling_problem(shape, given), f"slices of {name}")
+    for (name, shape), held_slices in slices.items():
+        demand(not tiling_problem(shape, held_slices), f"slices of {name}")
     tensors = {each.tensor for each in held}
     demand(all(each.tensor in tensors and plan.zero < 3 for each in plan.quantised), "quantised")
     demand(not plan.optimizer.rest or plan.train.optimizer.rest is not None, "optimizer: rest")
@@ -356,6 +356,6 @@ def _check_grpo(plan: RunPlan) -> None:
 
 
 def demand(condition: object, place: str) -> None:
-    """Raise FormError, that names a place of a plan, where a condition does not hold."""
+    """Raise FormError that names a place of a plan unless a condition holds."""
     if not condition:
         raise FormError(f"{place}: not what a plan has there")

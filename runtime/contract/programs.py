@@ -1,4 +1,4 @@
-"""Programs of a build, the certificates of their proofs, and the manifest of all files."""
+"""Programs of a build, the certificates of their proofs, and the manifest of files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runtime.system.strict_json import read, tree
 
 
 class Collective(NamedTuple):
-    """A call that all ranks of a group make together.
+    """A collective call of all ranks of a group.
 
-    sum: a small tensor over the world, named targets, records or norm; max: of one named logits, the largest over the
-    world; reduce: the end of the sums of the gradients of the bucket `name` over its holders; gather: its weights, of
-    which each holder has updated a part.
+    sum: sum of a small tensor over the world, named targets, records or norm; max: maximum over the world, named
+    logits; reduce: waits for the sums of the gradients of the bucket `name` over its holders; gather: all-gather of its
+    weights, of which each holder has updated a shard.
     """
 
     kind: Literal["sum", "max", "reduce", "gather"]
@@ -27,13 +27,13 @@ class Collective(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What a rank that is in it says that it does."""
+        """The action that a rank shows during the call."""
         return f"{self.kind} {self.name}"
 
 
 class Reduction(NamedTuple):
-    """Behind its call of this number a rank starts to sum the gradients of the buckets of exactly these stages that it
-    holds, and goes on: the `reduce` of a program's epilogue waits for the sums."""
+    """After call number `after` a rank starts to sum the gradients of its buckets with exactly these stages, without
+    waiting. The `reduce` of the program's epilogue waits for the sums."""
 
     after: Amount
     stages: tuple[Amount, ...]
@@ -43,7 +43,7 @@ class Reduction(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One invocation of a body: receives to post before it, and sends to release after it, by rank and message."""
+    """One invocation of a body, with receives to post before it and sends to release after it, by rank and message."""
 
     body: BodyName
     micro_batches: tuple[Amount, ...]
@@ -52,19 +52,19 @@ class Call(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The call in the schedule notation: F0_B1 on (3, 7) → (F0.3|B1.7)."""
+        """The call in schedule notation: F0_B1 on (3, 7) → (F0.3|B1.7)."""
         names = [f"{action}.{m}" for action, m in zip(self.body.actions, self.micro_batches, strict=True)]
         return f"({'|'.join(names)})" if len(names) > 1 else names[0]
 
 
 @dataclass(frozen=True)
 class RunProgram:
-    """program/*.json: the calls of each pipeline rank, for a number of micro-batches, and the collectives of all ranks.
+    """program/*.json: the calls of each pipeline rank for a number of micro-batches, and the collectives of all ranks.
 
-    `prologue`: before the first call; `epilogue`: after the last one; `update`: with the update of the weights;
-    `reductions`: what each pipeline rank starts to sum between its calls, nothing where a program does not train.
-    `order`: at each position, how many micro-batches of a step cost less than the one that goes there; empty where they
-    go in the order of the data.
+    `prologue`: collectives before the first call; `epilogue`: after the last one; `update`: with the update of weights;
+    `reductions`: sums that each pipeline rank starts between its calls, empty if a program does not train. `order`: for
+    each position, the rank by cost of the micro-batch that runs there, the cheapest being 0; empty if micro-batches are
+    in the order of the data.
     """
 
     schedule: str
@@ -79,11 +79,11 @@ class RunProgram:
 
     @staticmethod
     def from_json(text: str | bytes) -> RunProgram:
-        """Raises FormError."""
+        """Parse the file. Raises FormError."""
         return read(RunProgram, text, "a program")
 
     def to_json(self) -> str:
-        """The text of the file, a line for each call and collective."""
+        """Return the text of the file, with a line for each call and collective."""
         ranks = [
             ",\n".join(
                 f'   ["{body}", {[*micro_batches]}, [{_messages(posts)}], [{_messages(releases)}]]'
@@ -105,7 +105,7 @@ class RunProgram:
 
 
 def _listed(name: str, collectives: Sequence[Collective]) -> str:
-    rows = ",\n".join(f'  ["{kind}", "{of}"]' for kind, of in collectives)
+    rows = ",\n".join(f'  ["{kind}", "{target}"]' for kind, target in collectives)
     return f' "{name}": [\n{rows}\n ]' if rows else f' "{name}": []'
 
 
@@ -115,20 +115,20 @@ def _reductions(ranks: Sequence[Sequence[Reduction]]) -> str:
 
 
 def _messages(ends: Sequence[tuple[int, str]]) -> str:
-    """Items of a JSON list; names of messages have no letter that JSON escapes."""
+    """Return items of a JSON list. Message names need no JSON escapes."""
     return ", ".join([f'[{rank}, "{message}"]' for rank, message in ends]) if ends else ""
 
 
 def check_programs(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> None:
-    """Raise FormError unless a plan has its programs, and those fit it. `programs`: by name, as in train_8."""
+    """Raise FormError unless the programs exist and match the plan. `programs`: by name, such as train_8."""
     sequences = plan.mesh.dp * plan.train.micro_batch
     for _, size in plan.batches:
         name = ProgramName.of("train", size // sequences)
         demand(name in programs, f"batches: there is no program of {size} sequences")
     largest = plan.batches[-1][1]
-    for key, given in {"validate": plan.train.validate, "grpo": plan.train.grpo}.items():
+    for key, setting in {"validate": plan.train.validate, "grpo": plan.train.grpo}.items():
         there = ProgramName.of("evaluate", largest // sequences) in programs
-        demand(given is None or there, f"train.{key}: there is no program for it")
+        demand(setting is None or there, f"train.{key}: there is no program for it")
     for name, program in programs.items():
         fits = len(program.ranks) == plan.mesh.pp and name in ProgramName.all_of(program.micro_batches)
         demand(fits and program.placement == plan.placement, f"program/{name}.json: its sizes")
@@ -137,7 +137,7 @@ def check_programs(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) ->
 
 
 class Exchanged(NamedTuple):
-    """What a body does with a message: `kind` send or receive; `slot` of the micro-batch that it is of."""
+    """A message in a body: `kind` is send or receive; `slot`: index of its micro-batch in the call."""
 
     kind: str
     peer: Rank
@@ -147,7 +147,7 @@ class Exchanged(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a proof counted; peaks are by pipeline rank."""
+    """Counts and peaks of a proof; peaks are by pipeline rank."""
 
     num_ranks: Amount
     num_micro_batches: Amount
@@ -166,10 +166,10 @@ Bodies = Mapping[str, tuple[Exchanged, ...]]  # of one pipeline rank, by name
 
 @dataclass(frozen=True)
 class Certificate:
-    """certificate/*.json: what a proof is of, and what it found.
+    """certificate/*.json: the inputs and results of a proof.
 
     `schedule`: sha256 of the schedule's text. `files`: sha256 of plan, program and stage modules, by path. `bodies`:
-    what each sends and receives, by pipeline rank.
+    messages that each body sends and receives, by pipeline rank.
     """
 
     schedule: str
@@ -179,11 +179,11 @@ class Certificate:
 
     @staticmethod
     def from_json(text: str | bytes) -> Certificate:
-        """Raises FormError."""
+        """Parse the file. Raises FormError."""
         return read(Certificate, text, "a certificate")
 
     def to_json(self) -> str:
-        """The text of the file, a line for each file, fact and body."""
+        """Return the text of the file, with a line for each file, fact and body."""
         parts = [
             f' "schedule": {json.dumps(self.schedule)}',
             _lines("files", self.files),
@@ -212,5 +212,5 @@ class BuildManifest:
 
     @staticmethod
     def from_json(text: str | bytes) -> BuildManifest:
-        """Raises FormError."""
+        """Parse the file. Raises FormError."""
         return read(BuildManifest, text, "a manifest")

@@ -1,4 +1,4 @@
-"""Quantities that change while a run goes on: the learning rate, phased values, the batch."""
+"""Quantities that change during a run: the learning rate, phased values, the batch size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.contract import Batches, PlannedPhase, RecipeRatePhase, RunPlan
 
 
 def learning_rate(phases: Sequence[RecipeRatePhase], tokens: int) -> float:
-    """The rate of the step after which `tokens` tokens have been trained on; past the last phase its end."""
+    """Return the rate of the step that ends at `tokens` trained tokens. After the last phase, its final rate."""
     begin = 0
     for phase in phases:
         start, end, end_tokens = phase.start, phase.end, phase.end_tokens
@@ -24,25 +24,25 @@ def learning_rate(phases: Sequence[RecipeRatePhase], tokens: int) -> float:
 
 
 def value_at(phases: Sequence[PlannedPhase], tokens: int) -> float:
-    """The value of a phased quantity when `tokens` tokens have been trained on."""
+    """Return the value of a phased quantity at `tokens` trained tokens."""
     return next(p.value for p in phases if p.until_tokens is None or tokens < p.until_tokens)
 
 
 def batch_at(batches: Batches, sequence: int, tokens: int) -> int:
-    """Sequences of the step that begins when `tokens` tokens have been trained on."""
+    """Return the sequences of the step that begins at `tokens` trained tokens."""
     return max((first, size) for first, size in _growth(batches, sequence) if first <= tokens)[1]
 
 
 def tokens_after(batches: Batches, sequence: int, steps: int) -> int:
-    """Tokens that the first `steps` steps train on."""
+    """Return the tokens of the first `steps` steps."""
     growth = _growth((*(each for each in batches if each[0] < steps), (steps, 0)), sequence)
     return growth[-1][0]
 
 
 def tokens_to_train(plan: RunPlan) -> int:
-    """Tokens that a build trains on, counted from its first: of the run, or of a phase up to the beginning of the next.
+    """Return the tokens that a build trains on: of the run, or of a phase up to the start of the next.
 
-    A phase that another follows ends with a whole step, where that one begins.
+    A phase that another follows ends with a whole step.
     """
     train = plan.train
     is_followed = train.within is not None and not train.within.is_last
@@ -50,7 +50,7 @@ def tokens_to_train(plan: RunPlan) -> int:
 
 
 def last_step(batches: Batches, sequence: int, step: int, tokens: int, total: int) -> int:
-    """The step that trains on token `total`, where `tokens` have been trained on after `step`."""
+    """Return the step that trains on token `total`, if `tokens` were trained on after `step`."""
     growth = _growth(batches, sequence)
     for (first, size), after in zip(growth, [*(g[0] for g in growth[1:]), None], strict=True):
         end = total if after is None else min(after, total)
@@ -61,7 +61,7 @@ def last_step(batches: Batches, sequence: int, step: int, tokens: int, total: in
 
 
 def _growth(batches: Batches, sequence: int) -> list[tuple[int, int]]:
-    """(tokens trained on before, sequences of a step) of every size of the batch."""
+    """Return (tokens trained before, sequences of a step) for every batch size."""
     growth, tokens = [(0, batches[0][1])], 0
     for (start, size), (end, following) in pairwise(batches):
         tokens += (end - start) * size * sequence

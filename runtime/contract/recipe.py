@@ -1,4 +1,4 @@
-"""How a run is trained, as plan.json has it: batch, rate, optimizer, checkpoints, and where a phase is in its run."""
+"""The training recipe in plan.json: batch, rate, optimizer, checkpoints, and the phase of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from runtime.system.strict_json import MAX_INT, NumberRange, Pattern
 
-# --- Numbers and words of the files of a build, with their bounds
+# --- Numbers and words in the files of a build, with their bounds
 
 MAX_LAYERS = 10_000
 MAX_STEPS = 10**12
@@ -24,7 +24,7 @@ Kind = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Shape = tuple[Count, ...]
 Batches = tuple[tuple[StepNumber, StepNumber], ...]  # (first step, sequences of a step), ascending
-Placement = Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]  # of stages on pipeline ranks
+Placement = Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]  # stages on pipeline ranks
 
 
 # --- recipe
@@ -41,8 +41,7 @@ class BatchGrowth:
 
 @dataclass(frozen=True)
 class UpdateOfRest:
-    """The file of runtime/state/optimizers that updates what the optimizer itself does not, and what it takes, in
-    order."""
+    """The optimizer of the buckets in `rest`: a file of runtime/state/optimizers, and its settings in order."""
 
     kind: Kind
     settings: Mapping[str, float]
@@ -50,11 +49,10 @@ class UpdateOfRest:
 
 @dataclass(frozen=True)
 class OptimizerRecipe:
-    """How weights are updated: the file of runtime/state/optimizers, and what it takes, in the order in which it takes
-    it.
+    """The optimizer: a file of runtime/state/optimizers, and its settings in the order of its arguments.
 
-    `clip`: the largest global gradient norm, or None. `rest`: what updates the buckets of the rest. `qk_clip`: the
-    largest logit that a head of attention is to have, or None.
+    `clip`: the largest global gradient norm, or None. `rest`: the optimizer of the buckets of the rest. `qk_clip`: the
+    bound for logits of attention heads, or None.
     """
 
     kind: Kind
@@ -67,7 +65,7 @@ class OptimizerRecipe:
 
 @dataclass(frozen=True)
 class RecipeRatePhase:
-    """The learning rate goes from `start` to `end`, where it is after `end_tokens` tokens."""
+    """The learning rate changes from `start` to `end`, which it reaches at `end_tokens` tokens."""
 
     shape: Literal["linear", "constant", "cosine"]
     start: float
@@ -77,20 +75,20 @@ class RecipeRatePhase:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When the run is saved before its end, and which checkpoints stay."""
+    """When the run saves checkpoints before its end, and which are kept."""
 
     every: Count
     keep: Count
     best: Amount
     keep_every: Count | None
     failure: Literal["continue", "stop"]
-    background: bool = True  # whether they are written while the run trains on
-    to: tuple[str, ...] = ("local",)  # the folder of the run, and folders or URLs that each is copied to
+    background: bool = True  # whether they are written while training continues
+    to: tuple[str, ...] = ("local",)  # the run folder, and folders or URLs for copies
 
 
 @dataclass(frozen=True)
 class Validation:
-    """When the held-out loss is measured, and over how many global batches. `ema`: with the moving average, too."""
+    """When the validation loss is measured, and over how many global batches. `ema`: also for the moving average."""
 
     every: Count
     batches: Count
@@ -99,7 +97,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class EmaRecipe:
-    """The moving average of the weights, of which a step leaves the share `decay`."""
+    """The moving average of the weights. `decay`: the share that a step keeps."""
 
     decay: Share
     dtype: Dtype
@@ -111,8 +109,8 @@ Deviations = Annotated[float, NumberRange(0)] | None
 
 @dataclass(frozen=True)
 class SpikeRecipe:
-    """How many standard deviations above the mean of a window the loss or gradient norm of a spike is, and what then
-    follows."""
+    """A spike: a loss or gradient norm this number of standard deviations above the mean of a window; and the
+    action."""
 
     loss: Deviations
     norm: Deviations
@@ -121,10 +119,10 @@ class SpikeRecipe:
 
 @dataclass(frozen=True)
 class HealthRecipe:
-    """What follows a step whose loss or gradient norm is not finite or a spike, of the mean of `window` steps.
+    """The action after a step whose loss or gradient norm is not finite, or a spike over `window` steps.
 
-    A rollback is of `back` steps; after `most` skips and rollbacks in a window the run ends. `rerun`: the step is first
-    computed again. `hash`: steps between comparisons of replicas.
+    A rollback goes back `back` steps; after `most` skips and rollbacks in a window the run ends. `rerun`: first
+    recompute the step. `hash`: steps between comparisons of replicas.
     """
 
     not_finite: Action
@@ -138,8 +136,8 @@ class HealthRecipe:
 
 @dataclass(frozen=True)
 class RewardRecipe:
-    """What a completion is rewarded for. `pattern`: of "regex". `file`: of "python", where the build has it; its
-    `function` may take so many `seconds` for those of a rank. `named`: what the spec calls the file, for messages."""
+    """A reward of completions. `pattern`: for "regex". `file`: for "python", its path in the build; its `function` may
+    take `seconds` for the completions of a rank. `named`: path of the file in the spec, for messages."""
 
     name: Annotated[str, Pattern(r"[A-Za-z_]\w{0,63}")]
     check: Literal["exact", "format", "regex", "python"]
@@ -153,12 +151,12 @@ class RewardRecipe:
 
 @dataclass(frozen=True)
 class GrpoRecipe:
-    """Training on completions that the model writes, by their rewards: `group` completions of a prompt.
+    """GRPO: training on completions of the model by their rewards, with `group` completions per prompt.
 
-    `prompt` and `completion`: tokens of the longest. `temperature` divides logits. A rollout is trained on `iterations`
-    times. Ratios are clipped to 1 - clip_low .. 1 + clip_high. `kl`: weight of the divergence from the weights that
-    the run began with, which `kl_form` estimates. `loss`: how tokens are averaged. `scale`: what advantages are divided
-    by. `slots`: completions that a column writes at the same time; None: all of a step.
+    `prompt`, `completion`: most tokens of each. `temperature` divides logits. A rollout is trained on `iterations`
+    times. Ratios are clipped to 1 - clip_low .. 1 + clip_high. `kl`: weight of the KL divergence from the initial
+    weights; `kl_form`: its estimator. `loss`: how tokens are averaged. `scale`: the divisor of advantages. `slots`:
+    completions that a column generates concurrently; None for all of a step.
     """
 
     group: Annotated[int, NumberRange(2, 1024)]
@@ -178,8 +176,8 @@ class GrpoRecipe:
 
 @dataclass(frozen=True)
 class Initial:
-    """The checkpoint that a run's weights begin with. `path` is relative to the folder of the spec, `sha256` is that of
-    its manifest. `model_type` and `context` are those of the published model that it once was, if it was one."""
+    """The checkpoint of a run's initial weights. `path` is relative to the folder of the spec; `sha256`: digest of its
+    manifest. `model_type`, `context`: of the published model that it was imported from, if any."""
 
     path: Annotated[str, Pattern(".{1,4096}")]
     sha256: Annotated[str, Pattern("[0-9a-f]{64}")]
@@ -189,7 +187,7 @@ class Initial:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is trained beside frozen weights: W has `factor` · B · A added, A of `rank` rows, `on` these matrices."""
+    """An adapter of frozen weights: W + `factor` · B · A, where A has `rank` rows, `on` these matrices."""
 
     kind: Literal["lora"]
     rank: Count
@@ -199,9 +197,9 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PhaseSteps:
-    """Where a phase is in its run: its number from 1, how many there are, and the steps and tokens of those before it.
+    """The place of a phase in its run: its number from 1, the number of phases, and the steps and tokens before it.
 
-    `longest`: tokens of the longest sequence of the run. The phase reads whole pieces of so many tokens.
+    `longest`: tokens of the longest sequence of the run. The phase reads whole pieces of this length.
     """
 
     number: Count
@@ -217,7 +215,7 @@ class PhaseSteps:
 
 @dataclass(frozen=True)
 class TrainRecipe:
-    """Recipe of the run, or of a phase of it: then `tokens` are the phase's, and the rate is that of the whole run."""
+    """The recipe of a run or a phase. In a phase, `tokens` are the phase's, and `rate` is that of the whole run."""
 
     sequence: Count
     micro_batch: Count

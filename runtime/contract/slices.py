@@ -1,4 +1,4 @@
-"""What a rank holds of a logical tensor that tensor ranks split: ranges of it along one dimension."""
+"""Slices of logical tensors that are sharded over tensor ranks: ranges along one dimension."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from runtime.contract.recipe import Amount, Count
 
 @dataclass(frozen=True)
 class Slice:
-    """Ranges [begin, end) of a logical tensor along a dimension, ascending and apart. A rank holds them one behind the
-    other, as one tensor.
+    """Ranges [begin, end) of a logical tensor along a dimension, ascending and disjoint. A rank holds them
+    concatenated, as one tensor.
 
-    There are several where a product is fused: of the rows [queries | keys | values] a rank holds some of each.
+    A fused product has several ranges: of the rows [queries | keys | values] a rank holds some of each.
     """
 
     dimension: Amount
@@ -23,16 +23,16 @@ class Slice:
 
     @property
     def extent(self) -> int:
-        """What is held along the dimension."""
+        """Held extent along the dimension."""
         return sum(end - begin for begin, end in self.ranges)
 
     @property
     def text(self) -> str:
-        """The slice in a few letters: 0:0-64,128-160."""
+        """Short text of the slice: 0:0-64,128-160."""
         return f"{self.dimension}:{','.join(f'{begin}-{end}' for begin, end in self.ranges)}"
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is a slice of tensors of a shape, and not all of one."""
+        """Whether it is a proper slice of tensors with a shape."""
         if self.dimension >= len(shape) or not self.ranges:
             return False
         ends = [0, *(place for each in self.ranges for place in each), shape[self.dimension]]
@@ -40,23 +40,23 @@ class Slice:
         return inside and self.extent < shape[self.dimension]
 
 
-def held_shape(shape: tuple[int, ...], of: Slice | None) -> tuple[int, ...]:
-    """The shape of what a rank holds of a tensor of `shape`; None: all of it."""
-    return shape if of is None else (*shape[: of.dimension], of.extent, *shape[of.dimension + 1 :])
+def held_shape(shape: tuple[int, ...], held: Slice | None) -> tuple[int, ...]:
+    """Return the shape of a slice of a tensor of `shape`; None for the whole tensor."""
+    return shape if held is None else (*shape[: held.dimension], held.extent, *shape[held.dimension + 1 :])
 
 
-def held_elements(shape: tuple[int, ...], of: Slice | None) -> int:
-    """The elements that a rank holds of a tensor of `shape`."""
-    return math.prod(held_shape(shape, of))
+def held_elements(shape: tuple[int, ...], held: Slice | None) -> int:
+    """Return the number of elements of a slice of a tensor of `shape`."""
+    return math.prod(held_shape(shape, held))
 
 
 def tiling_problem(shape: tuple[int, ...], slices: Iterable[Slice | None]) -> str:
-    """Why slices are not all of a tensor, each of its elements in one of them; "" if they are. O(n log n)."""
-    given = list(slices)
-    if given == [None]:
+    """Return why slices do not have each element of a tensor exactly once, or "". O(n log n)."""
+    parts = list(slices)
+    if parts == [None]:
         return ""
-    several = [each for each in given if each is not None]
-    if len(several) < len(given):
+    several = [each for each in parts if each is not None]
+    if len(several) < len(parts):
         return "all of it is held twice"
     if len({each.dimension for each in several}) > 1:
         return "its slices are along several dimensions"

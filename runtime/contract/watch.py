@@ -1,4 +1,4 @@
-"""watch.json of a build: what those who watch a run need to know of it, and where its numbers go. No rank reads it."""
+"""watch.json of a build: facts for viewers of a run, and the destinations of its metrics. Ranks do not read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class LinkTraffic:
-    """What a planned step moves over all links of a class for one purpose, with even load on the experts."""
+    """Planned traffic of a step over all links of a class, for one purpose, with balanced experts."""
 
     level: Text
     purpose: Text
@@ -24,7 +24,7 @@ class LinkTraffic:
 
 @dataclass(frozen=True)
 class MetricsSinks:
-    """Where the numbers of a run go besides its folder, as the `metrics` block says it."""
+    """Destinations of metrics besides the run folder, from the `metrics` block."""
 
     tensorboard: bool = False
     prometheus: Annotated[int, NumberRange(0, 65535)] | None = None  # port
@@ -36,11 +36,11 @@ class MetricsSinks:
 
 @dataclass(frozen=True)
 class WatchFacts:
-    """What is predicted of a step of the largest batch, as `dsc plan` shows it; bytes of a device, by pipeline rank.
+    """Predictions for a step of the largest batch, as in `dsc plan`; bytes of a device are by pipeline rank.
 
-    `flops_per_token`: of training, attention masked. `peak_flops`: of all devices in BF16, None where one has no peak.
-    `step_s`: with the completions that it learns from. `bubble`: share of that in which the mean rank waits in the
-    pipeline. `calibrated`: False where times are those of another CPU, so that they say little of this machine.
+    `flops_per_token`: of training, with masked attention. `peak_flops`: of all devices in BF16, None if one has no
+    known peak. `step_s`: including the generation of completions. `bubble`: share of the step that the mean rank waits
+    in the pipeline. `calibrated`: False if times are from another CPU, so that they do not apply to this machine.
     """
 
     run: Text
@@ -62,10 +62,10 @@ class WatchFacts:
     calibrated: bool = True
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         return pretty(self)
 
     @staticmethod
     def from_json(text: str | bytes) -> WatchFacts:
-        """The value of the text. Raises FormError."""
+        """Parse the file. Raises FormError."""
         return read(WatchFacts, text, "a watch file")

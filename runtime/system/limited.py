@@ -1,14 +1,14 @@
-"""A process with limits for what others wrote: a reward of the user, a pattern, a chat template.
+"""A process with limits for untrusted code: a reward of the user, a pattern, a chat template.
 
-Such text may run without end, fill memory, print, fork or end its process. `Limited` starts `python -P -m MODULE
-DATA_BYTES`, asks it and limits the time. `serve` is what that module runs: it limits the memory and answers.
+Such code may run forever, fill memory, print, fork or exit. `Limited` starts `python -P -m MODULE DATA_BYTES`, sends
+questions and limits the time. That module runs `serve`, which limits the memory and answers.
 
 Standard input has a line of JSON for each question, and standard output one for each answer: an object, or {"fault":
-why not, "hint": what to do}, and its end. The first question says what the process is for. What the text prints goes to
-standard error, and it reads an empty standard input.
+reason, "hint": what to do}, after which the process ends. The first question has the code. Its output goes to standard
+error, and its standard input is empty.
 
-The process is two. The outer one waits for the inner one, which runs the text, and then ends all that it has started: a
-process that leaves its session and its parent becomes a child of the outer one (PR_SET_CHILD_SUBREAPER).
+There are two processes. The outer one waits for the inner one, which runs the code, and then kills everything that it
+has started: a process that leaves its session and its parent becomes a child of the outer one (PR_SET_CHILD_SUBREAPER).
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from typing import IO, Any
 
 from runtime.system.outcome import death_text
 
-# --- Limits that a process sets for itself before it runs what others wrote: a tokenizer, a table, a reward
+# --- Limits that a process sets for itself before it runs untrusted code: a tokenizer, a table, a reward
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread ends that started it, and write no core file."""
+    """Let the kernel kill this process when the thread that started it ends, and disable core files."""
     ends_with_parent_by(signal.SIGKILL)
     limit(resource.RLIMIT_CORE, 0)
 
 
 def ends_with_parent_by(sent: signal.Signals) -> None:
-    """Let the kernel send a signal to this process when the thread ends that started it."""
+    """Let the kernel send a signal to this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(1, sent)  # PR_SET_PDEATHSIG
 
 
 def take_orphans() -> None:
-    """Make this process the parent of each process below it whose own parent ends."""
+    """Make this process adopt descendants whose parent ends."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def limit(which: int, soft: int) -> None:
-    """Set the soft limit of a resource (resource.RLIMIT_*), or its hard limit where that is lower."""
+    """Set the soft limit of a resource (resource.RLIMIT_*), at most to the hard limit."""
     _, hard = resource.getrlimit(which)
     resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def cap(which: int, most: int) -> None:
-    """Set both limits of a resource, which this process and those that it starts cannot raise again."""
+    """Set both limits of a resource, so that this process and its children cannot raise it again."""
     _, hard = resource.getrlimit(which)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(which, (most, most))
 
 
 def too_much_memory(data_bytes: int) -> str:
-    """What is said of a process that needs more memory than its limit."""
+    """Return the message for a process that exceeds its memory limit."""
     return f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"
 
 
@@ -71,17 +71,17 @@ def too_much_memory(data_bytes: int) -> str:
 Object = Mapping[str, Any]
 Answer = Callable[[Object], Object]
 MAX_ANSWER_BYTES = 64 << 20
-SAID_BYTES = 4096  # of what the text prints, the last of which an error shows
+SAID_BYTES = 4096  # kept output of the code; an error shows the last line
 MAX_SAID = 2000  # characters of a reason
-END_S = 5.0  # for the outer process to end the others
-# The variables of the environment that the process gets: no key of a service, and no GPU.
+END_S = 5.0  # for the outer process to end its children
+# Environment variables that the process gets: no credentials, and no GPU.
 PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 SET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 ROOT = Path(__file__).parents[2]  # of the packages
 
 
 class FaultError(Exception):
-    """Why there is no answer, and what to do."""
+    """The code cannot answer. The message is the reason; `hint` says what to do."""
 
     def __init__(self, fault: str, hint: str) -> None:
         super().__init__(fault)
@@ -89,16 +89,16 @@ class FaultError(Exception):
 
 
 class LateError(Exception):
-    """An answer does not come in time."""
+    """An answer does not arrive in time."""
 
 
 class DeadError(Exception):
-    """The process has ended; the message says how, and the last that it printed."""
+    """The process has ended. The message says how, and its last output line."""
 
 
-# ---------------------------------------------------------------- who asks
+# ---------------------------------------------------------------- the parent process
 class Limited:
-    """The process of a module, started at once; `folder`: where it runs. It ends with the thread that starts it."""
+    """The process of a module, started immediately in `folder`. It ends with the thread that started it."""
 
     def __init__(self, module: str, data_bytes: int, folder: Path | None = None) -> None:
         self._said = b""
@@ -116,7 +116,7 @@ class Limited:
             os.set_blocking(stream.fileno(), False)
 
     def answer(self, question: Object, seconds: float) -> dict[str, Any]:
-        """The answer to a question. Raises FaultError, LateError and DeadError; the last two end the process."""
+        """Return the answer to a question. Raises FaultError, LateError or DeadError; the last two end the process."""
         line = self._exchanged(json.dumps(question).encode() + b"\n", seconds)
         if line is None:
             self.close()
@@ -124,18 +124,18 @@ class Limited:
         if not line.endswith(b"\n"):
             raise DeadError(self._death())
         try:
-            found = json.loads(line)
+            reply = json.loads(line)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            reply = None
+        if not isinstance(reply, dict):
             self.close()
             raise DeadError("its process wrote what is no answer")
-        if "fault" in found:
-            raise FaultError(found["fault"], found["hint"])
-        return found
+        if "fault" in reply:
+            raise FaultError(reply["fault"], reply["hint"])
+        return reply
 
     def close(self) -> None:
-        """End the process, and what it has started."""
+        """End the process and its children."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
@@ -151,7 +151,7 @@ class Limited:
         return stdin, stdout, stderr
 
     def _exchanged(self, question: bytes, seconds: float) -> bytes | None:
-        """The line that follows a question: a part of it if the process ends, None if it does not come in time."""
+        """Send a question. Return the next line: a part of it if the process ends, None after the time limit."""
         stdin, stdout, stderr = self._streams
         end, line, rest = time.monotonic() + seconds, bytearray(), memoryview(question)
         with selectors.DefaultSelector() as selector:
@@ -163,7 +163,7 @@ class Limited:
                     if key.fileobj is stdin:
                         try:
                             rest = rest[os.write(stdin.fileno(), rest) :]
-                        except BrokenPipeError:  # it has ended: what it said is read below
+                        except BrokenPipeError:  # the process has ended: its output is read below
                             rest = rest[:0]
                         if not rest:
                             selector.unregister(stdin)
@@ -180,24 +180,24 @@ class Limited:
         return None
 
     def _death(self) -> str:
-        """How the process has ended, and the last that it printed."""
+        """Return how the process ended, and its last output line."""
         try:
             code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:  # its pipe is closed, and it goes on
+        except subprocess.TimeoutExpired:  # its pipe is closed, but it is still running
             self.close()
             return "its process closed its answers"
         with suppress(BlockingIOError):
             self._said += os.read(self._streams[2].fileno(), 1 << 16)
         self.close()
-        how = f"was {death_text(-code)}" if code < 0 else f"ended with code {code}"
+        ending = f"was {death_text(-code)}" if code < 0 else f"ended with code {code}"
         last = (self._said.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-        return f"its process {how}{last and ': '}{last}"
+        return f"its process {ending}{last and ': '}{last}"
 
 
-# ---------------------------------------------------------------- who answers
+# ---------------------------------------------------------------- the limited process
 def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
-    """Answer the questions of standard input until it ends; the exit code. `begin`: from the first question to what
-    answers the others. FaultError of either ends the process."""
+    """Answer the questions of standard input until it ends. Return the exit code. `begin`: takes the first question,
+    and returns the function that answers the others. A FaultError ends the process."""
     _keep()
     end_with_parent()
     cap(resource.RLIMIT_CORE, 0)
@@ -206,7 +206,7 @@ def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
     me = os.getpid()
 
     def say(answer: Object) -> None:
-        if os.getpid() != me:  # a fork of the text, which has come back here
+        if os.getpid() != me:  # a fork made by the code has returned here
             os._exit(0)
         sys.stdout.flush()
         answers.write(json.dumps(answer).encode() + b"\n")
@@ -229,7 +229,7 @@ def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
 
 
 def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The questions and the answers, where nothing that the text prints or reads can reach them."""
+    """Return streams for questions and answers that the code's input and output cannot reach."""
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -238,8 +238,8 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _keep() -> None:
-    """Go on in a child. This process waits until the child ends or SIGTERM comes, ends all that is left, and then ends
-    as the child did."""
+    """Fork, and return in the child. The parent waits for the end of the child or for SIGTERM, kills all remaining
+    descendants, and ends with the child's status."""
     ends_with_parent_by(signal.SIGTERM)
     take_orphans()
     awaited = {signal.SIGTERM, signal.SIGCHLD}
@@ -249,20 +249,20 @@ def _keep() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):  # whoever asks sees that the child's are closed
+    for descriptor in range(3):  # so the asking process notices when the child closes its own
         os.dup2(nowhere, descriptor)
     status = None
     while status is None and signal.sigwait(awaited) == signal.SIGCHLD:
         status = _reaped(child)
-    while True:  # their children become ours as they end
+    while True:  # children of killed processes become ours
         for pid in _children():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            pid, found = os.wait()
+            pid, ended_status = os.wait()
         except ChildProcessError:
             break
-        status = found if pid == child else status
+        status = ended_status if pid == child else status
     code = os.waitstatus_to_exitcode(status or 0)
     if code < 0:
         if -code != signal.SIGKILL:
@@ -273,19 +273,19 @@ def _keep() -> None:
 
 
 def _reaped(child: int) -> int | None:
-    """The status of the child, if it is among those that have ended."""
+    """Reap ended processes. Return the status of the child, if it is among them."""
     status = None
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            status = found[1] if found[0] == child else status
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = ended[1] if ended[0] == child else status
     return status
 
 
 def _children() -> list[int]:
-    """The children of this process. A kernel without CONFIG_PROC_CHILDREN lists them nowhere."""
-    found = []
+    """Return the children of this process, also on kernels without CONFIG_PROC_CHILDREN."""
+    pids = []
     for folder in Path("/proc").glob("[1-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             if int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids

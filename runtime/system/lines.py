@@ -1,13 +1,13 @@
-"""Files of JSON lines that a run appends to while it trains: metrics, traces and events. One object a line.
+"""JSON Lines files that a run appends to during training: metrics, traces and events.
 
     lines = Lines(run / "metrics.jsonl", resume_step=30, say=print)
     lines.write({"step": 31, "loss": 4.2})
 
-A file that cannot be written (a full disk, missing permission) does not end a run: `say` is told once, the lines are
-kept in memory and written as soon as the file can be. A resume deletes nothing: damaged lines and lines of later steps
-are moved to files beside this one.
+A file that cannot be written (a full disk, missing permission) does not end a run: `say` is called once, and the lines
+are kept in memory and written later. A resume deletes nothing: damaged lines and lines of later steps are moved to
+other files next to this one.
 
-JSON has no NaN: such a value is null, and the row says which and what, `"not_finite": {"loss": "nan"}`.
+JSON has no NaN: such a value is null, and the row has its name and value, `"not_finite": {"loss": "nan"}`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from typing import Any, BinaryIO
 from runtime.system.regular_files import open_regular
 
 NOT_FINITE = "not_finite"
-MOST_KEPT_BYTES = 16 << 20  # of lines that cannot be written yet: some 50,000 rows of metrics
-HALF_S = 0.02  # in which a line that is being written grows
-_PIECE_BYTES = 1 << 20  # longest line that is read whole; a longer one is damaged
+MOST_KEPT_BYTES = 16 << 20  # of unwritten lines: some 50,000 rows of metrics
+HALF_S = 0.02  # a line that is being written grows within this time
+_PIECE_BYTES = 1 << 20  # a longer line counts as damaged
 
 
 def to_stderr(text: str) -> None:
-    """Print a message to standard error, which for a rank is its log."""
+    """Print a message to standard error, which is the log of a rank."""
     with suppress(OSError, ValueError):  # a full disk, or closed
         print(text, file=sys.stderr, flush=True)
 
 
 def utc_now() -> str:
-    """The time as ISO 8601 in UTC: 2026-01-31T12:00:00.123Z."""
+    """Return the time as ISO 8601 in UTC: 2026-01-31T12:00:00.123Z."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class JsonLines:
     """Appends JSON objects to the file `path`; no method raises OSError. Several threads may write.
 
-    `resume_step`: lines whose "step" is later belong to a training that this one replaces. They and damaged lines are
-    moved aside before the first line is written (`move_aside`). None: the file is left as it is, and several processes
-    may append to it. `say` gets messages for the user.
+    `resume_step`: lines with a later "step" are from before the resume. They and damaged lines are moved aside before
+    the first line is written (`move_aside`). None: the file is not changed, and several processes may append to it.
+    `say` gets messages for the user.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class JsonLines:
     ) -> None:
         self._path, self._resume_step, self._say, self._noun = path, resume_step, say, noun
         self._file = -1
-        self._kept: deque[bytes] = deque()  # not written yet, the oldest first
+        self._kept: deque[bytes] = deque()  # not written yet, oldest first
         self._kept_bytes = 0
         self._dropped = 0
         self._fails = False
-        self._lock = threading.RLock()  # a signal may come to the thread that holds it
+        self._lock = threading.RLock()  # a signal handler may run in the thread that holds it
         if resume_step is not None:
-            self._flush()  # what is moved aside is said now, and readers find the file as it will go on
+            self._flush()  # reports moved lines now, so that readers find the final file
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row: JSON values, and floats that are not finite."""
+        """Append a row of JSON values, where floats may be non-finite."""
         line = (render_row(row) + "\n").encode()
         with self._lock:
             self._kept.append(line)
@@ -77,7 +77,7 @@ class JsonLines:
             self._flush()
 
     def close(self) -> None:
-        """Try once more to write what is kept, and say how much is lost if that fails."""
+        """Try again to write the kept lines, and report how many are lost if that fails."""
         with self._lock:
             self._flush()
             if lost := len(self._kept) + self._dropped * self._fails:
@@ -88,7 +88,7 @@ class JsonLines:
                 self._file = -1
 
     def _flush(self) -> None:
-        """Write all that is kept, or say once why that is not possible."""
+        """Write all kept lines, or report once why that is impossible."""
         try:
             if self._file < 0:
                 self._open()
@@ -118,10 +118,10 @@ class JsonLines:
 
 
 def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Rows from byte `start` on, and where the next one will begin. Lines that are no row are passed over.
+    """Return the rows from byte `start` on, and the start of the next one. Lines that are no row are skipped.
 
-    A row is an object with a whole number "step". A file that is shorter than `start` was replaced, and is read from
-    its beginning; one that is missing or cannot be read has no rows.
+    A row is an object with an integer "step". A file shorter than `start` was replaced, and is read from its beginning.
+    A missing or unreadable file has no rows.
     """
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY, follow=True), "rb") as file:
@@ -136,7 +136,7 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
 
 
 def render_row(row: Mapping[str, Any]) -> str:
-    """One line of JSON."""
+    """Return a row as one line of JSON."""
     not_finite: dict[str, str] = {}
     fields = {name: _finite(value, name, not_finite) for name, value in row.items()}
     return json.dumps(fields | ({NOT_FINITE: not_finite} if not_finite else {}), allow_nan=False)
@@ -165,7 +165,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _append(file: int, line: bytes, *, shared: bool) -> None:
-    """Append a line in one write, so that lines of several processes do not mix. OSError leaves no half line behind."""
+    """Append a line in one write, so that lines of several processes do not mix. An OSError leaves no partial line."""
     if shared and _ends_in_half(file):
         line = b"\n" + line
     start = os.fstat(file).st_size
@@ -174,16 +174,16 @@ def _append(file: int, line: bytes, *, shared: bool) -> None:
         while written < len(line):
             written += os.write(file, line[written:])
     except OSError:
-        if not shared or os.fstat(file).st_size == start + written:  # else another process has appended since
+        if not shared or os.fstat(file).st_size == start + written:  # else another process has appended meanwhile
             with suppress(OSError):
                 os.ftruncate(file, start)
         raise
 
 
 def _ends_in_half(file: int) -> bool:
-    """Whether the last line is half of one that a process left.
+    """Whether the file ends with a partial line that a process has left.
 
-    For an instant a file ends so, too, while another process writes: its size changes then.
+    A file also ends like this for a moment while another process writes; then its size changes.
     """
     before = -1
     while (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":
@@ -195,11 +195,11 @@ def _ends_in_half(file: int) -> bool:
 
 
 def move_aside(path: Path, step: int, noun: str = "rows") -> str:
-    """Move what a resume at `step` does not go on from out of a file: nothing of it is deleted.
+    """Move lines out of a file that a resume at `step` does not continue. Nothing is deleted.
 
-    Lines of later steps go to metrics.1.jsonl, or to the next number that is free; damaged lines are appended to
-    metrics.damaged.jsonl. The file is replaced in one step, after these are on the disk. Returns what was moved, for
-    the user; "" if nothing was. OSError leaves the file as it was.
+    Lines of later steps go to metrics.1.jsonl, or to the next free number; damaged lines are appended to
+    metrics.damaged.jsonl. The file is replaced atomically, after these are on disk. Return a note for the user, or "".
+    An OSError leaves the file unchanged.
     """
     try:
         source = os.fdopen(open_regular(path, os.O_RDONLY), "rb")
@@ -237,12 +237,12 @@ def _divide(path: Path, source: BinaryIO, step: int, later: list[int], damaged: 
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        undo.pop_all().close()  # closes what is open; nothing is to be undone any more
+        undo.pop_all().close()  # closes the files without undoing anything
     return f"{path}: {'; '.join(notes)}" if notes else ""
 
 
 def _side_file(path: Path, undo: ExitStack) -> BinaryIO:
-    """A file to append to; unless all goes well it is made as it was before."""
+    """Open a file to append to. `undo` restores its old size after an error."""
     file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
     before = os.fstat(file.fileno()).st_size
     undo.push(lambda kind, *_: _restore(path, file, before) if kind else file.close())
@@ -261,7 +261,7 @@ def _beside(path: Path, word: str) -> Path:
 
 
 def _parts(source: BinaryIO, step: int) -> Iterator[tuple[int | str | None, bytes]]:
-    """Lines of a file, and where each belongs: None stays, "damaged", or the number of a step after `step`."""
+    """Yield the lines of a file with their fate: None to keep it, "damaged", or its step if that is after `step`."""
     source.seek(0)
     torn = False  # the piece before was the beginning of this line
     while piece := source.readline(_PIECE_BYTES):

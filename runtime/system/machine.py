@@ -1,4 +1,4 @@
-"""Which machine a process is on, as ranks see it. A container is a machine of its own."""
+"""Identifies the machine of a process. A container is a separate machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """This boot, and the namespaces in which processes and interfaces have names.
+    """Return an identifier of this boot and of the namespaces of processes and network interfaces.
 
-    Two containers of one host have the same boot and may have the same process ids, which name different processes.
+    Two containers of one host have the same boot and may use the same process ids for different processes.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -1,4 +1,4 @@
-"""How a launch ended, in words a person can act on: which rank, during which action, why, and which log to read."""
+"""How a launch ended, for users: which rank, during which action, why, and which log to read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE
 
 
 class ReportedError(RuntimeError):
-    """An error whose message says all that a person needs: it is shown without a traceback, and printable.
+    """An error whose message is complete: it is shown without a traceback, and made printable.
 
-    `of_peer`: another rank has the cause, and says it.
+    `of_peer`: the cause is another rank, which reports it.
     """
 
     def __init__(self, message: str, *, of_peer: bool = False) -> None:
@@ -29,7 +29,7 @@ class ReportedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that was alive when a hang was found: what it was doing, for how long, and where in the code."""
+    """A rank that was alive when a hang was detected: its action, for how long, and its position in the code."""
 
     rank: int
     step: int
@@ -45,17 +45,17 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a launch. `rank`, `step`, `action` and `log` name what failed or hung first, or who was stopped.
+    """The end of a launch. `rank`, `step`, `action` and `log` describe the rank that failed or hung first.
 
     | kind | meaning | exit code |
     |---|---|---|
-    | finished | every rank came to its end | 0 |
+    | finished | every rank finished | 0 |
     | failed | a rank raised, exited or was killed by a signal | 1 |
     | hung | no rank changed its action for the given time | 3 |
-    | stopped | asked to end by SIGINT or SIGTERM, and every rank did after a whole step | 128 + signal |
-    | killed | asked a second time: the ranks were killed | 128 + signal |
+    | stopped | after SIGINT or SIGTERM, every rank ended after a whole step | 128 + signal |
+    | killed | after a second signal, the ranks were killed | 128 + signal |
 
-    (EXIT_USAGE and EXIT_RETRY are of runs that could not begin.)
+    (EXIT_USAGE and EXIT_RETRY are for runs that could not start.)
     """
 
     kind: Kind
@@ -65,8 +65,8 @@ class Outcome:
     action: str = ""
     log: Path | None = None
     detail: str = ""  # last lines of the traceback
-    signal: int = 0  # of stopped and killed
-    waiting: tuple[Waiting, ...] = ()  # of hung, and where a rank is missing
+    signal: int = 0  # for stopped and killed
+    waiting: tuple[Waiting, ...] = ()  # for hung, and for lost ranks
 
     @property
     def ok(self) -> bool:
@@ -77,7 +77,7 @@ class Outcome:
         return {"finished": 0, "failed": 1, "hung": 3}.get(self.kind, 128 + self.signal)
 
     def __str__(self) -> str:
-        """One line, then details indented. Control characters of whatever ranks wrote are shown, not sent."""
+        """Return one line, then indented details. Control characters are escaped."""
         if self.rank is None:
             head = f"{self.kind}: {self.reason}" if self.reason else self.kind
         else:
@@ -89,31 +89,31 @@ class Outcome:
 
 
 def printable(text: str) -> str:
-    """`text` on one line without control characters, which are written as escapes: safe for a terminal."""
+    """Return `text` on one line with escaped control characters: safe for a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """`text` made printable, its middle left out where it is longer than `most` characters."""
+    """Return `text` made printable, without its middle if it is longer than `most` characters."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 
 def refusal_code(error: Exception) -> int:
-    """Exit code for an error that kept a run from beginning: EXIT_RETRY where it may pass, as a full disk does."""
+    """Return the exit code for an error before a run: EXIT_RETRY if it is temporary, such as a full disk."""
     return EXIT_RETRY if isinstance(error, OSError) and error.errno in _PASSING else EXIT_USAGE
 
 
 def oom_kills_so_far() -> int:
-    """Processes killed for want of memory since boot, in any memory group."""
+    """Return the number of out-of-memory kills since boot, in any memory group."""
     match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     return int(match[1]) if match else 0
 
 
 def death_text(signal: int, *, out_of_memory: bool | None = None) -> str:
-    """What a signal that killed a process means.
+    """Describe the signal that killed a process.
 
-    `out_of_memory`: whether the kernel counted such a kill meanwhile, None where nobody looked.
+    `out_of_memory`: whether the kernel counted an out-of-memory kill meanwhile; None if unknown.
     """
     name = signals.Signals(signal).name if signal in set(signals.Signals) else f"signal {signal}"
     if signal != signals.SIGKILL:

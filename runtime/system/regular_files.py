@@ -1,7 +1,7 @@
-"""Reading and writing the files of a run folder: regular files alone, and never through a link that somebody put there.
+"""Reading and writing files of a run folder: only regular files, without following planted links.
 
-A pipe or a device in the place of a file would be waited for. A link would let whoever can write to the folder choose
-which file of the user is overwritten.
+Opening a pipe or a device could block. Following a link would let anyone with write access to the folder choose a file
+of the user to be overwritten.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-MAX_BYTES = 64 << 20  # of a file that is read whole
+MAX_BYTES = 64 << 20  # largest file that is read at once
 
 
 def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
-    """Descriptor of a regular file; OSError for pipes, devices and folders, and for links unless `follow`."""
+    """Open a regular file and return its descriptor. OSError for pipes, devices, folders, and links unless `follow`."""
     more = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = os.open(path, flags | more, 0o644)
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -26,7 +26,7 @@ def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a regular file, or of one that a link leads to. OSError if it has more than `most` bytes."""
+    """Return the content of a regular file. Links are followed. OSError if it has more than `most` bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY, follow=True), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -35,13 +35,14 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step, text in UTF-8: a reader sees the old or the new content. OSError leaves the old one.
+    """Replace a file atomically (text as UTF-8): a reader sees the old or the new content. An OSError keeps the old
+    one.
 
-    A link in the place of the file is replaced too.
+    A link is replaced by a file.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with suppress(FileNotFoundError):
-        temporary.unlink()  # of a writer that was killed, or a link
+        temporary.unlink()  # left by a killed writer, or a link
     try:
         with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""Standard streams of a process that starts others. No torch."""
+"""Standard streams of a process that starts other processes. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def open_streams() -> None:
-    """Let standard streams that are closed lead nowhere, so that no file opened later takes their place."""
+    """Redirect closed standard streams to /dev/null, so that no file opened later gets their descriptor."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -17,7 +17,7 @@ def open_streams() -> None:
 
 
 def tell(text: str) -> None:
-    """Print a line. Where nobody reads or the disk is full, work goes on, and later lines go nowhere."""
+    """Print a line. After an error (closed pipe, full disk) later lines are dropped."""
     try:
         print(text, flush=True)
     except OSError:

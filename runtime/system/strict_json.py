@@ -1,16 +1,16 @@
-"""Frozen dataclasses from JSON and back, by their annotations: `pretty(read(Form, text))` is the text. No torch.
+"""Converts JSON to frozen dataclasses and back, by annotations: `pretty(read(Form, text))` is the text. No torch.
 
 | annotation | in JSON |
 |---|---|
-| a dataclass | an object of exactly its fields; one that has its default is left out |
+| a dataclass | an object of exactly its fields; a field with its default value is left out |
 | a NamedTuple, `tuple[A, B]` | an array of exactly these items |
 | `tuple[A, ...]` | an array |
 | `Mapping[str, A]` | an object of any keys |
-| `Tree` | an object of any keys, whose values nobody reads by name |
+| `Tree` | an object of any keys, whose values are not read by name |
 | int, float, str, bool, Literal, `A \\| None` | themselves; a float may be written as an int |
 
-Annotated holds a number to a Range, a text to a Pattern. What has another form is a FormError that names the path: an
-unknown, missing or repeated key, another type, a value out of its range, a number that is none, nesting without end.
+Annotated limits a number to a NumberRange, a text to a Pattern. Anything else is a FormError that names the path: an
+unknown, missing or repeated key, another type, a value out of range, a NaN, too deep nesting.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_FLOAT = sys.float_info.max
 
 Tree = Mapping[str, Any]
 Form = TypeVar("Form")
-Reader = Callable[[Any, str], Any]  # value, its path → what it is read as
+Reader = Callable[[Any, str], Any]  # (value, its path) → parsed value
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Bounds of a number, both allowed."""
+    """Inclusive bounds of a number."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -46,21 +46,21 @@ class NumberRange:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Regular expression that a whole text matches; a `.` matches any character, and \\w only ASCII."""
+    """Regular expression for a whole text. `.` matches any character, and \\w only ASCII."""
 
     text: str
 
 
 class FormError(ValueError):
-    """JSON has another form than was asked for. The message says where."""
+    """JSON does not have the expected form. The message says where."""
 
 
 class NoJsonError(FormError):
-    """A text is no JSON."""
+    """A text is not JSON."""
 
 
 class _PathError(Exception):
-    """Path of a value in the text, and what is wrong with it; `{thing}` stands for what the text is of."""
+    """Path of a value in the text, and its error; `{thing}` stands for the kind of the text."""
 
     def __init__(self, path: str, words: str = "is not what {thing} has there") -> None:
         super().__init__(path, words)
@@ -68,13 +68,13 @@ class _PathError(Exception):
 
 
 class _Repeated(dict[str, Any]):
-    """A JSON object in which `key` is there twice."""
+    """A JSON object with a repeated `key`."""
 
     key = ""
 
 
 def read(form: type[Form], text: str | bytes, thing: str) -> Form:
-    """The value of a JSON text. `thing`: what the text is of, for the message of the FormError: "a plan"."""
+    """Parse a JSON text. `thing`: the kind of the text, for messages of FormError: "a plan"."""
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
@@ -89,12 +89,12 @@ def read(form: type[Form], text: str | bytes, thing: str) -> Form:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        repeated, seen = _Repeated(found), set[str]()
+    fields_by_key = dict(pairs)
+    if len(fields_by_key) < len(pairs):
+        repeated, seen = _Repeated(fields_by_key), set[str]()
         repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         return repeated
-    return found
+    return fields_by_key
 
 
 # ---------------------------------------------------------------- readers
@@ -106,7 +106,7 @@ def _reader(annotation: Any) -> Reader:
 
 @cache
 def _compiled(annotation: Any) -> Reader:
-    """What reads a value of an annotation; it raises _FaultError for any other value."""
+    """Return the reader of an annotation, which raises _PathError for invalid values."""
     arguments = get_args(annotation)
     origin = get_origin(annotation)
     if origin is Annotated:
@@ -145,7 +145,7 @@ def _checked(holds: Callable[[Any], bool]) -> Reader:
 
 
 def _named(form: Any) -> Reader:
-    """Text with a type of its own, whose `pattern` it matches."""
+    """Return the reader of a str subclass, whose `pattern` the text must match."""
     fullmatch = re.compile(form.pattern, re.ASCII).fullmatch
 
     def reader(value: Any, path: str) -> Any:
@@ -180,7 +180,7 @@ _SCALARS: Mapping[Any, Reader] = {
 
 
 def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
-    """What `inner` reads, held to one Range or one Pattern."""
+    """Return a reader that checks the result of `inner` with one NumberRange or Pattern."""
     (bound,) = bounds
     if isinstance(bound, NumberRange):
         low, high = bound.low, bound.high
@@ -204,7 +204,7 @@ def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
 
 
 def _union(alternatives: tuple[Any, ...]) -> Reader:
-    """None beside one other form, or an object beside what is none."""
+    """Return the reader of a union: None with one other form, or an object with a non-object."""
     objects = [_reader(each) for each in alternatives if is_dataclass(each)]
     others = [_reader(each) for each in alternatives if each is not type(None) and not is_dataclass(each)]
     optional = type(None) in alternatives
@@ -258,14 +258,14 @@ def _dataclass(form: Any) -> Reader:
         for key in value:
             if key not in readers:
                 raise _PathError(_below(path, key), "is no key that {thing} has")
-        found = {}
+        values = {}
         for key, each in readers.items():
             if key not in value and defaults[key] is not MISSING:
                 continue
-            found[key] = each(value[key], _below(path, key)) if key in value else MISSING
-            if found[key] == defaults[key]:  # missing, or written where it would have been left out
+            values[key] = each(value[key], _below(path, key)) if key in value else MISSING
+            if values[key] == defaults[key]:  # missing, or a default that should have been left out
                 raise _PathError(_below(path, key))
-        return form(**found)
+        return form(**values)
 
     return reader
 
@@ -304,43 +304,43 @@ def _below(path: str, key: str) -> str:
 # ---------------------------------------------------------------- writing
 
 _WIDTH = 110  # of a line of JSON
-_quoted = json.JSONEncoder().encode  # of a text as json.dumps has it, which looks at its options first
+_quoted = json.JSONEncoder().encode  # like json.dumps, without its overhead
 
 
 def tree(data: Any) -> Any:
-    """What `json.loads` would give of the text of a value: dicts and lists all the way down."""
+    """Convert a value to nested dicts and lists, like `json.loads` of its text."""
     if is_dataclass(data) or isinstance(data, Mapping):
         return {key: tree(each) for key, each in _pairs(data)}
     return [tree(each) for each in data] if isinstance(data, list | tuple) else data
 
 
 def pretty(data: Any) -> str:
-    """JSON for reading: a value that fits a line is on one line, others a line an item; keys in their order."""
+    """Render readable JSON: a value that fits is on one line, others have a line per item; keys keep their order."""
     return _text(data, 0) + "\n"
 
 
 def _pairs(data: Any) -> Any:
-    """Keys and values of an object of JSON."""
+    """Return the keys and values of a JSON object."""
     if isinstance(data, Mapping):
         return data.items()
     form: Any = type(data)
     always, optional = _keys(form)
-    found = {key: getattr(data, key) for key in always}
+    values = {key: getattr(data, key) for key in always}
     for key, default in optional:
         if (value := getattr(data, key)) != default:
-            found[key] = value
-    return found.items()
+            values[key] = value
+    return values.items()
 
 
 @cache
 def _keys(form: Any) -> tuple[list[str], list[tuple[str, Any]]]:
-    """Names of the fields without a default, and of those with one, which come after them, with it."""
+    """Return the names of the fields without a default, and (name, default) of those with one, which follow them."""
     always = [each.name for each in fields(form) if each.default is MISSING]
     return always, [(each.name, each.default) for each in fields(form) if each.default is not MISSING]
 
 
 def _text(data: Any, depth: int) -> str:
-    # A value that fits a line has items that do, so their texts are made first, and each of them once.
+    # If a value fits on a line, so do its items. So the texts of items are rendered first, each once.
     if isinstance(data, str):
         return _quoted(data)
     if data is None or isinstance(data, int | float):
@@ -351,7 +351,7 @@ def _text(data: Any, depth: int) -> str:
     else:
         begin, end = "{", "}"
         items = [f"{_key(key)}: {_text(each, depth + 1)}" for key, each in _pairs(data)]
-    if 3 * len(items) + depth <= _WIDTH:  # an item takes three characters at least
+    if 3 * len(items) + depth <= _WIDTH:  # an item has at least three characters
         line = ", ".join(items)
         if len(line) + 2 + depth <= _WIDTH and "\n" not in line:
             return begin + line + end
