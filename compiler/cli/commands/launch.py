@@ -22,6 +22,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from compiler.cli.commands.common import reason, wrong
 from compiler.cli.commands.output_files import replace
@@ -32,8 +33,8 @@ from runtime.contract.options import run_name
 from runtime.system.outcome import printable
 
 VERSION = 1  # of the JSON, docs/json.md
-DEFAULTS = {"lead": 300, "restarts": 0}
-DEFAULTS |= {"grace": 300, "resource": [], "gather": 30, "sbatch": [], "field": []}
+DEFAULTS: dict[str, Any] = {"lead": 300, "restarts": 0, "grace": 300, "gather": 30}
+DEFAULTS |= {"resource": [], "sbatch": [], "field": []}
 VOLUME = "/mnt/dsc"  # where the volume of a remote launcher is by default
 OFTEN = 100  # restarts of an elastic run: each node that leaves or returns takes one
 
