@@ -35,8 +35,7 @@ class Goodput:
     restart_s: float
     best_steps: int  # from one checkpoint to the next
     best: float  # the share with it
-    spec_steps: int | None  # as the spec says; None where it asks for no checkpoints
-    of_spec: float | None
+    of_spec: float | None  # the share with those of the spec; None where it asks for none
     checkpoint_bytes: int
 
     @property
@@ -65,7 +64,7 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
     best = best_steps(step_s, mtbf_s, copy_s, write_s)
     asked = spec.train.checkpoint.every if spec.train.checkpoint else None
     of_spec = None if asked is None else every(asked)
-    return Goodput(mtbf_s, copy_s, write_s, failures.restart, best, every(best), asked, of_spec, size)
+    return Goodput(mtbf_s, copy_s, write_s, failures.restart, best, every(best), of_spec, size)
 
 
 def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:

@@ -72,7 +72,7 @@ def test_the_plan_says_what_failures_take() -> None:
     found = plan_of("llama3-8b").goodput
     assert found is not None
     assert found.mtbf_s == 50_000 * HOUR / 256
-    assert found.spec_steps == 1000 and found.of_spec is not None
+    assert found.of_spec is not None
     assert found.best > found.share == found.of_spec
     often = plan_of("llama3-8b", f"train.checkpoint.every={found.best_steps} steps").goodput
     assert often is not None and often.share == found.best

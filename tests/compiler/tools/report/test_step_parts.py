@@ -113,7 +113,7 @@ def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: Planne
 def summarised(report: Report, planned: PlannedStep) -> Report:
     assert report.run is not None
     lost = LostTime(10.0, 8.0, 0.0, 1.5, 0.5)
-    goodput = Goodput(1e5, 1.0, 2.0, 600.0, 100, 0.98, 50, 0.97, 10**9)
+    goodput = Goodput(1e5, 1.0, 2.0, 600.0, 100, 0.98, 0.97, 10**9)
     plan = replace(planned, goodput=goodput, mfu=Flops(causal=0.4, full=0.5))
     return replace(report, planned=plan, run=replace(report.run, metrics=rows(8, HALF), lost=lost))
 
