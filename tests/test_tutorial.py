@@ -1,105 +1,26 @@
-"""The tutorial, typed in by a machine: each of its commands runs, in order, and shows what the page says it shows.
-
-In a ```console block, lines behind `$ ` are commands and what follows is their output: exactly, but for lines `…` that
-stand for any lines. In a ```console about block, numbers may be others. A ```json block is a file, named before it.
-"""
+"""The tutorial, typed in by a machine: each of its commands runs, in order, and shows what the page says it shows."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dsl.load import load
-from tests import progress
+from tests.typed import FENCE, ROOT, environment, steps, type_in
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
-FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMED = re.compile(r"`([\w/.-]+)`:\s*$")  # at the end of the text before a file
-ANY_LINES = "…"
-LONG_WORK = re.compile(r"^compile: .*\n", re.MULTILINE)  # said where it takes some seconds, on a busy machine
-EXIT_DIFFERS = ("dsc diff", "dsc fmt --check")
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command with the output that is shown, or a file with its text."""
-
-    command: str
-    shown: tuple[str, ...]
-    about: bool = False
-    file: str = ""
-
-
-def steps() -> list[Step]:
-    found = []
-    for block in FENCE.finditer(PAGE):
-        kind, about, body = block[1], block[2] == "about", block[3]
-        if kind == "console":
-            assert body.startswith("$ ")
-            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-                command, *shown = part.rstrip("\n").split("\n")
-                found.append(Step(command, tuple(shown), about))
-        elif kind == "json":
-            name = NAMED.search(PAGE[: block.start()])
-            assert name
-            found.append(Step("", (body,), file=name[1]))
-    return found
-
-
-def pattern(step: Step) -> str:
-    """A regular expression of the outputs that the page shows."""
-    parts = []
-    for line in step.shown:
-        if line == ANY_LINES:
-            parts.append(r"(?:.*\n)*?")
-            continue
-        text = re.escape(line)
-        parts.append((re.sub(r"\d(?:[\d,]|\\\.)*", r"[\\d,.]+(?:e-\\d+)?", text) if step.about else text) + "\n")
-    return "".join(parts)
-
-
-def exit_code(step: Step) -> int:
-    if any(line.startswith("error") for line in step.shown):
-        return 2
-    return int(step.command.startswith(EXIT_DIFFERS))
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Home of a newcomer in which every step of the page was done."""
     home = tmp_path_factory.mktemp("home")
-    at = home
-    (home / "bin").mkdir()
-    (home / "bin" / "dsc").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m compiler.cli.main "$@"\n', "utf-8")
-    (home / "bin" / "dsc").chmod(0o755)
-    environment = os.environ | {
-        "HOME": str(home),
-        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "LC_ALL": "C.UTF-8",
-        "COLUMNS": "120",
-    }
-    for step in steps():
-        if step.file:
-            (at / step.file).parent.mkdir(parents=True, exist_ok=True)
-            (at / step.file).write_text(step.shown[0], "utf-8")
-            continue
-        script = f"exec 2>&1\n{step.command}\ncode=$?\npwd > ~/pwd\nexit $code"
-        run = progress.run(["bash", "-c", script], at, environment)
-        at = Path((home / "pwd").read_text("utf-8").strip())
-        assert run.returncode == exit_code(step), f"$ {step.command}\n{run.stdout}"
-        said = LONG_WORK.sub("", run.stdout)
-        assert re.fullmatch(pattern(step), said), f"$ {step.command}\n{run.stdout}"
+    type_in(steps(PAGE), home, environment(home))
     return home
 
 
@@ -145,7 +66,7 @@ def test_it_is_installed_as_the_makefile_does() -> None:
 def test_every_command_of_the_page_is_run() -> None:
     """Inline `dsc …` names options that exist; whole commands are in the blocks."""
     told = re.findall(r"`(dsc [a-z]+)", FENCE.sub("", PAGE))
-    run = {" ".join(step.command.split()[:2]) for step in steps()}
+    run = {" ".join(step.command.split()[:2]) for step in steps(PAGE)}
     assert {"dsc init", "dsc check", "dsc explain", "dsc show", "dsc fmt", "dsc train", "dsc report", "dsc diff",
             "dsc import"} <= run  # fmt: skip
     assert set(told) - run <= {"dsc lsp"}

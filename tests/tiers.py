@@ -75,6 +75,8 @@ NOT_CHECK = (  # slow, and about how far predictions and searches hold
     "tests/specs/test_memory.py",
     "tests/specs/test_trains.py",
     "tests/test_extending",
+    "tests/test_fine_tuning.py",
+    "tests/test_laptop_to_cluster.py",
     "tests/test_progress.py",
     "tests/test_readme.py",
     "tests/test_tools.py",

@@ -44,13 +44,10 @@ def _command(name: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A module's docstring as Markdown; a paragraph of command lines is quoted as it is."""
+    """A module's docstring as Markdown; a paragraph that begins with a command line is quoted as it is."""
     blocks = text.strip().split("\n\n")
     return "\n\n".join(
-        f"```sh\n{block}\n```"
-        if all(line.startswith("dsc ") for line in block.splitlines())
-        else " ".join(block.split())
-        for block in blocks
+        f"```sh\n{block}\n```" if block.startswith("dsc ") else " ".join(block.split()) for block in blocks
     )
 
 

@@ -29,6 +29,7 @@ from runtime.checkpoint.shard_manifest import CheckpointError, digest, find_mani
 from runtime.contract import MoeLayer, RecipeRatePhase, RunPlan
 from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 from runtime.contract.rate import batch_at, learning_rate
+from runtime.contract.weights import is_adapter
 from runtime.data.files import where_paths_start
 from runtime.data.position import Position
 from runtime.observe.health import record
@@ -201,7 +202,8 @@ def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | Non
     held = [name for name in map(StoredName, checkpoint.shapes) if name.kind in (WEIGHT, BIAS, TABLE)]
     if left := [name.name for name in held if name not in wanted]:
         notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
-    if new := sorted(name.name for name in wanted - {*held} if name.kind == WEIGHT):
+    missing = (name.name for name in wanted - {*held} if name.kind == WEIGHT)
+    if new := sorted(name for name in missing if not is_adapter(name)):  # these always begin anew
         notes.append(f"what the checkpoint does not have begins at random: {_listed(new)}")
     return checkpoint, [printable(note) for note in notes]
 
