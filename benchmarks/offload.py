@@ -18,14 +18,14 @@ from compiler.schedule.solver import Solution, Solver, solved_with_copies
 from tests.compiler.schedule.independent import judge
 
 RANKS, MICRO_BATCHES = 8, 24
-CAPS, TIMES = (3, 4, 5), (Fraction(1, 2), Fraction(1), Fraction(2))
-COLUMNS = ("cap", "a copy takes", "without", "**with**", "placement", "bound", "less", "copied")
+CAPS, TIMES = (3, 4, 5), (Fraction(1), Fraction(2))
+COLUMNS = ("cap", "a copy takes", "without", "**with**", "less", "copied")
 
 
 def table() -> Iterator[str]:
     """The lines of the table."""
     yield f"| {' | '.join(COLUMNS)} |"
-    yield f"|---:|---:|---:|---:|:---|{'---:|' * 3}"
+    yield f"|{'---:|' * len(COLUMNS)}"
     for cap in CAPS:
         without = Solver(Costs(), Fraction(cap)).solve(RANKS, MICRO_BATCHES).makespan
         for time in TIMES:
@@ -43,8 +43,8 @@ def row(cap: int, time: Fraction, without: Fraction) -> str:
     copied = sum(map(len, found.measured().timeline.copies)) // 2
     share = percent(Fraction(copied, found.schedule.num_stages * MICRO_BATCHES))
     less = percent(1 - found.makespan / without)
-    cells = (cap, f"{shown(time)} F", shown(without), f"**{shown(found.makespan)}**", found.schedule.stage_placement)
-    return f"| {' | '.join(map(str, (*cells, shown(found.lower_bound), less, share)))} |"
+    cells = (str(cap), f"{shown(time)} F", shown(without), f"**{shown(found.makespan)}**", less, share)
+    return f"| {' | '.join(cells)} |"
 
 
 def _search(solver: Solver) -> Solution:

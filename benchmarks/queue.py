@@ -12,7 +12,7 @@ from compiler.emit.kernels.kernel import LEGS
 from compiler.emit.kernels.linear_fp8 import CLOCKS, rows_by_weight
 
 PROGRAMS = 112  # of 132 SMs, 20 are kept for communication
-TAKEN = (0, 8, 20)  # SMs that communication holds beside those
+SHOWN = (("legs", 0), ("strides", 8), ("legs", 8))  # columns: how tiles are handed out, SMs that communication takes
 CLOCK_HZ = 1.755e9  # of an H100
 DRAW_S = 1.3e-6  # to and from L2, a barrier, and the first loads of what was drawn: an assumption
 
@@ -69,14 +69,12 @@ def size_of(rows: int, out: int, inner: int, gathered: bool) -> tuple[int, float
 
 def section() -> str:
     """The part of docs/kernels.md."""
-    ways = ("strides", "tile by tile", "legs")
-    shown = [(way, taken) for taken in TAKEN for way in ways if (way, taken) != ("strides", 0)]  # that one is 1.00
-    lines = ["| product | tiles | µs a tile | " + " | ".join(f"{way}, −{n}" for way, n in shown) + " |"]
-    lines.append("|---|" + "--:|" * (2 + len(shown)))
+    lines = ["| product | tiles | µs a tile | " + " | ".join(f"{way}, −{n}" for way, n in SHOWN) + " |"]
+    lines.append("|---|" + "--:|" * (2 + len(SHOWN)))
     for name, shape in PRODUCTS.items():
         tiles, tile = size_of(*shape, gathered=name.startswith("experts"))
         whole = times(tiles, tile, 0)["strides"]
-        cells = [f"{times(tiles, tile, taken)[way] / whole:.2f}" for way, taken in shown]
+        cells = [f"{times(tiles, tile, taken)[way] / whole:.2f}" for way, taken in SHOWN]
         lines.append(f"| {name} | {tiles:,} | {tile * 1e6:.1f} | " + " | ".join(cells) + " |")
     return f"{TEXT}\n" + "\n".join(lines) + "\n"
 
@@ -85,15 +83,12 @@ TEXT = f"""## Programs draw their tiles from a queue
 
 Kernels of products and attention start one program for each SM that is left for computing. A program keeps its SM and
 computes one tile after another. If communication takes more SMs than you kept for it, some programs must wait until
-others end. With fixed shares (*strides*), a program that waited then does its whole share alone, and the kernel takes
+others end. With fixed shares (*strides*), such a program then does its whole share alone, and the kernel takes up to
 twice as long. So programs draw their tiles from a queue: a ticket is one part of one of {LEGS} *legs*, and each leg has
-half of the tiles that are left. [ADR 25](adr/0025-programs-draw-their-tiles.md) says what that takes in machine code,
-and what else was tried.
+half of the tiles that are left ([ADR 25](adr/0025-programs-draw-their-tiles.md)).
 
-The table shows times relative to strides with all {PROGRAMS} SMs. −8: communication takes 8 of these SMs. *tile by
-tile*: each draw gives one tile. It is a simulation with the clocks that
-[linear_fp8.py](../compiler/emit/kernels/linear_fp8.py) chooses tiles by, and assumes that a draw takes {
-    DRAW_S * 1e6:.1f} µs. `python -m benchmarks.queue` prints it.
+The table shows times relative to strides with all {PROGRAMS} SMs. −8: communication takes 8 of these SMs. It is a
+simulation (`python -m benchmarks.queue`) that assumes {DRAW_S * 1e6:.1f} µs for a draw.
 """
 
 

@@ -38,38 +38,26 @@ PRODUCTS = ("linear", "grouped_linear")
 # Why pairs are not one call, by what `reason` says of them.
 WHY = {
     "operand of a product": (
-        "A product reads each tile of its operands once for each block of 128 or 192 columns of its result: up to "
-        "56 times at 7,168 columns. A fused kernel would repeat the norm or the quantisation as often. A norm also "
-        "needs the whole row first."
+        "A product reads each tile of its operands up to 56 times. A fused kernel would repeat the norm or the "
+        "quantisation as often."
     ),
     "result of a product": (
         "A program of a product has 128 rows and 128 or 192 columns of the result. A norm needs whole rows, SwiGLU "
         "columns that lie N / 2 apart, attention all keys of a sequence. E4M3 products take 189 to 236 of 255 "
-        "registers: a tile to be quantised in both directions has no room beside them. A product that adds as it "
-        "writes would round once, where a CPU rounds twice ([ADR 14](adr/0014-a-fused-op-is-its-parts.md))."
+        "registers: a tile to be quantised in both directions has no room beside them."
     ),
-    "two products": (
-        "Both read the same rows, 29 MB or less; the second product finds most of them in L2. One product of both "
-        "weights would be possible, but their parameters, gradients and checkpoints are separate."
-    ),
+    "two products": "Both read the same rows, 29 MB or less; the second product finds most of them in L2.",
     "attention": (
-        "A tile has 128 columns and a head of queries 192, so two heads are three tiles. A program for two heads would "
-        "hold 128 × 384 sums in FP32, 192 of 255 registers of a thread, and the scores of both. The program for one "
-        "head already takes 213."
+        "A tile has 128 columns and a head of queries 192. A program for two heads has too few registers: the one for "
+        "one head already takes 213."
     ),
     "norm's gradient by columns": (
-        "The gradient of the queries' norm needs whole rows of 1,536 columns, and quantisation by columns needs 128 of "
-        "these rows: 384 KiB in BF16. An SM has 256 KiB of registers and 227 KiB of shared memory."
+        "The gradient needs whole rows of 1,536 columns, and quantisation by columns 128 of these rows: 384 KiB. An SM "
+        "has 256 KiB of registers."
     ),
     "logits": "`recompute = [logits]` makes one kernel of the head and the cross entropy.",
-    "between": (
-        "Another call needs the first one's result, and the second needs that call's. For example, rows move only "
-        "after the router has chosen experts for all rows."
-    ),
-    "apart": (
-        "The first is in I, the second in W, which may run much later ([ADR 4](adr/0004-w-reads-no-weights.md)). "
-        "Moving work from W into I would lengthen I, for which the previous rank waits."
-    ),
+    "between": "Another call needs the first one's result, and the second needs that call's.",
+    "apart": "The first is in I, the second in W, which may run much later ([ADR 4](adr/0004-w-reads-no-weights.md)).",
 }
 
 
@@ -170,21 +158,18 @@ def section(found: list[Pair]) -> str:
         "## What is not fused, and why",
         "",
         "Some neighbouring calls of `specs/deepseek-v3.dsc` still read or write the same values. *GB* is what one",
-        "kernel in place of two calls would save in a micro-batch, in all layers together. Only pairs of",
-        "at least 1 GB count.",
-        "`python -m benchmarks.side_by_side SPEC` lists the pairs of any spec, and the reason for each.",
+        "kernel in place of two calls would save in a micro-batch, in all layers together. Only pairs of at least",
+        "1 GB count. `python -m benchmarks.side_by_side SPEC` lists the pairs of any spec.",
         "",
-        "| reason | pairs | GB | the largest |",
-        "|---|--:|--:|---|",
+        "| reason | pairs | GB |",
+        "|---|--:|--:|",
     ]
     by: dict[str, list[Pair]] = {}
     for pair in found:
         assert pair.reason, f"{pair}: one kernel could do both"
         by.setdefault(pair.reason, []).append(pair)
     for reason, of in sorted(by.items(), key=lambda item: -sum(pair.bytes for pair in item[1])):
-        largest = max(of, key=lambda pair: pair.bytes)
-        calls = f"`{largest.first}` → `{largest.second}` ({largest.segment} {largest.functions})"
-        lines.append(f"| {reason} | {len(of)} | {sum(pair.bytes for pair in of) / 1e9:.1f} | {calls} |")
+        lines.append(f"| {reason} | {len(of)} | {sum(pair.bytes for pair in of) / 1e9:.1f} |")
     shown = [name for name in WHY if name in by]
     reasons = [fill(f"- *{name}*: {WHY[name]}", 120, subsequent_indent="  ", break_on_hyphens=False) for name in shown]
     return "\n".join([*lines, "", *reasons]) + "\n"

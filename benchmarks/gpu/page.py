@@ -249,17 +249,15 @@ def code(facts: Found) -> str:
         "spills. `python -m benchmarks.gpu --code`\nprints each launch with its arguments."
     )
     head = f"## Machine code\n\n{by}\n"
-    lines = ["| kernels | launches | registers | shared KiB | programs an SM | idle | instructions |"]
-    lines.append("|---|--:|--:|--:|--:|--:|---|")
+    lines = ["| kernels | launches | registers | shared KiB | programs an SM | idle |", "|---|--:|--:|--:|--:|--:|"]
     for name, rows in families(facts).items():
-        kinds = sorted({kind for row in rows for kind in row["instructions"]})
         spans = [
             _span([row["registers"] for row in rows]),
             _span([row["shared_bytes"] // 1024 for row in rows]),
             _span([row["programs"] for row in rows]),
             _span([row["idle"] for row in rows]),
         ]
-        lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} | {', '.join(kinds)} |")
+        lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} |")
     return "\n".join([head, *lines, ""])
 
 

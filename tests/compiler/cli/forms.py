@@ -62,7 +62,7 @@ class _Reader:
 for _text in re.findall(r"```form\n(.*?)```", PAGE.read_text("utf-8"), re.S):
     for _name, _form in _Reader(_text).forms():
         assert _name not in FORMS, f"two forms of one name: {_name}"
-        FORMS[_name] = _form
+        FORMS[_name] = {"time": "string", "event": "string"} | _form if _name.startswith("event_") else _form
 
 
 def faults(document: Any, form: Any, at: str = "$") -> list[str]:
