@@ -1,4 +1,4 @@
-"""Activations: SwiGLU and others, with gate weights, and with operands or results in FP8. T rows, I columns of y."""
+"""Activations: SwiGLU and others, with gate weights, and with FP8 operands or results. T rows, I columns of y."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from runtime.ops.quantise import dequantise, quantise, quantise_both, requantise
 
 # --- SwiGLU: y = silu(g)·u of h = [g | u]. T rows, I columns in each half. Shazeer, "GLU variants", 2020
 
-# Elements at a time, so that the next pass finds in the cache what this one wrote: 6.5 ms, all at once 7.9 (gradients
-# of gated rows, 8192 × 256, FP32, one core).
+# Elements per block, so that the next pass finds the results of this one in the cache: 6.5 ms instead of 7.9 without
+# blocks (gradients of gated rows, 8192 × 256, FP32, one core).
 BLOCK = 2**17
 silu_backward = torch.ops.aten.silu_backward.grad_input  # (dy, x, grad_input=dx), written into a view
 
@@ -50,28 +50,28 @@ def swiglu_dgrad(dy_TI: Tensor, h_TM: Tensor) -> Tensor:
 
 
 def wide_result(x: Tensor) -> Tensor:
-    """Where to put the result x: x itself, or an FP32 buffer to be rounded into it."""
+    """Return the buffer to compute the result x in: x itself, or for BF16 an FP32 buffer that is rounded into x
+    later."""
     return torch.empty_like(x, dtype=torch.float32) if x.dtype == torch.bfloat16 else x
 
 
 def blocks(*by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """A few rows of each tensor at a time; the first has the width that counts."""
+    """Yield a few rows of each tensor at a time. The width of the first tensor determines how many."""
     rows = max(1, BLOCK // by_row[0].shape[1])
     return zip(*(tensor.split(rows) for tensor in by_row), strict=True)
 
 
-# --- Activations beside SwiGLU: with a gate, y = act(g)·u of h = [g | u]; without one, y = act(h). T rows, I columns of
-# y
+# --- Other activations: with a gate, y = act(g)·u of h = [g | u]; without one, y = act(h). T rows, I columns of y
 #
-# GeLU: Hendrycks and Gimpel, arXiv 1606.08415; of gates: Shazeer, arXiv 2002.05202. ReLU²: So et al., arXiv 2109.08668.
-# The clamped SwiGLU is that of GPT-OSS, and with alpha = 1 and shift = 0 that of DeepSeek-V4. Everything is computed in
-# FP32 at least and rounded once.
+# GeLU: Hendrycks and Gimpel, arXiv 1606.08415; gated: Shazeer, arXiv 2002.05202. ReLU²: So et al., arXiv 2109.08668.
+# GPT-OSS uses the clamped SwiGLU; DeepSeek-V4 uses it with alpha = 1 and shift = 0. Everything is computed in at least
+# FP32 and rounded once.
 
 _gelu_backward = torch.ops.aten.gelu_backward
 
 
 def geglu(h_TM: Tensor) -> Tensor:
-    """h_TM [T, 2·I] -> y_TI, with the GeLU by erf."""
+    """h_TM [T, 2·I] -> y_TI, using the exact GeLU (erf)."""
     return _gated(h_TM, "none")
 
 
@@ -81,7 +81,7 @@ def geglu_dgrad(dy_TI: Tensor, h_TM: Tensor) -> Tensor:
 
 
 def geglu_tanh(h_TM: Tensor) -> Tensor:
-    """h_TM [T, 2·I] -> y_TI, with the GeLU by tanh."""
+    """h_TM [T, 2·I] -> y_TI, using the tanh approximation of GeLU."""
     return _gated(h_TM, "tanh")
 
 
@@ -91,7 +91,7 @@ def geglu_tanh_dgrad(dy_TI: Tensor, h_TM: Tensor) -> Tensor:
 
 
 def gelu(h_TI: Tensor) -> Tensor:
-    """h_TI -> y_TI, by erf."""
+    """h_TI -> y_TI, exact (erf)."""
     return _by_rows(torch_gelu, h_TI)
 
 
@@ -101,7 +101,7 @@ def gelu_dgrad(dy_TI: Tensor, h_TI: Tensor) -> Tensor:
 
 
 def gelu_tanh(h_TI: Tensor) -> Tensor:
-    """h_TI -> y_TI, by tanh."""
+    """h_TI -> y_TI, tanh approximation."""
     return _by_rows(lambda h_tI: torch_gelu(h_tI, approximate="tanh"), h_TI)
 
 
@@ -121,7 +121,7 @@ def relu2_dgrad(dy_TI: Tensor, h_TI: Tensor) -> Tensor:
 
 
 def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
-    """h_TM [T, 2·I] -> y_TI = g·sigmoid(alpha·g)·(u + shift), with g cut off at limit and u at ±limit."""
+    """h_TM [T, 2·I] -> y_TI = g·sigmoid(alpha·g)·(u + shift), with g clamped to ≤ limit and u to ±limit."""
     y_TI = h_TM.new_empty((h_TM.shape[0], h_TM.shape[1] // 2))
     for y_tI, h_tM in blocks(y_TI, h_TM):
         g_tI, u_tI = wide(h_tM).chunk(2, dim=-1)
@@ -131,7 +131,7 @@ def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Te
 
 
 def clamped_swiglu_dgrad(dy_TI: Tensor, h_TM: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
-    """dy_TI, h_TM [T, 2·I] -> dh_TM: 0 where an element is cut off."""
+    """dy_TI, h_TM [T, 2·I] -> dh_TM: 0 where an element is clamped."""
     dh_TM = h_TM.new_empty(h_TM.shape)
     for dy_tI, h_tM, dh_tM in blocks(dy_TI, h_TM, dh_TM):
         dy_tI = wide(dy_tI)
@@ -146,7 +146,7 @@ def clamped_swiglu_dgrad(dy_TI: Tensor, h_TM: Tensor, limit: float, alpha: float
 
 
 def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
-    """x_RI, gate_R -> y_RI: every row times its gate weight, which is FP32 at least."""
+    """x_RI, gate_R -> y_RI: every row times its gate weight. Gate weights are at least FP32."""
     return (wide(x_RI) * gate_R[:, None]).to(x_RI.dtype)
 
 
@@ -158,7 +158,7 @@ def gate_rows_dgrad(dy_RI: Tensor, x_RI: Tensor, gate_R: Tensor) -> tuple[Tensor
 
 
 def gate_columns(x_TN: Tensor, z_TN: Tensor, silu: bool) -> Tensor:
-    """x_TN, z_TN -> y_TN = x·silu(z), or x·sigmoid(z): what attention gives, behind a gate of each number."""
+    """x_TN, z_TN -> y_TN = x·silu(z), or x·sigmoid(z): an elementwise gate on the output of attention."""
     z_TN = wide(z_TN)
     gate_TN = torch.nn.functional.silu(z_TN) if silu else torch.sigmoid(z_TN)
     return gate_TN.mul_(wide(x_TN)).to(x_TN.dtype).contiguous()
@@ -194,17 +194,17 @@ def _gated_dgrad(dy_TI: Tensor, h_TM: Tensor, approximate: str) -> Tensor:
 
 
 def _by_rows(function: Callable[..., Tensor], *by_row: Tensor) -> Tensor:
-    """The result of an elementwise function, some rows at a time: what is wider than BF16 is small."""
+    """Apply an elementwise function to a few rows at a time, so that the FP32 intermediates stay small."""
     y_TI = by_row[-1].new_empty(by_row[-1].shape)
     for *rows, y_tI in blocks(*by_row, y_TI):
         y_tI.copy_(function(*map(wide, rows)))
     return y_TI
 
 
-# --- SwiGLU of expert rows, each times its gate weight: y = silu(g)·u·gate of h = [g | u]. R rows, I columns a half
+# --- SwiGLU of expert rows, each times its gate weight: y = silu(g)·u·gate of h = [g | u]. R rows, I columns per half
 #
-# The gate weight is applied here, before the down projection, so that an expert's output need not be kept for its
-# gradient. Gate weights and their gradients are FP32 at least.
+# The gate weight is applied here, before the down projection, so that its gradient does not need the expert's output.
+# Gate weights and their gradients are at least FP32.
 
 
 def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def gated_swiglu_dgrad(dy_RI: Tensor, h_RM: Tensor, gate_R: Tensor) -> tuple[Ten
 
 
 def _dgrad_into(dy_rI: Tensor, h_rM: Tensor, gate_r: Tensor, dh_rM: Tensor, dgate_r: Tensor) -> None:
-    """The gradients of a block of rows, written into `dh_rM` and `dgate_r`."""
+    """Write the gradients of a block of rows into `dh_rM` and `dgate_r`."""
     g_rI, u_rI = h_rM.chunk(2, dim=-1)
     dg_rI, du_rI = dh_rM.chunk(2, dim=-1)
     buffer_rI = silu(g_rI).mul_(dy_rI)
@@ -242,10 +242,10 @@ def _dgrad_into(dy_rI: Tensor, h_rM: Tensor, gate_r: Tensor, dh_rM: Tensor, dgat
     silu_backward(buffer_rI.mul_(gate_r[:, None]), g_rI, grad_input=dg_rI)
 
 
-# --- SwiGLU of an input that was kept in E4M3, in tiles of rows: h ≈ data · scale, widened to FP32 as it is read
+# --- SwiGLU of an input stored in E4M3, in row tiles: h ≈ data · scale, widened to FP32 as it is read
 #
-# R rows, I columns a half, M = 2·I, B tiles of 128 columns of h. Results are BF16; gate weights and their gradients
-# FP32.
+# R rows, I columns per half, M = 2·I, B tiles of 128 columns of h. Results are BF16; gate weights and their gradients
+# are FP32.
 
 
 def swiglu_fp8(h_RM: Tensor, s_RB: Tensor) -> Tensor:
@@ -270,22 +270,22 @@ def gated_swiglu_fp8_dgrad(dy_RI: Tensor, h_RM: Tensor, s_RB: Tensor, gate_R: Te
 
 
 def swiglu_fp8_quantise_requantise(h_RM: Tensor, s_RB: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
-    """h_RM, s_RB -> y by columns q_IR and scales: what F quantised by rows, made again for a weight gradient."""
+    """h_RM, s_RB -> y by columns q_IR, scales: what the forward quantised by rows, recomputed for a weight gradient."""
     return requantise(*quantise(swiglu_fp8(h_RM, s_RB), pow2), pow2)
 
 
 def gated_swiglu_fp8_quantise_requantise(
     h_RM: Tensor, s_RB: Tensor, gate_R: Tensor, pow2: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """h_RM, s_RB, gate_R -> y times the gate weights by columns q_IR and scales."""
+    """h_RM, s_RB, gate_R -> y times the gate weights, by columns q_IR, scales."""
     return requantise(*quantise(gated_swiglu_fp8(h_RM, s_RB, gate_R), pow2), pow2)
 
 
-# --- SwiGLU whose result is quantised in the same pass, and its gradient, which is quantised by rows and by columns
+# --- SwiGLU fused with quantisation of its result, and its gradient fused with quantisation by rows and by columns
 #
-# R rows, I columns a half, M = 2·I. Each is the ops one after the other: a result is rounded to the dtype it would be
-# stored in, and then quantised. `_kept` ops quantise their input as well, for a backward that computes them again;
-# `_fp8` ops read an input that was so kept (`swiglu_fp8`).
+# R rows, I columns per half, M = 2·I. Each equals the separate ops in sequence: the result is rounded to the dtype it
+# would be stored in, then quantised. `_kept` ops also quantise their input, for a backward that recomputes them; `_fp8`
+# ops read such a quantised input (`swiglu_fp8`).
 
 Quantised = tuple[Tensor, Tensor]
 Both = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -302,12 +302,12 @@ def gated_swiglu_quantise(h_RM: Tensor, gate_R: Tensor, pow2: bool = False) -> Q
 
 
 def swiglu_quantise_kept(h_RM: Tensor, pow2: bool = False) -> Both:
-    """h_RM -> q_RI, scales, and of h: q_RM, scales."""
+    """h_RM -> y as q_RI, scales; h as q_RM, scales."""
     return *swiglu_quantise(h_RM, pow2), *quantise(h_RM, pow2)
 
 
 def gated_swiglu_quantise_kept(h_RM: Tensor, gate_R: Tensor, pow2: bool = False) -> Both:
-    """h_RM, gate_R -> q_RI, scales, and of h: q_RM, scales."""
+    """h_RM, gate_R -> y as q_RI, scales; h as q_RM, scales."""
     return *gated_swiglu_quantise(h_RM, gate_R, pow2), *quantise(h_RM, pow2)
 
 

@@ -1,7 +1,7 @@
-"""Biases: a number added to each column, the same in all rows, or that of the expert of each row.
+"""Biases: a number added to each column, either the same for all rows or that of each row's expert.
 
 T rows, N columns · R rows that E experts received: rows offsets[e-1] … offsets[e] are those of expert e. Which expert a
-row belongs to is looked up, so the host need not know how many rows each has. Sums over rows are FP32 beside BF16.
+row belongs to is looked up, so the host need not know how many rows each has. For BF16, sums over rows are FP32.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ def add_grouped_bias_wgrad(dy_RN: Tensor, offsets_E: Tensor, gate_R: Tensor | No
 
 
 def add_grouped_bias_wgrad_(acc_EN: Tensor, dy_RN: Tensor, offsets_E: Tensor, gate_R: Tensor | None = None) -> None:
-    """acc_EN += db_EN of (dy_RN, offsets_E, gate_R): a product, which adds in one order on every device."""
+    """acc_EN += db_EN of (dy_RN, offsets_E, gate_R). A matrix product, so the order of the sum is fixed on every
+    device."""
     experts_E1 = torch.arange(acc_EN.shape[0], device=dy_RN.device)[:, None]
     share_ER = (_experts(offsets_E, dy_RN.shape[0]) == experts_E1).to(wide_dtype(dy_RN.dtype))
     acc_EN.add_((share_ER if gate_R is None else share_ER * wide(gate_R)) @ wide(dy_RN))
 
 
 def _experts(offsets_E: Tensor, num_rows: int) -> Tensor:
-    """[R]: the expert of each row."""
+    """Return the expert of each row, [R]."""
     rows_R = torch.arange(num_rows, dtype=offsets_E.dtype, device=offsets_E.device)
     return torch.searchsorted(offsets_E, rows_R, right=True)
 

@@ -1,18 +1,20 @@
-"""Causal softmax attention, block by block, and rotation: what the attention ops share. Results are their own.
+"""Causal softmax attention in blocks, and rotation: shared by the attention ops.
 
-Su et al., "RoFormer", 2021; blocks: Dao, "FlashAttention-2", 2023. T tokens in B sequences of S; positions restart with
-every sequence. Where sequences hold several documents, `starts` [T] has for each token the position of the first of its
-document in its sequence: keys before it are not seen, and positions count from it. Where the queries are some rows of
-the sequences, Q of each, `positions` [B·Q] has the position of each, ascending in a sequence; Q is S elsewhere. N: the
-heads of keys and values of all sequences, a batch of products. r query heads share one of them, so that it has M = Q·r
-rows of queries, those of one position together. C columns of queries and keys, V of values.
+Su et al., "RoFormer", 2021; blocks: Dao, "FlashAttention-2", 2023.
 
-All of it is FP32 at least: the callers widen BF16, and round their results. This is what runs in FP64 and where there
-is no C++ for the processor (`runtime/ops/native/attention.cpp`, three times as fast).
+T tokens in B sequences of S; positions restart with every sequence. If sequences hold several documents, `starts` [T]
+gives, for each token, the position in the sequence where its document starts: keys before it are hidden, and positions
+count from it. If the queries are only some rows of the sequences, Q per sequence, `positions` [B·Q] gives the position
+of each, ascending within a sequence; otherwise Q = S. N: the key/value heads of all sequences, the batch of the
+products. r query heads share a key/value head, so each has M = Q·r query rows, with the r rows of one position
+adjacent. C columns of queries and keys, V of values.
 
-The scores are made block by block, a few query rows against the keys up to the last of them, so that a block stays in
-the cache and most of the masked half is never computed. Measurements are in `mla_attention`. Keys that a window leaves
-out are not read either: a block of rows sees the keys of its own positions and the `window` - 1 before the first.
+Everything is at least FP32: the callers widen BF16 and round their results. This code runs for FP64 and on processors
+without C++ ops (`runtime/ops/native/attention.cpp`, three times as fast).
+
+Scores are computed in blocks: a few query rows against the keys up to the last of these rows. A block stays in the
+cache, and most of the masked half is never computed; `mla_attention` has measurements. Keys outside a window are not
+read either: a block of rows reads the keys of its own positions and the `window` - 1 before the first.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from torch import Tensor
 
 from runtime.ops.product import wide_dtype
 
-BLOCK_ROWS = 64  # query rows of a block; twice as many where several heads share a key, of fewer positions then
-BLOCK_BYTES = 2**20  # of its scores, with all keys; 0.5 to 2 MiB are equally fast where L2 has 1 MiB a core
+BLOCK_ROWS = 64  # query rows per block; twice as many, of fewer positions, if several heads share a key
+BLOCK_BYTES = 2**20  # of scores per block, with all keys; 0.5 to 2 MiB are equally fast with 1 MiB of L2 per core
 
 
 def attend(
@@ -43,9 +45,9 @@ def attend(
     """q_NMC (scaled), k_NSC, v_NSV -> o_NMV = softmax(q·k)·v over the keys at or before the query, lse_NM, the
     logarithm of its denominator.
 
-    With a `window`, keys are the last so many of these; with `starts`, those of the query's document. With a `softcap`,
-    logits s are softcap·tanh(s/softcap). Sinks are logits that the denominator has besides. `peaks` becomes the largest
-    logit of each query, before the softcap, sinks left out.
+    `window` limits the keys to the last `window` of these, `starts` to the query's document. `softcap` maps logits s to
+    softcap·tanh(s/softcap). Sinks are extra logits in the denominator. `peaks` receives the largest logit of each
+    query, before the softcap and without the sinks.
     """
     o_NMV = q_NMC.new_empty((*q_NMC.shape[:2], v_NSV.shape[2]))
     lse_NM = q_NMC.new_empty(q_NMC.shape[:2])
@@ -83,7 +85,7 @@ def attend_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do_NMV, delta_NM = Σ_V do·o, the forward's lse and inputs -> dq_NMC, dk_NSC, dv_NSV, summed over the r heads.
 
-    Sinks are in the lse.
+    The lse includes the sinks.
     """
     lse_NM1, delta_NM1 = lse_NM[:, :, None], delta_NM[:, :, None]
     dq_NMC, dk_NSC, dv_NSV = torch.empty_like(q_NMC), torch.zeros_like(k_NSC), torch.zeros_like(v_NSV)
@@ -108,7 +110,7 @@ def attend_dgrad(
 
 
 class _Masks:
-    """Which keys each query sees: those at or before it, in its window and in its document."""
+    """The keys each query sees: those at or before it, in its window and in its document."""
 
     def __init__(
         self,
@@ -120,31 +122,31 @@ class _Masks:
     ) -> None:
         self._N, self._S = k_NSC.shape[:2]
         self._Q = self._S if positions_NQ is None else positions_NQ.shape[1]
-        self._r = q_NMC.shape[1] // self._Q  # query rows of a position
-        self._of_block = max(1, (BLOCK_ROWS if self._r == 1 else 2 * BLOCK_ROWS) // self._r)  # its positions
+        self._r = q_NMC.shape[1] // self._Q  # query rows per position
+        self._block_positions = max(1, (BLOCK_ROWS if self._r == 1 else 2 * BLOCK_ROWS) // self._r)
         self._itemsize, self._window = q_NMC.itemsize, window
         self._starts_NQ, self._positions_NQ = starts_NQ, positions_NQ
-        # [rows, positions] of a block: −inf where a key of its own positions comes after the query.
-        future = torch.full((self._of_block,) * 2, -torch.inf, dtype=q_NMC.dtype, device=q_NMC.device).triu_(1)
+        # [rows, positions] within a block: −inf where the key comes after the query.
+        future = torch.full((self._block_positions,) * 2, -torch.inf, dtype=q_NMC.dtype, device=q_NMC.device).triu_(1)
         self._future = future.repeat_interleave(self._r, dim=0) if self._r > 1 else future
 
     def blocks(self) -> Iterator[tuple[slice, slice, slice, slice]]:
-        """Heads, query rows, the numbers of their positions, and the keys that any of them sees."""
-        keys = min(self._S, self._window + self._of_block) if self._window else self._S
-        heads = max(1, BLOCK_BYTES // (self._of_block * self._r * keys * self._itemsize))
+        """Yield, for each block, its heads, query rows, positions, and the keys that any of its queries sees."""
+        keys = min(self._S, self._window + self._block_positions) if self._window else self._S
+        heads = max(1, BLOCK_BYTES // (self._block_positions * self._r * keys * self._itemsize))
         for head in range(0, self._N, heads):
             n = slice(head, head + heads)
-            for start in range(0, self._Q, self._of_block):
-                new = slice(start, min(start + self._of_block, self._Q))
+            for start in range(0, self._Q, self._block_positions):
+                new = slice(start, min(start + self._block_positions, self._Q))
                 first, last = new.start, new.stop - 1
                 if self._positions_NQ is not None:
-                    of_block = self._positions_NQ[n, new]
-                    first, last = int(of_block[:, 0].min()), int(of_block[:, -1].max())
+                    positions = self._positions_NQ[n, new]
+                    first, last = int(positions[:, 0].min()), int(positions[:, -1].max())
                 past = slice(max(0, first - self._window + 1) if self._window else 0, last + 1)
                 yield n, slice(new.start * self._r, new.stop * self._r), new, past
 
     def hide(self, scores: Tensor, n: slice, new: slice, past: slice) -> None:
-        """Make scores of a block −inf where its queries do not see its keys."""
+        """Set the scores of a block to −inf where its queries do not see its keys."""
         if self._positions_NQ is not None:
             position, key = self._positions_NQ[n, new, None], _keys(past, scores)
             hidden = key > position
@@ -152,9 +154,9 @@ class _Masks:
                 hidden |= key <= position - self._window
             self._fill(scores, hidden)
         else:
-            own = slice(new.start - past.start, new.stop - past.start)
-            scores[:, :, own].add_(self._future[: scores.shape[1], : new.stop - new.start])
-            before = new.stop - self._window - past.start  # columns that the last of the positions does not see
+            diagonal = slice(new.start - past.start, new.stop - past.start)
+            scores[:, :, diagonal].add_(self._future[: scores.shape[1], : new.stop - new.start])
+            before = new.stop - self._window - past.start  # number of columns that the last position does not see
             if self._window and before > 0:
                 hidden = _keys(past, scores)[:before] <= _keys(new, scores)[:, None] - self._window
                 self._fill(scores[:, :, :before], hidden[None])
@@ -162,13 +164,14 @@ class _Masks:
             self._fill(scores, _keys(past, scores) < self._starts_NQ[n, new, None])
 
     def _fill(self, scores: Tensor, hidden: Tensor) -> None:
-        """Hide keys from all query rows of each position, [heads or 1, positions, keys]."""
+        """Set the scores of hidden keys to −inf in all query rows of each position. hidden: [heads or 1, positions,
+        keys]."""
         scores.masked_fill_(hidden.repeat_interleave(self._r, dim=1), -torch.inf)
 
 
-def _keys(of: slice, scores: Tensor) -> Tensor:
-    """The numbers of positions."""
-    return torch.arange(of.start, of.stop, device=scores.device)
+def _keys(positions: slice, scores: Tensor) -> Tensor:
+    """Return a slice of positions as a tensor of indices on the device of `scores`."""
+    return torch.arange(positions.start, positions.stop, device=scores.device)
 
 
 # ---------------------------------------------------------------- heads and rotation
@@ -186,9 +189,9 @@ def columns(x_PSW: Tensor, heads: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def angles(sequence: int, rope: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """e^(i·pos·theta^(−2p/rope)) [S, rope/2], complex of `dtype`, or of FP32 for BF16; 1 everywhere if theta is 0.
+    """Return e^(i·pos·theta^(−2p/rope)) [S, rope/2], complex `dtype`, or complex FP32 for BF16; all 1 if theta is 0.
 
-    Made once: 0.04 ms for S 256 and rope 16, where the forward of one sequence and 4 heads takes 0.8.
+    Cached: it takes 0.04 ms for S 256 and rope 16, where the forward of one sequence and 4 heads takes 0.8.
     """
     pair_r = torch.arange(0, rope, 2, dtype=torch.float64)
     frequency_r = theta ** (-pair_r / rope) if theta else torch.zeros_like(pair_r)
@@ -197,8 +200,8 @@ def angles(sequence: int, rope: int, theta: float, dtype: torch.dtype, device: t
 
 
 def turns(angles_Sr: Tensor, starts: Tensor | None, positions: Tensor | None = None) -> Tensor:
-    """The angles of each position [S, r]; with `starts` [T] those of each position in its document, [B, S, r]; with
-    `positions` those of the rows that have them, [1, T, r]."""
+    """Return the angles of each position, [S, r]; with `starts` [T], by position within the document, [B, S, r]; with
+    `positions`, the angles of those positions, [1, T, r]."""
     if positions is not None:
         return angles_Sr[positions if starts is None else positions - starts][None]
     if starts is None:
@@ -208,22 +211,22 @@ def turns(angles_Sr: Tensor, starts: Tensor | None, positions: Tensor | None = N
 
 
 def of_heads(places: Tensor | None, queries: int, heads: int) -> Tensor | None:
-    """Starts, or positions, [T] of each head of all sequences [B·heads, queries]; none of none."""
+    """Repeat starts or positions [T] for every head, [B·heads, queries]; None stays None."""
     return None if places is None else places.view(-1, queries).repeat_interleave(heads, dim=0)
 
 
 def back(angles_Sr: Tensor) -> Tensor:
-    """Angles that turn back. Not .conj(): that is a flag, which an op called below torch's Conjugate key misses."""
+    """Return the inverse angles. Not by .conj(): ops called below torch's Conjugate key would miss that lazy flag."""
     return angles_Sr.conj_physical()
 
 
 def new_peaks(q: Tensor, heads: int) -> Tensor:
-    """The largest logit of each head of queries, of none so far."""
+    """Return a buffer for the largest logit of each query head, filled with −inf."""
     return q.new_full((heads,), -torch.inf, dtype=wide_dtype(q.dtype))
 
 
 def rotate(x: Tensor, angles_Sr: Tensor | None, scale: float = 1.0) -> Tensor:
-    """x [..., S, rope] with its pairs (x0, x1), (x2, x3) … turned by the angles, if there are any, and scaled."""
+    """Return x [..., S, rope] with its pairs (x0, x1), (x2, x3) … rotated by the angles, if given, and scaled."""
     if angles_Sr is None:
         return x * scale
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format))

@@ -1,13 +1,14 @@
-"""Attention to the last tokens one by one and to compressed entries of all before, in one softmax with a sink.
+"""Attention to the most recent tokens and to compressed entries of all tokens, in one softmax with a sink.
 
-DeepSeek-AI, "DeepSeek-V4", arXiv 2606.19348, §2.3. T tokens in B sequences of S · H query heads of C columns, which
-share one head that is both their keys and their values · E = S // rate entries of a sequence, each of `rate` tokens · K
-entries that a query attends to, where they are chosen. Queries, keys and entries come rotated.
+DeepSeek-AI, "DeepSeek-V4", arXiv 2606.19348, §2.3. T tokens in B sequences of S · H query heads of C columns, sharing
+one head that serves as both keys and values · E = S // rate entries per sequence, each of `rate` tokens · K entries
+chosen per query, if entries are chosen. Queries, keys and entries are already rotated.
 
-The query at position t sees the keys of the last `window` tokens, itself the last of them, and the entries before (t +
-1) // rate: those whose tokens it does not come before. Of these it sees all (HCA), or those that are chosen (CSA).
+The query at position t sees the keys of the last `window` tokens, including its own, and the entries before
+(t + 1) // rate: those whose tokens are all at or before t. It attends to all of these entries (HCA), or to the chosen
+ones (CSA).
 
-Scores are made block by block, a few positions against what any of them sees, and are FP32 at least.
+Scores are computed in blocks of a few positions, against all keys and entries that any of them sees, in at least FP32.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from torch.nn.functional import pad
 
 from runtime.ops.product import wide, wide_dtype
 
-# --- Entries that stand for several tokens each: sums of their values, by a softmax over their gates, column by column
+# --- Entries that each compress several tokens: per column, the sum of their values weighted by a softmax of their
+# gates
 #
-# DeepSeek-AI, "DeepSeek-V4", arXiv 2606.19348, §2.3. T tokens in B sequences of S · E = S // rate windows of a sequence
-# · W columns of values, and as many of gates · C columns of an entry. Tokens behind the last full window are in no
-# entry.
+# DeepSeek-AI, "DeepSeek-V4", arXiv 2606.19348, §2.3. T tokens in B sequences of S · E = S // rate windows per sequence
+# · W columns of values, and as many of gates · C columns per entry. Tokens after the last full window are in no entry.
 #
-# Without overlap an entry is of the `rate` tokens of its window, and C = W (HCA). With overlap each token has two
-# series, W = 2·C: an entry is of the second series of its window and of the first series of the window in front (CSA).
-# The first window has none in front, and is of `rate` numbers.
+# Without overlap an entry compresses the `rate` tokens of its window, and C = W (HCA). With overlap each token has two
+# series, W = 2·C: an entry compresses the second series of its window and the first series of the previous window
+# (CSA). The first window has no previous one, so its entry compresses `rate` slots.
 
 
 def compress(x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> tuple[Tensor, Tensor]:
     """x [T, 2·W], values and gates; bias [rate, W], added to the gates of a window -> y [B·E, C], lse [B, E, C].
 
-    lse is the logarithm of the softmax's denominator, FP32 at least. x may be a view of columns.
+    lse is the logarithm of the softmax's denominator, in at least FP32. x may be a view of columns.
     """
     values_BEsC, gates_BEsC = _slots(x, bias, len(x) // sequence, overlap)
     lse_BEC = gates_BEsC.logsumexp(dim=2)
@@ -46,7 +47,7 @@ def compress(x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> tuple[Ten
 def compress_dgrad(dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> Tensor:
     """dy [B·E, C] and the forward's inputs and results -> dx [T, 2·W]."""
     B, _, C = lse.shape
-    dvalues_BErW, dgates_BErW = (_unslotted(each, bias.shape[1] > C) for each in _gradients(dy, x, bias, lse))
+    dvalues_BErW, dgates_BErW = (_unslotted(gradient, bias.shape[1] > C) for gradient in _gradients(dy, x, bias, lse))
     dx_BsX = torch.cat((dvalues_BErW, dgates_BErW), dim=-1).flatten(1, 2)
     tail = len(x) // B - dx_BsX.shape[1]
     return pad(dx_BsX, (0, 0, 0, tail)).flatten(0, 1).to(x.dtype)
@@ -64,7 +65,7 @@ def compress_wgrad_(acc: Tensor, dy: Tensor, x: Tensor, bias: Tensor, lse: Tenso
 
 
 def _slots(x: Tensor, bias: Tensor, B: int, overlap: bool) -> tuple[Tensor, Tensor]:
-    """Values and gates of what is in an entry, [B, E, slots, C]: those of its window behind those of the one before."""
+    """Return values and gates of each entry's slots, [B, E, slots, C]: the previous window's slots, then its own."""
     rate, W = bias.shape
     S = len(x) // B
     x_BErX = wide(x).view(B, S, 2 * W)[:, : S // rate * rate].unflatten(1, (S // rate, rate))
@@ -75,14 +76,14 @@ def _slots(x: Tensor, bias: Tensor, B: int, overlap: bool) -> tuple[Tensor, Tens
 
 
 def _with_previous(x_BErW: Tensor, before: float) -> Tensor:
-    """The first half of the columns of each window's predecessor, and below it the second half of its own."""
+    """For each window, stack the first half of the previous window's columns on the second half of its own."""
     first_BErC, second_BErC = x_BErW.chunk(2, dim=-1)
     previous_BErC = pad(first_BErC, (0, 0, 0, 0, 1, 0), value=before)[:, : x_BErW.shape[1]]
     return torch.cat((previous_BErC, second_BErC), dim=2)
 
 
 def _unslotted(dx_BEsC: Tensor, overlap: bool) -> Tensor:
-    """Gradients of what is in entries -> those of the columns of windows, [B, E, rate, W]: the adjoint of `_slots`."""
+    """Map gradients of slots to gradients of the columns of windows, [B, E, rate, W]: the adjoint of `_slots`."""
     if not overlap:
         return dx_BEsC
     previous_BErC, second_BErC = dx_BEsC.chunk(2, dim=2)
@@ -91,7 +92,7 @@ def _unslotted(dx_BEsC: Tensor, overlap: bool) -> Tensor:
 
 
 def _gradients(dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of values and of gates, [B, E, slots, C]: p·dy, and p·(v − Σ p·v)·dy."""
+    """Return the gradients of values and of gates, [B, E, slots, C]: p·dy, and p·(v − Σ p·v)·dy."""
     values_BEsC, gates_BEsC = _slots(x, bias, len(lse), bias.shape[1] > lse.shape[2])
     shares_BEsC = (gates_BEsC - lse[:, :, None]).exp()
     y_BE1C = (shares_BEsC * values_BEsC).sum(dim=2, keepdim=True)
@@ -101,9 +102,9 @@ def _gradients(dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> tuple[Tensor
 
 # --- compressed attention
 
-BLOCK_BYTES = {"cpu": 2**21}  # of scores and chosen entries of a block; elsewhere launches are to be few
+BLOCK_BYTES = {"cpu": 2**21}  # of scores and chosen entries per block; larger on other devices, for fewer launches
 ELSEWHERE = 2**28
-FEW_POSITIONS = 16  # more of them than a window has see keys in vain
+FEW_POSITIONS = 16  # a block larger than this and than the window wastes work on hidden keys
 
 
 def compressed_attention(
@@ -117,11 +118,11 @@ def compressed_attention(
     window: int,
     rate: int,
 ) -> tuple[Tensor, Tensor]:
-    """q [T, H·C], kv [T, C], entries [B·E, C], chosen int32 [T, K] or none, sinks [H] or none -> o [T, H·C], lse [B, 1,
-    S, H], the logarithm of the softmax's denominator with its sink, FP32 at least.
+    """q [T, H·C], kv [T, C], entries [B·E, C], chosen int32 [T, K] or None, sinks [H] or None -> o [T, H·C], lse [B, 1,
+    S, H], the logarithm of the softmax's denominator including the sink, in at least FP32.
 
-    Of `chosen`, numbers of entries in their sequence come first, all of them seen, and −1 behind. q and kv may be views
-    of columns.
+    A row of `chosen` holds indices of entries within the sequence, all visible to the query, then −1. q and kv may be
+    views of columns.
     """
     C = q.shape[1] // heads
     o_BSHC, lse_BSH = (wide(q).new_empty((len(q) // sequence, sequence, *row)) for row in ((heads, C), (heads,)))
@@ -166,46 +167,46 @@ def compressed_attention_dgrad(
 
 @dataclass(frozen=True)
 class _QueryBlock:
-    """P positions of all sequences and what any of them sees: n keys and e entries, X = n + e.
+    """P positions of all sequences, with the n keys and e entries that any of them sees; X = n + e.
 
-    The entries are the same for all positions [B, e, C], or those chosen for each [B, P, e, C].
+    The entries are shared by all positions, [B, e, C], or chosen for each position, [B, P, e, C].
     """
 
     new: slice
-    past: slice  # of the keys
+    past: slice  # positions of the keys
     q_BPHC: Tensor  # divided by √C
     kv_BnC: Tensor
     entries: Tensor
     chosen_BPe: Tensor | None
-    hidden_BPX: Tensor  # or of one sequence, for all
+    hidden_BPX: Tensor  # or [1, P, X], the same for all sequences
 
     def scores(self) -> Tensor:
-        """q·k, −inf where a key or an entry is not seen."""
+        """Return q·k, with −inf for hidden keys and entries."""
         return self.products(self.q_BPHC).masked_fill_(self.hidden_BPX[:, :, None], -torch.inf)
 
     def products(self, x_BPHC: Tensor) -> Tensor:
-        """x·k of all keys and entries, [B, P, H, X]."""
+        """Return x·k for all keys and entries, [B, P, H, X]."""
         of_keys = _bmm(x_BPHC, self.kv_BnC.mT)
         of_entries = _bmm(x_BPHC, self.entries.mT) if self.chosen_BPe is None else x_BPHC @ self.entries.mT
         return torch.cat((of_keys, of_entries), dim=-1)
 
     def mixed(self, weights_BPHX: Tensor) -> Tensor:
-        """Σ weights·k, [B, P, H, C]."""
+        """Return Σ weights·k, [B, P, H, C]."""
         of_keys, of_entries = self._parts(weights_BPHX)
         entries = _bmm(of_entries, self.entries) if self.chosen_BPe is None else of_entries @ self.entries
         return _bmm(of_keys, self.kv_BnC).add_(entries)
 
     def add_keys_(self, dkv_BSC: Tensor, dentries_BEC: Tensor, weights_BPHX: Tensor, x_BPHC: Tensor) -> None:
-        """Add Σ weights·x over heads and positions to keys and entries."""
+        """Add Σ weights·x over heads and positions to the gradients of keys and entries."""
         of_keys, of_entries = (part.flatten(1, 2) for part in self._parts(weights_BPHX))
         x_BMC = x_BPHC.flatten(1, 2)
         dkv_BSC[:, self.past].baddbmm_(of_keys.mT, x_BMC)
         if self.chosen_BPe is None:
             dentries_BEC[:, : of_entries.shape[-1]].baddbmm_(of_entries.mT, x_BMC)
             return
-        found_BPeC = self._parts(weights_BPHX)[1].mT @ x_BPHC
-        for b, dentries_EC in enumerate(dentries_BEC):  # where none is chosen, what is added is 0
-            dentries_EC.index_add_(0, self.chosen_BPe[b].flatten(), found_BPeC[b].flatten(0, 1))
+        dchosen_BPeC = self._parts(weights_BPHX)[1].mT @ x_BPHC
+        for b, dentries_EC in enumerate(dentries_BEC):  # unused slots of `chosen` add 0
+            dentries_EC.index_add_(0, self.chosen_BPe[b].flatten(), dchosen_BPeC[b].flatten(0, 1))
 
     def _parts(self, x_BPHX: Tensor) -> tuple[Tensor, Tensor]:
         keys = self.kv_BnC.shape[1]
@@ -213,7 +214,7 @@ class _QueryBlock:
 
 
 def _bmm(x_BPHA: Tensor, y_BAZ: Tensor) -> Tensor:
-    """x·y with what all positions share."""
+    """Return x·y, with y shared by all positions."""
     return torch.bmm(x_BPHA.flatten(1, 2), y_BAZ).unflatten(1, x_BPHA.shape[1:3])
 
 
@@ -227,30 +228,30 @@ def _blocks(
     window: int,
     rate: int,
 ) -> Iterator[_QueryBlock]:
-    """All positions, in order."""
+    """Yield blocks of positions, in order."""
     B, C = len(q) // sequence, q.shape[1] // heads
     q_BSHC = wide(q).reshape(B, sequence, heads, C) * C**-0.5
     kv_BSC, entries_BEC = (wide(x).reshape(B, len(x) // B, C) for x in (kv, entries))
     chosen_BSK = None if chosen is None else chosen.view(B, sequence, -1).long()
     most = entries_BEC.shape[1] if chosen is None else chosen.shape[1]
-    of_position = heads * (window + most) + (0 if chosen is None else most * C)
-    fitting = BLOCK_BYTES.get(q.device.type, ELSEWHERE) // (B * of_position * wide(q[:0]).itemsize)
+    elements_per_position = heads * (window + most) + (0 if chosen is None else most * C)
+    fitting = BLOCK_BYTES.get(q.device.type, ELSEWHERE) // (B * elements_per_position * wide(q[:0]).itemsize)
     size = max(1, min(fitting, max(FEW_POSITIONS, window)))
     for first in range(0, sequence, size):
         new = slice(first, min(first + size, sequence))
         past = slice(max(0, first - window + 1), new.stop)
-        position_P1, key_n = (torch.arange(of.start, of.stop, device=q.device) for of in (new, past))
+        position_P1, key_n = (torch.arange(part.start, part.stop, device=q.device) for part in (new, past))
         position_P1 = position_P1[:, None]
         hidden_Pn = (key_n > position_P1) | (key_n <= position_P1 - window)
-        seen = new.stop // rate  # by the last of the positions
+        seen = new.stop // rate  # entries visible to the last position
         if chosen_BSK is None:
             seen_BEC, chosen_BPe = entries_BEC[:, :seen], None
             hidden_BPe = (torch.arange(seen, device=q.device) >= (position_P1 + 1) // rate)[None]
         else:
-            given_BPe = chosen_BSK[:, new, :seen]
-            hidden_BPe, chosen_BPe = given_BPe < 0, given_BPe.clamp(min=0)
-            of_all = chosen_BPe + torch.arange(B, device=q.device)[:, None, None] * entries_BEC.shape[1]
-            seen_BEC = entries_BEC.flatten(0, 1)[of_all]
+            indices_BPe = chosen_BSK[:, new, :seen]
+            hidden_BPe, chosen_BPe = indices_BPe < 0, indices_BPe.clamp(min=0)
+            rows_BPe = chosen_BPe + torch.arange(B, device=q.device)[:, None, None] * entries_BEC.shape[1]
+            seen_BEC = entries_BEC.flatten(0, 1)[rows_BPe]
         hidden_BPX = torch.cat((hidden_Pn[None].expand(len(hidden_BPe), -1, -1), hidden_BPe), dim=-1)
         yield _QueryBlock(new, past, q_BSHC[:, new], kv_BSC[:, past], seen_BEC, chosen_BPe, hidden_BPX)
 

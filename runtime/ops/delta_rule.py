@@ -1,21 +1,22 @@
 """The gated delta rule, in chunks, and the logarithm of its decay.
 
-Yang et al., "Gated Delta Networks", arXiv 2412.06464 (a decay of each head); Kimi Team, "Kimi Linear", arXiv 2510.26692
-(a decay of each channel). T tokens in B sequences of S. A head has a state S [K, V], which is 0 in front of a sequence:
+Yang et al., "Gated Delta Networks", arXiv 2412.06464 (one decay per head); Kimi Team, "Kimi Linear", arXiv 2510.26692
+(one decay per channel). T tokens in B sequences of S. Each head has a state S [K, V], 0 at the start of a sequence:
 
     S' = Diag(e^g)·S        u = sigmoid(beta)·(v - S'ᵀk)        S = S' + k·uᵀ        o = Sᵀq
 
-q and k have length 1, q is then divided by √K. Where sequences hold several documents, `starts` [T] has for each token
-the position of the first of its document in its sequence: the state is 0 in front of that, too.
+q and k are normalized to length 1; q is then divided by √K. If sequences hold several documents, `starts` [T] gives,
+for each token, the position in the sequence where its document starts; the state is reset to 0 there.
 
 With G the sum of g from the beginning of a chunk, and S the state there, the rows of a chunk are
 
     (I + beta·P)·U = beta·(V - (e^G·K)·S)        O = (e^G·Q)·S + A·U        S → e^G_last·S + (e^(G_last - G)·K)ᵀ·U
 
-with A_ij = Σ q_i·k_j·e^(G_i - G_j) of j ≤ i, and P_ij the same of k_i and k_j, of j < i. Only S goes from chunk to
-chunk; everything else is made for all chunks at once. The backward makes it again: F keeps the arguments alone.
+with A_ij = Σ q_i·k_j·e^(G_i - G_j) for j ≤ i, and P_ij the same with k_i for q_i, for j < i. Only S passes from chunk
+to chunk; everything else is computed for all chunks at once. The forward keeps only its arguments, and the backward
+recomputes the rest.
 
-N = B·H heads of sequences, m chunks of C tokens, W = K or 1 numbers of a decay. All of it is FP32 at least.
+N = B·H heads of sequences, m chunks of C tokens, W = K or 1 numbers per decay. Everything is at least FP32.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from runtime.ops.causal import columns, split_heads
 from runtime.ops.product import wide
 
 CHUNK = 64  # tokens, as in both papers
-EPS = 1e-6  # beside the square of the length of q and k, as in the published models
+EPS = 1e-6  # added to the squared length of q and k, as in the published models
 
 
 def log_decay(logit_TN: Tensor, a_H: Tensor) -> Tensor:
-    """logit_TN [T, H·W], FP32 at least, a_H -> g_TN = -e^a·log(1 + e^logit): the logarithm of what states decay by."""
+    """logit_TN [T, H·W], at least FP32, a_H -> g_TN = -e^a·log(1 + e^logit): the logarithm of the decay factor."""
     return logsigmoid(-logit_TN).mul_(_rates(a_H, logit_TN))
 
 
@@ -55,7 +56,7 @@ def log_decay_wgrad_(acc_H: Tensor, dg_TN: Tensor, g_TN: Tensor, a_H: Tensor) ->
 
 
 def _rates(a_H: Tensor, x_TN: Tensor) -> Tensor:
-    """e^a of the head of each column of x."""
+    """Return e^a of each column's head, for the columns of x."""
     return wide(a_H).exp().repeat_interleave(x_TN.shape[1] // a_H.shape[0])
 
 
@@ -71,8 +72,8 @@ def delta_rule(
 ) -> Tensor:
     """q and k [T, G·K], v [T, H·V], beta [T, H], decay [T, H·W] of `log_decay` -> o [T, H·V].
 
-    Each of the G heads of queries and keys is that of H/G heads of values, one behind the other. q, k and v may be
-    views of columns. `starts` int32 [T].
+    Each of the G query/key heads serves H/G consecutive value heads. q, k and v may be views of columns. `starts`:
+    int32 [T].
     """
     return _Chunks(q, k, v, beta, decay, sequence, key_heads, starts).output().to(v.dtype)
 
@@ -80,8 +81,8 @@ def delta_rule(
 def continued_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state_HKV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The next rows of one sequence, as of `delta_rule`, and the states in front of them, or none in front of the first
-    -> o [T, H·V], and the states behind them."""
+    """Continue one sequence: its next rows, as in `delta_rule`, and the states before them, None at the start of the
+    sequence -> o [T, H·V], and the states after them."""
     chunks = _Chunks(q, k, v, beta, decay, q.shape[0], key_heads, None, state_HKV)
     return chunks.output().to(v.dtype), chunks.last
 
@@ -100,9 +101,9 @@ def delta_rule_dgrad(
     """do [T, H·V] and the forward's arguments -> dq, dk, dv, dbeta, ddecay, shaped like q, k, v, beta, decay."""
     x = _Chunks(q, k, v, beta, decay, sequence, key_heads, starts)
     do_NmCV = x.chunked(do, beta.shape[1])
-    u_NmCV, before_NmKV = (torch.stack(each, dim=1) for each in list(zip(*x.scan(), strict=True))[1:])
+    u_NmCV, before_NmKV = (torch.stack(parts, dim=1) for parts in list(zip(*x.scan(), strict=True))[1:])
 
-    # Backwards from chunk to chunk: U, and the state behind each.
+    # Backwards from chunk to chunk: the gradients of U, and of the state after each chunk.
     du_NmCV, behind_NmKV = x.scores.mT @ do_NmCV, torch.empty_like(before_NmKV)
     dstate_NKV = torch.zeros_like(before_NmKV[:, 0])
     for at in reversed(range(do_NmCV.shape[1])):
@@ -111,7 +112,7 @@ def delta_rule_dgrad(
         dstate_NKV = x.through[:, at] * dstate_NKV
         dstate_NKV.baddbmm_(x.q_in[:, at].mT, do_NmCV[:, at]).baddbmm_(x.w[:, at].mT, du_NmCV[:, at], alpha=-1)
 
-    # All chunks at once: beta·(V - K_in·S), and I + beta·P.
+    # For all chunks at once: the gradients of beta·(V - K_in·S) and of I + beta·P.
     dright_NmCV = torch.linalg.solve_triangular(x.system.mT, du_NmCV, upper=True, unitriangular=True)
     dsystem_NmCC = -(dright_NmCV @ u_NmCV.mT)
     rest_NmCV = x.v - x.k_in @ before_NmKV
@@ -124,7 +125,7 @@ def delta_rule_dgrad(
     dk_row_NmCK = (drest_NmCV @ before_NmKV.mT).mul_(-x.into).add_(drows_2NmCK[1])
     dk_out_NmCK = (u_NmCV @ behind_NmKV.mT).mul_(x.out)
 
-    # Decays: a row's own sum raises it, and lowers what it is a column of.
+    # Decays: the sum G_i of a row enters with a plus where i is the row, and with a minus where it is the column.
     dout_NmCK = x.k * dk_out_NmCK
     dsums_NmCK = (x.q * dq_NmCK).add_(x.k * (dk_row_NmCK - dcolumns_NmCK)).sub_(dout_NmCK)
     through_NmK = (before_NmKV * behind_NmKV).sum(-1).mul_(x.through[..., 0])
@@ -146,7 +147,7 @@ def delta_rule_dgrad(
 
 # ---------------------------------------------------------------- chunks
 class _Chunks:
-    """The arguments of all heads in chunks, and what is made of them for all chunks at once."""
+    """The arguments of all heads, split into chunks, and everything that is computed for all chunks at once."""
 
     def __init__(
         self,
@@ -169,15 +170,15 @@ class _Chunks:
         self.q, self.k = (x.repeat_interleave(self._share, dim=0) for x in (self.q_unit * self.scale, self.k_unit))
         self.v, self.beta = self.chunked(v, H), torch.sigmoid(self.chunked(beta, H))
         C = self._chunk
-        # Which rows of its chunk a row sees, 1 or 0: those at or before it, of its document. Sums of decays are over
-        # these, so that nothing of one document comes into another, not even what is rounded.
+        # 1 where a row sees another of its chunk: at or before it, in its document. Decays are summed over these rows,
+        # so nothing leaks from one document into another, not even a rounding error.
         self.seen = self.v.new_ones(1, 1, C, C).tril()
         enters = leaves = self.v.new_ones(1)
         if starts is not None:
             starts_NmC1 = self.chunked(starts[:, None], 1).repeat_interleave(H, dim=0)
             place_mC1 = torch.arange(self.v.shape[1] * C, device=q.device).view(-1, C, 1)
             self.seen = self.seen * (starts_NmC1 <= place_mC1.mT)
-            # A document that begins with a chunk takes no state from in front of it.
+            # A document that starts at the start of a chunk takes no state from the chunk before.
             enters, leaves = starts_NmC1 < place_mC1[:, :1], starts_NmC1[:, :, -1:] <= place_mC1
         self.earlier = self.seen.tril(-1)
         self.sums = self.seen @ self.chunked(decay, H)
@@ -187,12 +188,12 @@ class _Chunks:
 
         scores, pairs = _scores(torch.stack((self.q, self.k)), self.k, self.sums)
         self.scores, self.pairs = scores * self.seen, pairs * self.earlier
-        self.system = self.pairs * self.beta  # the ones of its diagonal are not read
+        self.system = self.pairs * self.beta  # the solver does not read the unit diagonal
         right = torch.cat((self.v, self.k_in), dim=-1) * self.beta
         solved = torch.linalg.solve_triangular(self.system, right, upper=False, unitriangular=True)
         self.y, self.w = solved.split([self.v.shape[-1], self.k.shape[-1]], dim=-1)
         self.last = self.v.new_zeros(self.v.shape[0], self.k.shape[-1], self.v.shape[-1])
-        self.last = self.last if first_NKV is None else first_NKV  # the states; behind all rows once these were scanned
+        self.last = self.last if first_NKV is None else first_NKV  # the states; after `scan`, those after all rows
 
     def output(self) -> Tensor:
         """o [T, H·V]."""
@@ -202,7 +203,7 @@ class _Chunks:
         return self.rows(o_NmCV)
 
     def scan(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Each chunk with its U [N, C, V] and the state in front of it [N, K, V]."""
+        """Yield each chunk's index with its U [N, C, V] and the state before it [N, K, V]."""
         for at in range(self.v.shape[1]):
             before_NKV = self.last
             u_NCV = torch.baddbmm(self.y[:, at], self.w[:, at], before_NKV, alpha=-1)
@@ -210,32 +211,33 @@ class _Chunks:
             yield at, u_NCV, before_NKV
 
     def chunked(self, x: Tensor, heads: int) -> Tensor:
-        """x [T, heads·X] -> [B·heads, m, C, X], filled up with zeros; FP32 at least, or integers."""
+        """x [T, heads·X] -> [B·heads, m, C, X], padded with zeros; at least FP32, or integers."""
         x_BHSX = split_heads(wide(x), self._sequence, heads)
         return pad(x_BHSX, (0, 0, 0, -self._sequence % self._chunk)).flatten(0, 1).unflatten(1, (-1, self._chunk))
 
     def rows(self, x_NmCX: Tensor) -> Tensor:
-        """x_NmCX, or of the heads of keys -> [T, heads·X], the inverse of `chunked`."""
+        """x_NmCX, of all heads or of the key heads -> [T, heads·X], the inverse of `chunked`."""
         return columns(x_NmCX.flatten(1, 2)[:, : self._sequence], x_NmCX.shape[0] // self._batch)
 
     def of_keys(self, d_NmCK: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
-        """The gradient of what `unit` was made of, from that of its copies for all heads of values."""
+        """Return the gradient of the input that `unit` normalizes, from the gradient of its copies for all value
+        heads."""
         d = d_NmCK.unflatten(0, (-1, self._share)).sum(1)
         return (d - unit * (d * unit).sum(-1, keepdim=True)) * inverse
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., K] of length 1, and the inverse of its length."""
+    """Return x [..., K] normalized to length 1, and the inverse of its length."""
     inverse = torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
     return x * inverse, inverse
 
 
 # ---------------------------------------------------------------- scores
 def _scores(x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: Tensor) -> Tensor:
-    """Σ_K x_i·k_j·e^(G_i - G_j) [2, N, m, C, C] of each j that i sees; what the others are is not said.
+    """Return Σ_K x_i·k_j·e^(G_i - G_j) [2, N, m, C, C] for each j that i sees; the other elements are unspecified.
 
-    No exponent is above 0: with a decay of each channel, the second halves of blocks of 2, 4 … C rows are multiplied
-    with the first halves, both relative to the last row of the first.
+    No exponent is above 0: with one decay per channel, the second halves of blocks of 2, 4 … C rows are multiplied by
+    the first halves, both relative to the last row of the first half.
     """
     if sums_NmCW.shape[-1] == 1:
         return (x_2NmCK @ k_NmCK.mT).mul_(_of_heads(sums_NmCW))
@@ -247,7 +249,7 @@ def _scores(x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: Tensor) -> Tensor:
 
 
 def _scores_dgrad(d_2NmCC: Tensor, x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and k from that of the scores, which is 0 where a row does not see another."""
+    """Return the gradients of x and k from that of the scores, which is 0 where a row does not see another."""
     if sums_NmCW.shape[-1] == 1:
         d_2NmCC = d_2NmCC * _of_heads(sums_NmCW)
         return d_2NmCC @ k_NmCK, (d_2NmCC.mT @ x_2NmCK).sum(0)
@@ -261,17 +263,18 @@ def _scores_dgrad(d_2NmCC: Tensor, x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: T
 
 
 def _of_heads(sums_NmC1: Tensor) -> Tensor:
-    """e^(G_i - G_j) [N, m, C, C]."""
+    """Return e^(G_i - G_j) [N, m, C, C]."""
     return _decayed(sums_NmC1 - sums_NmC1.mT)
 
 
 def _decayed(apart: Tensor) -> Tensor:
-    """e^apart, at most 1: between rows that do not see one another it could be infinite."""
+    """Return e^apart, clamped to 1: for rows that do not see each other it could be infinite."""
     return apart.clamp_(max=0).exp_()
 
 
 def _levels(sums_NmCK: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Half the rows of a block, and e^(G - G_edge) of its second half, and e^(G_edge - G) of its first."""
+    """Yield, for each block size, half its rows, e^(G - G_edge) of the second halves, and e^(G_edge - G) of the
+    first."""
     size = 1
     while size < sums_NmCK.shape[-2]:
         first, second = _first(sums_NmCK, size), _second(sums_NmCK, size)
@@ -281,30 +284,30 @@ def _levels(sums_NmCK: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def _first(x: Tensor, size: int) -> Tensor:
-    """x [..., C, X] -> the first halves of its blocks, a view [..., C / 2·size, size, X]."""
+    """Return the first halves of the blocks of x [..., C, X], a view [..., C / 2·size, size, X]."""
     return x.unflatten(-2, (-1, 2, size))[..., 0, :, :]
 
 
 def _second(x: Tensor, size: int) -> Tensor:
-    """The second halves."""
+    """Return the second halves."""
     return x.unflatten(-2, (-1, 2, size))[..., 1, :, :]
 
 
 def _blocks(x: Tensor, size: int) -> Tensor:
-    """x [..., C, C] -> where rows of second halves meet columns of first ones, a view [..., C / 2·size, size, size]."""
+    """Return rows of second halves × columns of first halves of x [..., C, C], a view [..., C / 2·size, size, size]."""
     tiles = x.unflatten(-1, (-1, 2, size)).unflatten(-4, (-1, 2, size))[..., 1, :, :, 0, :]
     return tiles.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-# --- A short causal convolution of each column and a SiLU: y = silu(Σ_j w_j·x[t - j]), in front of a delta rule
+# --- A short causal convolution of each column and a SiLU, used before a delta rule: y = silu(Σ_j w_j·x[t - j])
 #
-# T rows in B sequences of S, N columns, J taps, of which the last is that of the row itself. A sequence has zeros in
-# front of it. Where sequences hold several documents, so has each: `starts` [T] has for each row the position of the
-# first of its document in its sequence.
+# T rows in B sequences of S, N columns, J taps; the last tap applies to the row itself. Each sequence is preceded by
+# zeros, and so is each document if sequences hold several: `starts` [T] gives, for each row, the position in the
+# sequence where its document starts.
 
 
 def convolve(x_TN: Tensor, w_NJ: Tensor, sequence: int, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x_TN, w_NJ -> y_TN, and how many rows of its sequence, or document, are before each row: int32 [T].
+    """x_TN, w_NJ -> y_TN, and the number of rows before each row in its sequence or document: int32 [T].
 
     `x` may be a view of columns. `starts` int32 [T].
     """
@@ -329,12 +332,12 @@ def convolve_wgrad(dy_TN: Tensor, x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) 
 
 
 def convolve_wgrad_(acc_NJ: Tensor, dy_TN: Tensor, x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) -> None:
-    """acc_NJ += dw_NJ of the rest, in FP32 at least."""
+    """acc_NJ += dw_NJ of (dy_TN, x_TN, w_NJ, before_T), in at least FP32."""
     acc_NJ.add_(convolve_wgrad(dy_TN, x_TN, wide(w_NJ), before_T))
 
 
 def _sums(x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) -> Tensor:
-    """What the SiLU is of, FP32 at least."""
+    """Return the input of the SiLU, in at least FP32."""
     x_TN = wide(x_TN)
     sum_TN = torch.zeros_like(x_TN, memory_format=torch.contiguous_format)
     for back, w_N, has_T1 in _taps(w_NJ, before_T):
@@ -343,20 +346,20 @@ def _sums(x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) -> Tensor:
 
 
 def _dsums(dy_TN: Tensor, x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) -> Tensor:
-    """The gradient of that."""
+    """Return the gradient of the input of the SiLU."""
     sum_TN = _sums(x_TN, w_NJ, before_T)
     share_TN = torch.sigmoid(sum_TN)
     return sum_TN.mul_(1 - share_TN).add_(1).mul_(share_TN).mul_(wide(dy_TN))
 
 
 def _taps(w_NJ: Tensor, before_T: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """How many rows back each tap reads, its factors, and which rows have so many before them."""
+    """Yield, for each tap, how many rows back it reads, its factors, and which rows have that many rows before them."""
     for back in range(w_NJ.shape[1]):
         yield back, wide(w_NJ[:, -1 - back]), (before_T >= back)[:, None]
 
 
 def _moved(x_TN: Tensor, by: int) -> Tensor:
-    """x_TN, each row `by` places later, or earlier; zeros come in."""
+    """Return x_TN with each row moved down by `by` rows, or up if negative; zeros fill the gap."""
     T = x_TN.shape[0]
     by = max(-T, min(T, by))
     return pad(x_TN, (0, 0, by, -by))

@@ -1,11 +1,11 @@
-"""Elements of few bits: their codes, the rounding of FP32 numbers to them, and back.
+"""Low-bit floating-point elements: their codes, and conversion from and to FP32.
 
-A code is a sign, `exponent` bits and `mantissa` bits. Numbers are rounded to the nearest, of two as near to the one
-with an even code, or stochastically: up with the probability that makes the mean exact. What is larger than the largest
-number becomes that. E4M3 (OCP MX 1.0, FP8) and E5M6 have no infinity, and NaN is the code of ones; E2M1 has neither.
+A code is a sign, `exponent` bits and `mantissa` bits. Numbers are rounded to nearest, ties to the even code, or
+stochastically: up with the probability that makes the mean exact. Larger numbers saturate at the largest one. E4M3
+(OCP MX 1.0, FP8) and E5M6 have no infinity, and their code of all ones is NaN; E2M1 has neither infinity nor NaN.
 
-E5M6 is DeepSeek-V3's format for the input of the linear after attention (arXiv 2412.19437, §3.3.3). What its largest
-exponent stands for is not published; here it is read as in E4M3.
+E5M6 is DeepSeek-V3's format for the input of the linear after attention (arXiv 2412.19437, §3.3.3). The paper does not
+say what its largest exponent stands for; here it is read as in E4M3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Element:
-    """A format of numbers. `nan`: whether the code of ones, without its sign, is no number."""
+    """A format of numbers. `nan`: whether the code of all ones (sign aside) is NaN."""
 
     exponent: int
     mantissa: int
@@ -27,12 +27,12 @@ class Element:
 
     @property
     def least(self) -> int:
-        """The exponent of the smallest number that is no subnormal one."""
+        """The exponent of the smallest normal number."""
         return 2 - 2 ** (self.exponent - 1)
 
     @property
     def sign(self) -> int:
-        """The bit of the sign."""
+        """The sign bit of a code."""
         return 1 << (self.exponent + self.mantissa)
 
     @property
@@ -48,7 +48,7 @@ E5M6 = Element(5, 6)
 
 @cache
 def magnitudes(element: Element) -> tuple[float, ...]:
-    """The numbers of all codes without a sign, by code."""
+    """Return the numbers of all non-negative codes, indexed by code."""
     fractions = 2**element.mantissa
     codes = range(element.sign - element.nan)
     parts = ((max(code // fractions, 1), code % fractions + fractions * (code >= fractions)) for code in codes)
@@ -56,12 +56,13 @@ def magnitudes(element: Element) -> tuple[float, ...]:
 
 
 def encode(x: Tensor, element: Element, threshold: Tensor | None = None) -> Tensor:
-    """The codes (int32) of FP32 numbers; with thresholds in [0, 1), numbers are rounded up by more than these.
+    """Return the codes (int32) of FP32 numbers.
 
-    Uniform thresholds round stochastically. NaN has the code of ones, or in an element without it that of zero.
+    With thresholds in [0, 1), a number is rounded up if its fractional part is above its threshold: uniform thresholds
+    round stochastically. NaN gets the code of all ones, or the code of zero in an element without NaN.
     """
     a = x.abs().nan_to_num(nan=0.0).clamp_(max=element.largest)
-    # the number's binade, and what its unit in the last place is multiplied by to become 1: powers of two, exact
+    # the number's binade; scaled by a power of two (exact) so that its unit in the last place becomes 1
     binade = ((a.view(torch.int32) >> 23) - 127).clamp_(min=element.least)
     units = a * ((element.mantissa - binade + 127) << 23).view(torch.float32)
     if threshold is None:
@@ -69,7 +70,7 @@ def encode(x: Tensor, element: Element, threshold: Tensor | None = None) -> Tens
     else:
         whole = units.floor()
         units = whole + (units - whole > threshold)
-    # a binade higher, a code is 2^mantissa more; units that fill the binade carry into the next
+    # one binade up, codes are 2^mantissa larger; units that fill the binade carry into the next
     codes = ((binade - element.least) << element.mantissa) + units.to(torch.int32)
     if element.nan:
         codes = torch.where(x.isnan(), element.sign - 1, codes)
@@ -77,24 +78,24 @@ def encode(x: Tensor, element: Element, threshold: Tensor | None = None) -> Tens
 
 
 def decode(codes: Tensor, element: Element) -> Tensor:
-    """The numbers (FP32) of codes."""
+    """Return the numbers (FP32) of codes."""
     return _numbers(element).to(codes.device)[codes.to(torch.int64)]
 
 
 @cache
 def _numbers(element: Element) -> Tensor:
-    """The numbers of all codes, FP32."""
-    found = torch.tensor([*magnitudes(element), *(torch.nan,) * element.nan], dtype=torch.float32)
-    return torch.cat((found, -found))
+    """Return the numbers of all codes, FP32."""
+    positive = torch.tensor([*magnitudes(element), *(torch.nan,) * element.nan], dtype=torch.float32)
+    return torch.cat((positive, -positive))
 
 
 def pairs(codes: Tensor) -> Tensor:
-    """Codes of 4 bits [.., C] -> bytes [.., C / 2, rounded up]: the first of a pair in the low bits."""
+    """Pack 4-bit codes [.., C] into bytes [.., ⌈C / 2⌉]; the first code of a pair is in the low bits."""
     even = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2))
     return (even[..., ::2] | even[..., 1::2] << 4).to(torch.uint8)
 
 
 def unpaired(data: Tensor) -> Tensor:
-    """Bytes [.., C / 2] -> codes of 4 bits (int32) [.., C]."""
+    """Unpack bytes [.., C / 2] into 4-bit codes (int32) [.., C]."""
     wide = data.to(torch.int32)
     return torch.stack((wide & 15, wide >> 4), -1).flatten(-2)

@@ -1,6 +1,6 @@
-"""Rows of a table by token. T tokens, V rows of the table, D columns.
+"""Embedding lookup. T tokens, V rows of the table, D columns.
 
-A token below 0 is in another part of the table, which another tensor rank has: its row is zeros.
+A token below 0 belongs to another tensor rank's part of the table: its row is zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def embedding_wgrad(dy_TD: Tensor, tokens_T: Tensor, vocab: int) -> Tensor:
 
 
 def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
-    """acc_VD += dw_VD of (dy_TD, tokens_T). On the CPU `index_add_` adds in the order of the tokens: deterministic."""
+    """acc_VD += dw_VD of (dy_TD, tokens_T). Deterministic: on the CPU `index_add_` adds in the order of the tokens."""
     acc_VD.index_add_(0, tokens_T.clamp(min=0), wide(dy_TD).masked_fill((tokens_T < 0)[:, None], 0))
 
 

@@ -1,23 +1,25 @@
-"""Formats of tensors with scales: x ≈ element · scale of its tile (· scale of the tensor). R rows, C columns.
+"""Formats of scaled low-bit tensors: x ≈ element · tile scale (· tensor scale). R rows, C columns.
 
-A format is a row of `FORMATS`; what follows from it is here, once. A tensor in a format is its planes, in this order:
+A format is a row of `FORMATS`; this module derives everything else from it. A tensor in a format is stored as planes,
+in this order:
 
-- data: E4M3 as torch has it [R, C]; E2M1 in bytes of two [R, C / 2]; E5M6 as the 8 high bits of each code [R, C] and
-  the 4 low ones in bytes of two [R, C / 2];
-- scales, one for each tile, [R / tile rows, C / tile columns], row by row;
-- the tensor's own scale, FP32 [], or of experts [E], where the format has one.
+- data: E4M3 as torch's dtype [R, C]; E2M1 packed two to a byte [R, C / 2]; E5M6 as the 8 high bits of each code [R, C]
+  and the 4 low bits packed two to a byte [R, C / 2];
+- scales, one per tile, row-major [R / tile rows, C / tile columns];
+- the tensor scale, FP32 [], or one per expert [E], if the format has one.
 
 Extents round up. Data by columns is transposed, [C, R], as in `quantise`. The scale of a tile, by its dtype:
 
-- FP32: as `quantise` has it, the largest magnitude over the element's largest number.
-- E8M0, a power of two: that, rounded up. The rule of OCP MX 1.0 (§6.3) is 2^(⌊log2 m⌋ − 8) of the largest magnitude m,
-  which saturates what lies between 448 and 512 of these; NVIDIA's recipe rounds up instead, and shows that training
-  then follows BF16 (arXiv 2506.08027, §3.1): so it is done here. As in `quantise`, 1 where the tile is zero.
-- E4M3: the largest magnitude over 6, over the tensor's scale, to nearest. The tensor's scale is its largest magnitude
-  over 6 · 448, so that these fill E4M3 (arXiv 2509.25149, appendix B). A tile whose scale rounds to zero is zero.
+- FP32: the largest magnitude divided by the element's largest number, as in `quantise`.
+- E8M0, a power of two: the same, rounded up. OCP MX 1.0 (§6.3) specifies 2^(⌊log2 m⌋ − 8) for the largest magnitude m,
+  which saturates scaled numbers between 448 and 512. NVIDIA's recipe rounds up instead, and shows that training then
+  follows BF16 (arXiv 2506.08027, §3.1); this module does the same. The scale of a zero tile is 1, as in `quantise`.
+- E4M3: the largest magnitude / 6 / the tensor scale, rounded to nearest. The tensor scale is the tensor's largest
+  magnitude / (6 · 448), so that tile scales use the whole range of E4M3 (arXiv 2509.25149, appendix B). A tile whose
+  scale rounds to zero is zero.
 
-NaN stays NaN where the element has it and leaves its tile alone. A tile with an infinity comes back as NaN, and in E2M1
-so does a tile with NaN; the tensor's scale is that of its finite numbers.
+NaN stays NaN if the element has it, and does not affect its tile. A tile with an infinity decodes to NaN, and so does
+an E2M1 tile with a NaN; the tensor scale is that of the finite numbers.
 """
 
 from __future__ import annotations
@@ -37,29 +39,29 @@ from runtime.ops.quantise import scales
 
 Planes = tuple[Tensor, ...]
 Tile = tuple[int, int]  # rows, columns
-COMPILED = {E4M3: torch.float8_e4m3fn, E2M1: torch.uint8}  # elements that there is C++ for: the dtype of their data
+COMPILED = {E4M3: torch.float8_e4m3fn, E2M1: torch.uint8}  # elements with C++ ops, and the dtype of their data
 STORED = {"fp32": torch.float32, "e8m0": torch.float8_e8m0fnu, "e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
 class Format:
-    """A way to store tensors in few bits. `name` is the end of the names of its ops."""
+    """A way to store tensors in few bits. The names of its ops end in `name`."""
 
     name: str
     element: Element
-    tile: Tile  # of activations and gradients, by rows; by columns it is that of the transposed tensor
+    tile: Tile  # for activations and gradients by rows; by columns, it tiles the transposed tensor
     weight_tile: Tile
     scale: Literal["fp32", "e8m0", "e4m3"]
 
     @property
     def planes(self) -> int:
-        """How many tensors a tensor in this format is."""
+        """The number of planes of a tensor in this format."""
         return 2 + (self.element == E5M6) + (self.scale == "e4m3")
 
 
 FORMATS = {
-    each.name: each
-    for each in (
+    form.name: form
+    for form in (
         Format("fp8_blocks", E4M3, (128, 128), (128, 128), "fp32"),
         Format("mxfp8", E4M3, (1, 32), (1, 32), "e8m0"),
         Format("nvfp4", E2M1, (1, 16), (16, 16), "e4m3"),
@@ -69,19 +71,19 @@ FORMATS = {
 
 
 def packed(x: Tensor, form: Format, tile: Tile, threshold: Tensor | None = None) -> Planes:
-    """x [.., R, C] -> its planes, in tiles of `tile`; rounded to nearest, or by thresholds [.., R, C] in [0, 1)."""
+    """x [.., R, C] -> planes, in tiles of `tile`; rounded to nearest, or by thresholds [.., R, C] in [0, 1)."""
     wide = x.to(torch.float32).contiguous()
     s, tensor = _scales(_magnitudes(wide, form.element, tile), form)
     inverse = 1.0 / (s if tensor is None else s * tensor[..., None, None])
-    inverse = torch.where(inverse.isfinite(), inverse, 0.0)  # a tile of a scale that is zero is zero
+    inverse = torch.where(inverse.isfinite(), inverse, 0.0)  # a tile with scale zero is zero
     planes = (*_data(wide, inverse, tile, form.element, threshold), s.to(STORED[form.scale]))
     return planes if tensor is None else (*planes, tensor)
 
 
 def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
-    """Planes -> numbers (FP32) [.., R, C], without the tensor's own scale: exact where scales are no FP32.
+    """Planes -> numbers (FP32) [.., R, C], without the tensor scale: exact unless the scales are FP32.
 
-    Of E2M1 C is even: where it was odd, zeros follow.
+    For E2M1, C is even: an odd C is padded with a column of zeros.
     """
     *data, s = planes[: form.planes - (form.scale == "e4m3")]
     if form.element in COMPILED and takes(data[0]):
@@ -92,20 +94,21 @@ def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
 
 
 def dequantised(planes: Planes, form: Format, tile: Tile) -> Tensor:
-    """Planes -> numbers (FP32), by the tensor's own scale, too."""
+    """Planes -> numbers (FP32), including the tensor scale."""
     numbers = unpacked(planes, form, tile)
     return numbers * planes[-1][..., None, None] if form.scale == "e4m3" else numbers
 
 
 def _tiles(x: Tensor, tile: Tile) -> Tensor:
-    """x [.., R, C] -> [.., R / tile rows, tile rows, C / tile columns, tile columns], filled up with zeros."""
+    """x [.., R, C] -> [.., R / tile rows, tile rows, C / tile columns, tile columns], padded with zeros."""
     rows, columns = tile
     filled = pad(x, (0, -x.shape[-1] % columns, 0, -x.shape[-2] % rows))
     return filled.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
 
 
 def _magnitudes(x: Tensor, element: Element, tile: Tile) -> Tensor:
-    """The largest magnitude of each tile; NaN is left out where the element has it, else it is an infinity."""
+    """Return the largest magnitude of each tile. NaN is skipped if the element has NaN; otherwise it counts as
+    infinity."""
     if takes(x):
         return ops.magnitudes(x, tile, nan=not element.nan)
     magnitudes = _tiles(x, tile).abs().nan_to_num(nan=0.0 if element.nan else torch.inf, posinf=torch.inf)
@@ -113,7 +116,7 @@ def _magnitudes(x: Tensor, element: Element, tile: Tile) -> Tensor:
 
 
 def _scales(most: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
-    """The scales of tiles by their largest magnitudes, as FP32 numbers of their dtype, and the tensor's own."""
+    """Return tile scales from largest magnitudes, as FP32 rounded to the scale's dtype, and the tensor scale."""
     finite = torch.where(most.isfinite(), most, 0.0)
     largest = form.element.largest
     if form.scale == "fp32":
@@ -130,20 +133,20 @@ def _scales(most: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
 
 
 def _powers(most: Tensor, largest: float) -> Tensor:
-    """The least powers of two, from 2⁻¹²⁶ on, that times `largest` are no less than `most`; 1 for zero."""
+    """Return the smallest powers of two p ≥ 2⁻¹²⁶ with p · `largest` ≥ `most`; 1 where `most` is 0."""
     of_largest = int(torch.tensor(largest).view(torch.int32))
-    # FP32 numbers are in the order of their bits, and a power of two more is 2²³ more
+    # positive FP32 numbers sort like their bits, and the next power of two is 2²³ higher
     exponents = ((most.contiguous().view(torch.int32) - of_largest + 0x7FFFFF) >> 23).clamp(min=-126)
     return torch.where(most > 0, ((exponents + 127) << 23).view(torch.float32), 1.0)
 
 
 def _data(x: Tensor, inverse: Tensor, tile: Tile, element: Element, threshold: Tensor | None) -> Planes:
-    """Numbers (FP32), each times what `inverse` says of its tile -> planes of their codes."""
+    """Numbers (FP32), multiplied by the `inverse` of their tile's scale -> planes of their codes."""
     if element in COMPILED and takes(x):
         return (ops.encode(x, tile, inverse, threshold, COMPILED[element]),)
     R, C = x.shape[-2:]
     scaled = (_tiles(x, tile) * inverse[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :R, :C]
-    if element == E4M3 and threshold is None:  # torch rounds to nearest, but makes NaN of what is larger
+    if element == E4M3 and threshold is None:  # torch rounds to nearest, but turns larger numbers into NaN
         return (scaled.clamp(-element.largest, element.largest).to(torch.float8_e4m3fn),)
     codes = elements.encode(scaled.contiguous(), element, threshold)
     if element == E4M3:
@@ -154,7 +157,7 @@ def _data(x: Tensor, inverse: Tensor, tile: Tile, element: Element, threshold: T
 
 
 def _numbers(data: list[Tensor], element: Element) -> Tensor:
-    """Planes of codes -> numbers (FP32) [.., R, C]."""
+    """Planes of codes -> unscaled numbers (FP32) [.., R, C]."""
     if element == E4M3:
         return data[0].to(torch.float32)
     if element == E2M1:

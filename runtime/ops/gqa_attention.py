@@ -1,10 +1,10 @@
 """Grouped-query attention after its projections: RoPE on the whole head, causal softmax attention.
 
-Ainslie et al., "GQA", 2023. T tokens in B sequences of S, H query heads of width C, G heads of keys and values: query
-head h uses head h // (H/G). N = B·G, and M = S·H/G: the query heads of a group are more rows of queries to its keys.
+Ainslie et al., "GQA", 2023. T tokens in B sequences of S, H query heads of width C, G key/value heads: query head h
+uses head h // (H/G). N = B·G, and M = S·H/G: the query heads of a group become additional query rows against its keys.
 
-Forward / backward in ms, S 256, one core (EPYC, shared; least CPU time of 12 calls); `copied`: keys and values repeated
-for every query head, without the time to repeat them and to sum their gradients:
+Forward / backward in ms, S 256, one core (EPYC, shared; least CPU time of 12 calls). `copied`: keys and values repeated
+for every query head, not counting the time to repeat them and to sum their gradients:
 
     B G H/G   C | FP32: this op     copied   torch's sdpa | FP64, the same three
     4 2   4  48 |    4.7 / 14.1  5.9 / 18.0    5.1 / 12.6 |  10.5 / 27   15.3 / 44   11.0 / 24
@@ -47,10 +47,10 @@ def gqa_attention(
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·C], k and v [T, G·C] -> o [T, H·C], lse [B, G, S, H/G].
 
-    softmax(q·k/√C) over the keys at or before the query; lse is the logarithm of its denominator, FP32 at least. q, k
-    and v may be views of columns. `starts` int32 [T]: of each token's document in its sequence, of which alone keys are
-    seen and in which positions count. With `positions` int32, one for each query, q has some rows of each sequence, as
-    many of all; theta is 0.
+    softmax(q·k/√C) over the keys at or before the query; lse is the logarithm of its denominator, in at least FP32. q,
+    k and v may be views of columns. `starts` int32 [T]: the position in its sequence where each token's document
+    starts; a query sees only keys of its document, and positions count from there. With `positions` int32, one per
+    query, q has only some rows of each sequence, the same number for each, and theta must be 0.
     """
     return _attended(q, k, v, sequence, heads, kv_heads, theta, starts, positions)
 
@@ -66,7 +66,8 @@ def gqa_attention_peaks(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give what `gqa_attention` does and, before lse, peaks_H: the largest logit of each query head, FP32 at least."""
+    """Return the results of `gqa_attention` and, before lse, peaks_H: each query head's largest logit, at least
+    FP32."""
     peaks_H = new_peaks(q, heads)
     o, lse = _attended(q, k, v, sequence, heads, kv_heads, theta, starts, positions, peaks_H)
     return o, peaks_H, lse
@@ -84,7 +85,7 @@ def _attended(
     positions: Tensor | None,
     peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o and lse; `peaks_H` of `new_peaks`, if it is there, gets the largest logit of each head."""
+    """Return o and lse. `peaks_H` from `new_peaks`, if given, receives the largest logit of each head."""
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
     if positions is None and takes(q, k, v):
         return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads, starts, peaks_H)
@@ -131,8 +132,8 @@ def attend_groups(
     positions: Tensor | None = None,
     peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q [B·Q, H·C], k and v [B·S, G·C], angles of `turns`, if it rotates -> o [B·Q, H·C], lse [B, G, Q, H/G]; sinks
-    [H]. `attend` says what each does. `peaks_H`, if it is there, gets the largest logit of each head."""
+    """q [B·Q, H·C], k and v [B·S, G·C], angles from `turns` or None, sinks [H] or None -> o [B·Q, H·C], lse [B, G, Q,
+    H/G]. `attend` explains the other arguments. `peaks_H`, if given, receives the largest logit of each head."""
     inputs = _grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles)
     B = k.shape[0] // sequence
     rows = (B, kv_heads, q.shape[0] // B, heads // kv_heads)
@@ -182,8 +183,8 @@ def attend_groups_dgrad(
 def _grouped(
     q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention's inputs, and angles of `turns`, if it rotates -> q_NMC, rotated and scaled by 1/√C; k_NSC,
-    rotated; v_NSC."""
+    """The attention's inputs, and angles from `turns` or None -> q_NMC, rotated and scaled by 1/√C; k_NSC, rotated;
+    v_NSC."""
     C, queries = q.shape[1] // heads, q.shape[0] // (k.shape[0] // sequence)
     k_NSC, v_NSC = (_rows(x, sequence, kv_heads, C) for x in (k, v))
     return _turned(_rows(q, queries, kv_heads, C), kv_heads, angles, C**-0.5), _turned(k_NSC, kv_heads, angles), v_NSC
@@ -201,19 +202,20 @@ def _ungrouped(x_NMW: Tensor, sequence: int, kv_heads: int) -> Tensor:
 
 
 def _turned(x_NMC: Tensor, kv_heads: int, angles: Tensor | None, scale: float = 1.0) -> Tensor:
-    """x_NMC, scaled, with the rows of each position turned by its angles, [S, r], or of each sequence [B, S, r]."""
+    """Return x_NMC, scaled, with the rows of each position rotated by its angles: [S, r], or per sequence [B, S, r]."""
     if angles is None:
         return x_NMC if scale == 1 else x_NMC * scale
     angles = angles if angles.dim() == 2 else angles.repeat_interleave(kv_heads, dim=0)
     return rotate(x_NMC.unflatten(1, (angles.shape[-2], -1)), angles.unsqueeze(-2), scale).flatten(1, 2)
 
 
-# --- Grouped-query attention with a window, bounded logits, sinks, or several of these
+# --- Grouped-query attention with a window, a softcap, sinks, or several of these
 #
-# A window leaves a query the last so many keys (Beltagy et al., "Longformer", 2020). A softcap bends logits s to
-# softcap·tanh(s/softcap) (Gemma Team, "Gemma 2", 2024). A sink is a logit of each query head in the denominator of its
-# softmax alone (Xiao et al., "Efficient streaming language models with attention sinks", 2023; GPT-OSS). All else is as
-# in `gqa_attention`. This runs on torch, block by block, in time that grows with S·window, as its kernel's does.
+# A window limits a query to the last `window` keys (Beltagy et al., "Longformer", 2020). A softcap maps logits s to
+# softcap·tanh(s/softcap) (Gemma Team, "Gemma 2", 2024). A sink is an extra logit per query head that appears only in
+# the softmax's denominator (Xiao et al., "Efficient streaming language models with attention sinks", 2023; GPT-OSS).
+# Everything else is as in `gqa_attention`. This runs on torch in blocks; like the kernel's, its time grows with
+# S·window.
 
 
 def bounded_attention(
@@ -230,10 +232,10 @@ def bounded_attention(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q [T, H·C], k and v [T, G·C], sinks [H] or none -> o [T, H·C], lse [B, G, S, H/G].
+    """q [T, H·C], k and v [T, G·C], sinks [H] or None -> o [T, H·C], lse [B, G, S, H/G].
 
-    window 0: all keys at or before the query; softcap 0: logits as they are. lse has the sinks. q, k and v may be views
-    of columns. `starts` and `positions`: as in `gqa_attention`.
+    window 0: all keys at or before the query; softcap 0: no softcap. lse includes the sinks. q, k and v may be views of
+    columns. `starts` and `positions`: as in `gqa_attention`.
     """
     turned_by = _angles(q, sequence, heads, theta, starts)
     return attend_groups(q, k, v, sequence, heads, kv_heads, turned_by, sinks, window, softcap, starts, positions)
@@ -253,7 +255,7 @@ def bounded_attention_peaks(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give what `bounded_attention` does and, before lse, peaks_H: the largest logit of each head, FP32 at least."""
+    """Return the results of `bounded_attention` and, before lse, peaks_H: each head's largest logit, at least FP32."""
     peaks_H, turned_by = new_peaks(q, heads), _angles(q, sequence, heads, theta, starts)
     sizes = sequence, heads, kv_heads, turned_by, sinks, window, softcap
     o, lse = attend_groups(q, k, v, *sizes, starts, positions, peaks_H)
@@ -282,7 +284,7 @@ def bounded_attention_dgrad(
 
 
 def _angles(q: Tensor, sequence: int, heads: int, theta: float, starts: Tensor | None) -> Tensor | None:
-    """By what queries and keys are rotated; nothing if they are not."""
+    """Return the angles that rotate queries and keys, or None without rotation."""
     width = q.shape[1] // heads
     return turns(angles(sequence, width, theta, q.dtype, q.device), starts) if theta else None
 

@@ -1,4 +1,4 @@
-"""Linear layers of several experts over the rows that each received, in BF16 and in FP8."""
+"""Grouped linear layers: each expert's weight applied to the rows it received, in BF16 and in FP8."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runtime.ops.native.library import takes
 from runtime.ops.product import add_product_, by_onednn, product, product_, wide_dtype
 from runtime.ops.quantise import TILE
 
-# --- Linear layers of several experts over the rows each received. R rows, K inputs, N outputs, E experts
+# --- Grouped linear layers in BF16 and wider. R rows, K inputs, N outputs, E experts
 #
 # Rows offsets[e-1] … offsets[e] form the group of expert e. R may be 0 and groups may be empty.
 #
-# Where oneDNN multiplies, it makes a kernel for every new shape, and the rows of an expert are another number each
-# time. So its products are of few numbers of rows: multiples of 8 up to 128, then eight to an octave. Rows need not lie
-# otherwise for it. A group's product runs on into the rows of the next group, whose own product overwrites what it left
-# there. A weight gradient is never one of oneDNN's products: it is added in FP32.
+# oneDNN compiles a kernel for every new shape, and the number of rows of an expert changes every time. So its products
+# use few row counts: multiples of 8 up to 128, then eight per octave. The row layout does not change: a group's product
+# may extend into the rows of the next group, whose own product then overwrites them. Weight gradients never use oneDNN:
+# they are added in FP32.
 
 
 def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_
 
 # ---------------------------------------------------------------- groups
 def _groups(offsets_E: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tuple[Tensor, int, int]]:
-    """Groups that have rows: the expert's slice of `by_expert`, the first row, and the row after the last."""
+    """Yield, for each group with rows, its slice of `by_expert`, its first row, and the row after its last."""
     ends = offsets_E.tolist()
     assert ends[-1] == num_rows, (ends, num_rows)
     for start, end, expert in zip([0, *ends[:-1]], ends, by_expert.unbind(), strict=True):
@@ -63,7 +63,7 @@ def _groups(offsets_E: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tup
 
 
 def _size(a: Tensor, b: Tensor, rows: int) -> int:
-    """Rows of a product of `rows` rows of such operands."""
+    """Return the row count to use for a product of `rows` rows of such operands."""
     if not by_onednn(a, b):
         return rows
     step = 8
@@ -73,7 +73,7 @@ def _size(a: Tensor, b: Tensor, rows: int) -> int:
 
 
 def _product_of_rows(out_RN: Tensor, x_RK: Tensor, b_KN: Tensor, start: int, end: int) -> None:
-    """The rows from start to end of x·b into those of out; rows behind them are written too, if there are any."""
+    """Write rows start to end of x·b into those of `out`. May overwrite later rows of `out`, too."""
     size = _size(x_RK, b_KN, end - start)
     if start + size <= x_RK.shape[0]:
         product_(out_RN[start : start + size], x_RK[start : start + size], b_KN)
@@ -82,18 +82,18 @@ def _product_of_rows(out_RN: Tensor, x_RK: Tensor, b_KN: Tensor, start: int, end
 
 
 def _padded(x_rK: Tensor, size: int) -> Tensor:
-    """The rows of x, and rows of zeros up to `size`."""
+    """Return x padded with rows of zeros up to `size`."""
     padded = x_rK.new_empty((size, x_rK.shape[1]))
     padded[: x_rK.shape[0]] = x_rK
     padded[x_rK.shape[0] :] = 0
     return padded
 
 
-# --- `linear_fp8` of several experts over the rows each received. R rows, K in, N out, E experts, B tiles
+# --- Grouped `linear_fp8`. R rows, K in, N out, E experts, B tiles
 #
-# Rows offsets[e-1] … offsets[e] are those of expert e, as in `grouped_linear`. Tiles of columns, which a weight
-# gradient reads, run over the rows of the whole buffer. The rows of an expert begin at a multiple of 128, as the
-# exchange between experts pads them (runtime/comm/transport.py): no tile is of two.
+# Rows offsets[e-1] … offsets[e] are those of expert e, as in `grouped_linear`. The column tiles that a weight gradient
+# reads are counted from the first row of the whole buffer. The exchange between experts pads each expert's rows to
+# start at a multiple of 128 (runtime/comm/transport.py), so no tile spans two experts.
 
 
 def grouped_linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_ENK: Tensor, ws: Tensor, offsets_E: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def grouped_linear_fp8_wgrad_(
 
 
 def groups(offsets_E: Tensor, num_experts: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Experts that have rows: which, the first row, and the row after the last."""
+    """Yield, for each expert with rows, its index, its first row, and the row after its last."""
     ends = offsets_E.tolist()
     assert len(ends) == num_experts and ends[-1] == num_rows, (ends, num_experts, num_rows)
     for expert, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):

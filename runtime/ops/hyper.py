@@ -1,12 +1,12 @@
-"""Hyper-connections that are constrained to a manifold: n residual streams, which each part of a layer reads as one and
-adds to all, and which are mixed by a matrix whose rows and columns sum to 1.
+"""Manifold-constrained hyper-connections: n residual streams. Each part of a layer reads a weighted sum of them and
+adds its output to all of them; a matrix whose rows and columns sum to 1 mixes them.
 
-Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, as DeepSeek-V4 has them, arXiv 2606.19348.
+Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, as in DeepSeek-V4, arXiv 2606.19348.
 
-T tokens · D hidden · n streams · N = n·D numbers of a token, stream after stream · M logits of a token: n for `pre`,
-and where streams are mixed, n for `post` and C = n² for `comb`, row after row · S scales, one for each of these parts.
-Logits, what is made of them, and all sums are FP32 beside BF16. The rounds of Sinkhorn and Knopp are computed again in
-the backward: the logits are kept, and no round.
+T tokens · D hidden · n streams · N = n·D numbers per token, stream after stream · M logits per token: n for `pre` and,
+if streams are mixed, n for `post` and C = n² for `comb`, row after row · S scales, one per part. With BF16 activations,
+logits, the weights computed from them, and all sums are FP32. The backward recomputes the Sinkhorn-Knopp rounds from
+the stored logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.ops.product import add_product_, wide, wide_product
 
 
 def hyper_products(h_TN: Tensor, fn_MN: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """h_TN, fn_MN -> products_TM = rmsnorm(h)·fnᵀ of a norm without a gain, rstd_T."""
+    """h_TN, fn_MN -> products_TM = rmsnorm(h)·fnᵀ with an unweighted norm, rstd_T."""
     rstd_T = torch.rsqrt(wide(h_TN).square().mean(dim=1) + eps)
     return wide_product(h_TN, fn_MN.t()).mul_(rstd_T[:, None]), rstd_T
 
@@ -46,7 +46,7 @@ def hyper_products_wgrad_(acc_MN: Tensor, dproducts_TM: Tensor, h_TN: Tensor, rs
 
 
 def scale_parts(logits_TM: Tensor, scale_S: Tensor) -> Tensor:
-    """logits_TM, scale_S -> y_TM: each part of the columns times its scale."""
+    """logits_TM, scale_S -> y_TM: the columns of each part times its scale."""
     return (wide(logits_TM) * _scales(scale_S, logits_TM)).to(logits_TM.dtype)
 
 
@@ -56,7 +56,7 @@ def scale_parts_dgrad(dy_TM: Tensor, scale_S: Tensor) -> Tensor:
 
 
 def scale_parts_wgrad(dy_TM: Tensor, logits_TM: Tensor, num_parts: int) -> Tensor:
-    """dy_TM, logits_TM -> dscale_S of so many parts."""
+    """dy_TM, logits_TM -> dscale_S, with S = num_parts."""
     dscale_S = logits_TM.new_zeros(num_parts)
     scale_parts_wgrad_(dscale_S, dy_TM, logits_TM)
     return dscale_S
@@ -69,7 +69,7 @@ def scale_parts_wgrad_(acc_S: Tensor, dy_TM: Tensor, logits_TM: Tensor) -> None:
 
 
 def hyper_mix(h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """h_TN, logits_TM -> x_TD = Σ_i pre_i·h_i, post_Tn = 2·sigmoid, comb_TC after so many `rounds`."""
+    """h_TN, logits_TM -> x_TD = Σ_i pre_i·h_i, post_Tn = 2·sigmoid, comb_TC after `rounds` Sinkhorn rounds."""
     pre_Tn, post_Tn, comb_Tnn = _weights(logits_TM, eps)
     return _collapsed(h_TN, pre_Tn), post_Tn, _rounds(comb_Tnn, rounds, eps)[-1].flatten(1)
 
@@ -97,7 +97,7 @@ def hyper_collapse_dgrad(dx_TD: Tensor, h_TN: Tensor, logits_Tn: Tensor, eps: fl
 
 
 def hyper_add(h_TN: Tensor, y_TD: Tensor, post_Tn: Tensor, comb_TC: Tensor) -> Tensor:
-    """h_TN, y_TD, post_Tn, comb_TC -> the streams k behind a part that gave y: post_k·y + Σ_i comb_ik·h_i."""
+    """h_TN, y_TD, post_Tn, comb_TC -> the streams after a part with output y: stream k = post_k·y + Σ_i comb_ik·h_i."""
     h_TnD, comb_Tnn = _streams(h_TN, post_Tn), _matrices(comb_TC, post_Tn)
     out_TnD = torch.baddbmm(post_Tn[:, :, None] * wide(y_TD)[:, None], comb_Tnn.transpose(1, 2), wide(h_TnD))
     return out_TnD.flatten(1).to(h_TN.dtype)
@@ -116,7 +116,7 @@ def hyper_add_dgrad(
 
 
 def hyper_copy(x_TD: Tensor, streams: int) -> Tensor:
-    """x_TD -> y_TN: so many streams, all of them x."""
+    """x_TD -> y_TN: `streams` copies of x."""
     return x_TD.repeat(1, streams)
 
 
@@ -129,7 +129,7 @@ def hyper_copy_dgrad(dy_TN: Tensor, streams: int) -> Tensor:
 
 
 def _parts(num_parts: int, columns: int) -> tuple[int, ...]:
-    """Columns of each part: all of them, or those of pre, post and comb."""
+    """Return the number of columns of each part: all for one part, else those of pre, post and comb."""
     if num_parts == 1:
         return (columns,)
     n = _num_streams(columns)
@@ -137,66 +137,66 @@ def _parts(num_parts: int, columns: int) -> tuple[int, ...]:
 
 
 def _num_streams(columns: int) -> int:
-    """n of n² + 2n columns."""
+    """Return n, given n² + 2n columns."""
     return isqrt(columns + 1) - 1
 
 
 def _scales(scale_S: Tensor, logits_TM: Tensor) -> Tensor:
-    """[M]: the scale of each column."""
+    """Return the scale of each column, [M]."""
     parts = _parts(scale_S.shape[0], logits_TM.shape[1])
     return torch.cat([one.expand(columns) for one, columns in zip(wide(scale_S), parts, strict=True)])
 
 
 def _weights(logits_TM: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """pre_Tn, post_Tn, and comb_Tnn in front of the first round."""
+    """Return pre_Tn, post_Tn, and comb_Tnn before the first round."""
     n = _num_streams(logits_TM.shape[1])
     pre_Tn, post_Tn, comb_TC = logits_TM.split((n, n, n * n), dim=1)
     return pre_Tn.sigmoid() + eps, 2 * post_Tn.sigmoid(), comb_TC.unflatten(1, (n, n)).softmax(dim=2) + eps
 
 
 def _rounds(comb_Tnn: Tensor, rounds: int, eps: float) -> list[Tensor]:
-    """What each division gives: by the sums of columns, then in each further round by those of rows and of columns."""
-    found = []
+    """Return the result of each division: by column sums first, then in each further round by row and column sums."""
+    results = []
     for dim in _dims(rounds):
         comb_Tnn = comb_Tnn / (comb_Tnn.sum(dim=dim, keepdim=True) + eps)
-        found.append(comb_Tnn)
-    return found
+        results.append(comb_Tnn)
+    return results
 
 
 def _rounds_gradient(gradient_Tnn: Tensor, start_Tnn: Tensor, rounds: int, eps: float) -> Tensor:
-    """The gradient of what the rounds begin with. Of c = a / s, s being Σa + eps, it is (dc − Σ dc·c) / s."""
+    """Return the gradient of the matrix before the rounds. For c = a / s with s = Σa + eps, da = (dc − Σ dc·c) / s."""
     results = _rounds(start_Tnn, rounds, eps)
-    for dim, given_Tnn, result_Tnn in reversed([*zip(_dims(rounds), (start_Tnn, *results), results, strict=False)]):
+    for dim, input_Tnn, result_Tnn in reversed([*zip(_dims(rounds), (start_Tnn, *results), results, strict=False)]):
         inward = (gradient_Tnn * result_Tnn).sum(dim=dim, keepdim=True)
-        gradient_Tnn = (gradient_Tnn - inward) / (given_Tnn.sum(dim=dim, keepdim=True) + eps)
+        gradient_Tnn = (gradient_Tnn - inward) / (input_Tnn.sum(dim=dim, keepdim=True) + eps)
     return gradient_Tnn
 
 
 def _dims(rounds: int) -> tuple[int, ...]:
-    """Which sums are divided by, in order: 1 for those of columns, 2 for those of rows."""
+    """Return the dimension summed over in each division, in order: 1 for column sums, 2 for row sums."""
     return (1, *((2, 1) * (rounds - 1)))
 
 
 # ---------------------------------------------------------------- streams
 
 
-def _streams(h_TN: Tensor, of_Tn: Tensor) -> Tensor:
-    """h_TnD, a view."""
-    return h_TN.unflatten(1, (of_Tn.shape[1], -1))
+def _streams(h_TN: Tensor, like_Tn: Tensor) -> Tensor:
+    """Return h_TnD, a view."""
+    return h_TN.unflatten(1, (like_Tn.shape[1], -1))
 
 
-def _matrices(comb_TC: Tensor, of_Tn: Tensor) -> Tensor:
-    """comb_Tnn, a view."""
-    return comb_TC.unflatten(1, (of_Tn.shape[1], -1))
+def _matrices(comb_TC: Tensor, like_Tn: Tensor) -> Tensor:
+    """Return comb_Tnn, a view."""
+    return comb_TC.unflatten(1, (like_Tn.shape[1], -1))
 
 
 def _collapsed(h_TN: Tensor, pre_Tn: Tensor) -> Tensor:
-    """Σ_i pre_i·h_i."""
+    """Return Σ_i pre_i·h_i."""
     return torch.bmm(pre_Tn[:, None], wide(_streams(h_TN, pre_Tn)))[:, 0].to(h_TN.dtype).contiguous()
 
 
 def _collapsed_gradients(dx_TD: Tensor, h_TN: Tensor, pre_Tn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """dh_TN, and the gradient of the logits of pre."""
+    """Return dh_TN and the gradient of the logits of pre."""
     dh_TnD = pre_Tn[:, :, None] * wide(dx_TD)[:, None]
     dpre_Tn = torch.bmm(wide(_streams(h_TN, pre_Tn)), wide(dx_TD)[:, :, None])[:, :, 0]
     sigmoid_Tn = pre_Tn - eps

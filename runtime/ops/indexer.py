@@ -1,12 +1,13 @@
-"""Index scores of keys, and the keys that a query attends to by them. DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556.
+"""The indexer of sparse attention: it scores keys and chooses those that a query attends to.
 
-The score of key s for a query t is I(t, s) = Σ_h weights(t, h) · ReLU(q(t, h) · k(s)), with one key for all heads. T
-queries in B sequences · H heads of the indexer · C columns of each · L keys of a sequence · K chosen.
+DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556. The score of key s for query t is
+I(t, s) = Σ_h weights(t, h) · ReLU(q(t, h) · k(s)), with one key for all heads. T queries in B sequences · H indexer
+heads · C columns per head · L keys per sequence · K chosen keys.
 
-A key stands for `rate` tokens: a query at position t may see the keys before (t + 1) // rate, which at rate 1 is the
-causal rule. With `starts` it sees none that stands for a token in front of its document.
+A key stands for `rate` tokens: a query at position t sees the keys before (t + 1) // rate; at rate 1 this is the causal
+mask. With `starts` it sees no key that stands for a token before its document.
 
-Scores are made block by block, a few queries against the keys that any of them sees, and are FP32 at least.
+Scores are computed in blocks of a few queries, against the keys that any of them sees, in at least FP32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from runtime.ops.causal import columns, split_heads
 from runtime.ops.mla_attention import join_gradients, split_inputs
 from runtime.ops.product import wide
 
-BLOCK_BYTES = {"cpu": 2**22}  # of the products of all heads with all keys; elsewhere launches are to be few
+BLOCK_BYTES = {"cpu": 2**22}  # of the products of all heads with all keys; larger elsewhere, for fewer launches
 ELSEWHERE = 2**28
 
 
@@ -36,11 +37,11 @@ def select_keys(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """q [T, H·C], k [B·L, C], weights [T, H] -> chosen int32 [T, K]: numbers of keys in their sequence, L = sequence //
-    rate, ascending. −1 fills up the rows of queries that see fewer than K. Of equal scores the key in front is chosen.
+    """q [T, H·C], k [B·L, C], weights [T, H] -> chosen int32 [T, K]: indices of keys within the sequence, ascending;
+    L = sequence // rate. Rows of queries that see fewer than K keys end with −1. Ties go to the earlier key.
 
-    `starts` int32 [T]: where the document of a query begins in its sequence. With `positions` int32 [T] the queries are
-    those at these positions, as many of each sequence.
+    `starts` int32 [T]: where the document of each query starts in its sequence. With `positions` int32 [T] the queries
+    are those at these positions, the same number for each sequence.
     """
     chosen = torch.full((q.shape[0], top_k), -1, dtype=torch.int32, device=q.device)
     for block in blocks(q, k, heads, sequence, rate, starts, positions):
@@ -49,19 +50,19 @@ def select_keys(
         scores_RL.masked_fill_(block.hidden(), -torch.inf)
         order_RK = scores_RL.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
         rank_K = torch.arange(order_RK.shape[1], device=q.device)
-        unused = block.keys  # no number of a key, and behind all of them
+        unused = block.keys  # not the index of a key, and sorts after all of them
         order_RK = order_RK.masked_fill(rank_K >= end_R1 - first_R1, unused).sort(dim=1).values
         chosen[block.rows, : order_RK.shape[1]] = order_RK.masked_fill(order_RK == unused, -1).to(torch.int32)
     return chosen
 
 
 def index_scores(q_RX: Tensor, k_LC: Tensor, weights_RH: Tensor) -> Tensor:
-    """q [R, H·C], k_LC, weights_RH -> I_RL, FP32 at least."""
+    """q [R, H·C], k_LC, weights_RH -> I_RL, at least FP32."""
     return _weighed(products(q_RX, k_LC).relu_(), weights_RH)
 
 
 def products(q_RX: Tensor, k_LC: Tensor) -> Tensor:
-    """q·k of each head, [R, H, L]."""
+    """Return q·k of each head, [R, H, L]."""
     q_MC = wide(q_RX).reshape(-1, k_LC.shape[1])
     return torch.mm(q_MC, wide(k_LC).mT).unflatten(0, (q_RX.shape[0], -1))
 
@@ -71,7 +72,7 @@ def _weighed(hits_RHL: Tensor, weights_RH: Tensor) -> Tensor:
 
 
 def is_chosen(chosen_RK: Tensor, keys: int) -> Tensor:
-    """[R, keys]: which keys each query has chosen."""
+    """Return a mask [R, keys] of the keys that each query has chosen."""
     place_RK = chosen_RK.long().where(chosen_RK >= 0, keys)
     marks = torch.zeros((len(chosen_RK), keys + 1), dtype=torch.bool, device=chosen_RK.device)
     return marks.scatter_(1, place_RK, True)[:, :keys]
@@ -80,21 +81,21 @@ def is_chosen(chosen_RK: Tensor, keys: int) -> Tensor:
 # ---------------------------------------------------------------- blocks
 @dataclass(frozen=True)
 class IndexBlock:
-    """Queries of one sequence, and the keys in front of it that any of them sees."""
+    """Some queries of one sequence, and the keys that any of them sees."""
 
     rows: slice
-    first_key: int  # of the sequence, in k
-    keys: int  # from there on
-    first_R1: Tensor  # the first key that each query sees, in its sequence
-    end_R1: Tensor  # the one behind the last
+    first_key: int  # row in k of the sequence's first key
+    keys: int  # number of keys from there
+    first_R1: Tensor  # index within the sequence of the first key that each query sees
+    end_R1: Tensor  # index after the last one
 
     @property
     def key_rows(self) -> slice:
-        """The rows of the keys."""
+        """The rows of the keys in k."""
         return slice(self.first_key, self.first_key + self.keys)
 
     def hidden(self) -> Tensor:
-        """[R, keys]: which keys each query does not see."""
+        """Return a mask [R, keys] of the keys that each query does not see."""
         key_L = torch.arange(self.keys, device=self.end_R1.device)
         return (key_L >= self.end_R1) | (key_L < self.first_R1)
 
@@ -108,7 +109,7 @@ def blocks(
     starts: Tensor | None,
     positions: Tensor | None,
 ) -> Iterator[IndexBlock]:
-    """Blocks of all queries, but for those that see no key."""
+    """Yield blocks of all queries, except those that see no key."""
     keys = sequence // rate
     if not keys:
         return
@@ -129,15 +130,15 @@ def blocks(
                 yield IndexBlock(rows, b * keys, seen, first_R[:, None], end_R[:, None])
 
 
-# --- What an indexer is trained by: how far the softmax of its scores is from the attention that it chooses keys for
+# --- The indexer's loss: the divergence between the softmax of its scores and the attention it chooses keys for
 #
-# DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556, §2.1: Σ_t KL(p(t) ‖ softmax(I(t))), p the mean of the heads'
-# attention, over all keys that a query sees, or over those that it has chosen; a query that sees none has no loss. p is
-# a target: attention gets no gradient of it. The scores I and the letters are those of `indexer`; attention has its
-# heads, each [nope | rope] wide, its keys already rotated.
+# DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556, §2.1: Σ_t KL(p(t) ‖ softmax(I(t))), with p the mean over the heads of
+# the attention, over all keys that a query sees or over those it has chosen. A query that sees no key has no loss. p is
+# a constant: attention gets no gradient from this loss. Scores I and letters are as above; the attention has its own
+# number of heads, each [nope | rope] wide, and its keys are already rotated.
 #
-# The gradients of the indexer are made with the loss, from the same products: dI = softmax(I) − p. They are kept for
-# the backward, which has no product left to do.
+# The gradients of the indexer are computed along with the loss, from the same products: dI = softmax(I) − p. They are
+# stored, so the backward only scales them.
 
 
 def indexer_loss(
@@ -157,11 +158,10 @@ def indexer_loss(
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q [T, H·C], k [B·S, C], weights [T, H] of the indexer; query, kv, k_rope of `mla_attention`, rotated; chosen
-    int32 [T, K] of `select_keys`, or none: all keys -> loss [], summed over the queries; and of a tangent of 1 the
-    gradients of q, k and weights, shaped like these.
+    int32 [T, K] from `select_keys`, or None for all keys -> loss [], summed over the queries, and the gradients of q, k
+    and weights for a dloss of 1, shaped like these.
 
-    Where a key stands for `rate` tokens, k and k_rope have a row for each so many. With nope = 0 there is no kv: the
-    keys of attention are all k_rope.
+    k and k_rope have one row per `rate` tokens. With nope = 0, kv is None: the keys of attention are k_rope alone.
     """
     loss = wide(q[:0]).new_zeros(())
     dq, dk, dweights = (torch.zeros_like(wide(x), memory_format=torch.contiguous_format) for x in (q, k, weights))
@@ -172,7 +172,7 @@ def indexer_loss(
         rows = slice(first, first + block.rows.stop - block.rows.start)
         hidden_RL = block.hidden() if chosen is None else ~is_chosen(chosen[block.rows], block.keys)
         none_R1 = hidden_RL.all(dim=1, keepdim=True)
-        hidden_RL = hidden_RL & ~none_R1  # a softmax over no key is no number
+        hidden_RL = hidden_RL & ~none_R1  # a softmax over no keys would be NaN
         scores_HRL = torch.bmm(query_BHQC[b, :, rows], key_BHSC[b, :, : block.keys].mT)
         p_RL = scores_HRL.masked_fill_(hidden_RL, -torch.inf).softmax(dim=-1).mean(dim=0)
         ours_RL = index_scores(q[block.rows], k[block.key_rows], weights[block.rows])
@@ -185,10 +185,10 @@ def indexer_loss(
 
 
 def _add_gradients(
-    rows: slice, dscores_RL: Tensor, given: tuple[Tensor, ...], gradients: tuple[Tensor, ...], keys: slice
+    rows: slice, dscores_RL: Tensor, inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], keys: slice
 ) -> None:
-    """Add what a block has of the gradients of q, k and weights."""
-    (q, k, weights), (dq, dk, dweights) = given, gradients
+    """Add a block's contribution to the gradients of q, k and weights."""
+    (q, k, weights), (dq, dk, dweights) = inputs, gradients
     q_RX, k_LC, weights_RH = q[rows], k[keys], weights[rows]
     hits_RHL = products(q_RX, k_LC).relu_()
     dweights[rows] = torch.bmm(hits_RHL, dscores_RL[:, :, None])[..., 0]
@@ -201,7 +201,7 @@ def _add_gradients(
 def _queries_and_keys(
     query: Tensor, kv: Tensor | None, k_rope: Tensor, sequence: int, heads: int, nope: int
 ) -> tuple[Tensor, Tensor]:
-    """Queries, scaled by 1/√C, and whole keys, S of each sequence and head: [B, H, Q, C], [B, H, S, C]."""
+    """Return queries, scaled by 1/√C, [B, H, Q, C], and keys with both parts, S per sequence and head, [B, H, S, C]."""
     keys = split_heads(wide(k_rope), sequence, 1).expand(-1, heads, -1, -1)
     if kv is not None:
         keys = torch.cat((split_heads(wide(kv), sequence, heads)[..., :nope], keys), dim=-1)
@@ -212,22 +212,21 @@ def _queries_and_keys(
 def indexer_loss_dgrad(
     dloss: Tensor, q_gradient: Tensor, k_gradient: Tensor, weights_gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dloss [], the gradients that were made with the loss -> dq, dk, dweights."""
+    """dloss [], the gradients that were computed with the loss -> dq, dk, dweights."""
     gradients = (q_gradient, k_gradient, weights_gradient)
-    dq, dk, dweights = ((wide(each) * dloss).to(each.dtype) for each in gradients)
+    dq, dk, dweights = ((wide(gradient) * dloss).to(gradient.dtype) for gradient in gradients)
     return dq, dk, dweights
 
 
-# --- Multi-head latent attention over the keys that each query has chosen. DeepSeek-AI, "DeepSeek-V3.2", arXiv
-# 2512.02556
+# --- Multi-head latent attention over the keys each query has chosen. DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556
 #
-# The letters are those of `mla_attention`: T queries in B sequences of S keys, H heads, [nope | rope] wide, that come
-# rotated. K keys are chosen by a query (`select_keys`), all of them of its past and of its document.
+# Letters as in `mla_attention`: T queries in B sequences of S keys, H heads, [nope | rope] wide, already rotated. Each
+# query has chosen K keys (`select_keys`), all of them from its past and its document.
 #
-# Blocks of queries are multiplied with all keys in front of the last that any of them has chosen, and what is not
-# chosen is hidden. On a CPU and with torch this is faster than to gather keys: a query of DeepSeek-V3.2 would read 2048
-# keys and values of 128 heads, 0.3 GB, for products that take as long as 5 MB do. Gathering by a sum of rows would
-# besides give other bits each time on a GPU.
+# A block of queries is multiplied with all keys up to the last that any of them has chosen; keys not chosen are masked.
+# With torch on a CPU this is faster than gathering keys: a query of DeepSeek-V3.2 would read 2048 keys and values of
+# 128 heads, 0.3 GB, for products that take as long as reading 5 MB. And the gradient of a gather, a scatter-add of
+# rows, is not deterministic on a GPU.
 
 
 def chosen_attention(
@@ -242,7 +241,7 @@ def chosen_attention(
     value: int,
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·(nope+rope)], kv [B·S, H·(nope+value)], k_rope [B·S, rope], chosen int32 [T, K], −1 for no key -> o
-    [T, H·value], lse_BHQ, the logarithm of the denominator of softmax(q·k/√(nope+rope)), FP32 at least."""
+    [T, H·value], lse_BHQ, the logarithm of the denominator of softmax(q·k/√(nope+rope)), in at least FP32."""
     q_PQC, k_PSC, v_PSV = split_inputs(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, None)
     o_PQV, lse_PQ = q_PQC.new_empty((*q_PQC.shape[:2], value)), q_PQC.new_empty(q_PQC.shape[:2])
     for p, rows, keys, hidden_RS in _blocks(chosen, q_PQC, k_PSC, heads):
@@ -287,16 +286,16 @@ def chosen_attention_dgrad(
 
 
 def _blocks(chosen: Tensor, q_PQC: Tensor, k_PSC: Tensor, heads: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-    """Heads of a sequence, some of its queries, the keys in front of the last that one has chosen, and which of these
-    each query has not."""
+    """Yield, for each block of queries, the heads of its sequence, its query rows, the keys up to the last that any of
+    them has chosen, and a mask of those that each query has not chosen."""
     (P, Q), S = q_PQC.shape[:2], k_PSC.shape[1]
     size = max(1, BLOCK_BYTES.get(q_PQC.device.type, ELSEWHERE) // (heads * S * q_PQC.itemsize))
     for b in range(P // heads):
         for first in range(0, Q, size):
             rows = slice(first, min(first + size, Q))
-            of_block = chosen[b * Q + rows.start : b * Q + rows.stop]
-            keys = int(of_block.max()) + 1
-            yield slice(b * heads, (b + 1) * heads), rows, slice(0, keys), ~is_chosen(of_block, keys)
+            block_chosen = chosen[b * Q + rows.start : b * Q + rows.stop]
+            keys = int(block_chosen.max()) + 1
+            yield slice(b * heads, (b + 1) * heads), rows, slice(0, keys), ~is_chosen(block_chosen, keys)
 
 
 OPS = (

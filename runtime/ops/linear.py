@@ -37,10 +37,10 @@ def linear_wgrad_(acc_NK: Tensor, dy_TN: Tensor, x_TK: Tensor) -> None:
     add_product_(acc_NK, dy_TN.t(), x_TK)
 
 
-# --- y = x·wᵀ with a block-diagonal w, and its two gradients: groups of columns, each with a matrix of its own
+# --- y = x·wᵀ with a block-diagonal w, and its two gradients: groups of columns, each with its own matrix
 #
 # DeepSeek-V4's grouped output projection, arXiv 2606.19348, §2.3.1. T rows, G groups of K inputs and N outputs. The
-# blocks of w lie one below another. Each is a product of its own: there are 8 or 16 of them, and they are large.
+# blocks of w are stacked by rows. Each block is a separate product: there are only 8 or 16, and they are large.
 
 
 def block_linear(x: Tensor, w: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def block_linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 def block_linear_dgrad(dy: Tensor, w: Tensor, columns: int) -> Tensor:
-    """dy [T, G·N], w [G·N, K] -> dx [T, G·K]; `columns`: how many x has."""
+    """dy [T, G·N], w [G·N, K] -> dx [T, G·K]; `columns`: G·K."""
     groups = columns // w.shape[1]
     dx = dy.new_empty((len(dy), columns))
     for dy_TN, w_NK, dx_TK in zip(dy.chunk(groups, 1), w.chunk(groups), dx.chunk(groups, 1), strict=True):
@@ -77,15 +77,14 @@ def block_linear_wgrad_(acc: Tensor, dy: Tensor, x: Tensor) -> None:
         add_product_(acc_NK, dy_TN.t(), x_TK)
 
 
-# --- A linear whose outputs are FP32 where its inputs are BF16, for logits that choices are made by. T rows, K inputs,
-# N outputs
+# --- A linear with FP32 outputs for BF16 inputs, for the logits of a router. T rows, K inputs, N outputs
 #
-# With eight bits many experts would have equal scores, and a balancing bias that moves by 0.001 would move none past
-# another. The few columns of a router cost little in FP32. In FP32 and FP64 it is `linear`.
+# With the 8 significant bits of BF16 many experts would have equal scores, and a balancing bias that moves by 0.001
+# would not change their order. A router has few columns, so FP32 costs little. In FP32 and FP64 this is `linear`.
 
 
 def linear_wide(x_TK: Tensor, w_NK: Tensor) -> Tensor:
-    """x_TK, w_NK -> y_TN, FP32 at least."""
+    """x_TK, w_NK -> y_TN, at least FP32."""
     return wide_product(x_TK, w_NK.t())
 
 
@@ -108,13 +107,13 @@ def linear_wide_wgrad_(acc_NK: Tensor, dy_TN: Tensor, x_TK: Tensor) -> None:
         add_product_(acc_NK, dy_TN.t(), wide(x_TK))
 
 
-# --- y = x·wᵀ of operands in E4M3 with scales, and its two gradients. R rows, K inputs, N outputs, B tiles of 128
+# --- y = x·wᵀ of scaled E4M3 operands, and its two gradients. R rows, K inputs, N outputs, B tiles of 128
 #
-# As arXiv 2412.19437 has it, §3.3: sums of 128 products, exact but for FP32's rounding, each times the scales of its
-# two tiles, are added up in FP32, and the total is rounded once, to BF16. In a weight gradient rows are what is summed
-# over: its operands come transposed, with scales of 128 rows (`quantise_columns`), and it adds to an FP32 buffer.
+# As in arXiv 2412.19437, §3.3: products are summed over 128 columns at a time in FP32; each sum is multiplied by the
+# scales of its two tiles and added in FP32; the total is rounded once, to BF16. A weight gradient sums over rows: its
+# operands are transposed, with one scale per 128 rows (`quantise_columns`), and it adds to an FP32 buffer.
 #
-# Weights come transposed for an input gradient: such a product, like all in E4M3, reads both operands along their rows.
+# An input gradient takes the transposed weight: every E4M3 product reads both operands along their rows.
 
 TILE = 128
 
@@ -141,7 +140,7 @@ def linear_fp8_wgrad_(acc_NK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tenso
 def scaled_product(
     a_MC: Tensor, as_MB: Tensor, b_NC: Tensor, bs_NB: Tensor, start: int = 0, end: int | None = None
 ) -> Tensor:
-    """a·bᵀ (FP32) over the columns from start to end, each operand with a scale for a row and a tile of 128 columns."""
+    """Return a·bᵀ (FP32) over the columns from start to end; each operand has one scale per row and 128 columns."""
     total_MN = torch.zeros((a_MC.shape[0], b_NC.shape[0]), dtype=torch.float32, device=a_MC.device)
     end = a_MC.shape[1] if end is None else end
     while start < end:
@@ -154,7 +153,7 @@ def scaled_product(
 
 
 def by_row(scales: Tensor, rows: int) -> Tensor:
-    """Scales of tiles of 128 rows -> of rows."""
+    """Expand the scales of tiles of 128 rows to one per row."""
     return scales.repeat_interleave(TILE, -2)[..., :rows, :]
 
 

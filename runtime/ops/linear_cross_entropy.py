@@ -1,10 +1,11 @@
-"""A linear layer and the cross entropy of its outputs, or a part of a vocabulary, without a tensor of all logits.
+"""A linear layer fused with the cross entropy of its outputs, over the whole vocabulary or a part of it. The full
+logits are never stored.
 
-By definition `linear`, then `cross_entropy`, and their gradients, with logits and their gradients rounded where those
-round them. Logits are made block by block, and again in either gradient: five products of T·D·V instead of three. No
-sum is split over blocks: those of the loss and of the input gradient are some rows, those of the weight gradient some
-columns. So the numbers are those of the unfused ops, to the bit where a product's bits do not depend on its size, as in
-C++. T tokens, D inputs, V vocabulary.
+By definition this is `linear`, then `cross_entropy`, and their gradients; logits and their gradients are rounded where
+those ops round them. Logits are computed in blocks, and recomputed in each of the two gradients: five products of T·D·V
+instead of three. No sum is split over blocks: a block is some rows for the loss and the input gradient, some columns
+for the weight gradient. So the results equal those of the unfused ops, bit for bit where a product's bits do not depend
+on its size, as in C++. T tokens, D inputs, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from runtime.ops.product import product_, wide_dtype
 
 Gradient = Callable[..., Tensor]  # (logits, targets, lse, …) of some rows or columns -> the gradient of these logits
 
-# Logits at a time: 16 MiB of FP32. The weight is packed for each product of it: blocks must be high.
+# Logits per block: 16 MiB of FP32. Each product packs the whole weight, so blocks need many rows.
 BLOCK = 2**22
-LEAST = 64  # rows or columns of a block
+LEAST = 64  # fewest rows or columns of a block
 
 
 def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """h_TD, w_VD, targets_T (int64) -> loss [], lse_T, both FP32 at least: `cross_entropy` of h·wᵀ."""
+    """h_TD, w_VD, targets_T (int64) -> loss [], lse_T, both at least FP32: `cross_entropy` of h·wᵀ."""
     lse_T, picked_T = linear_cross_entropy_part(h_TD, w_VD, targets_T)
     return summed(lse_T, picked_T, targets_T), lse_T
 
@@ -49,12 +50,12 @@ def linear_cross_entropy_wgrad_(
 
 
 def linear_cross_entropy_part(h_TD: Tensor, w_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """h_TD, w_VD, targets_T (int64) -> lse_T, picked_T, both FP32 at least: `cross_entropy_part` of h·wᵀ."""
+    """h_TD, w_VD, targets_T (int64) -> lse_T, picked_T, both at least FP32: `cross_entropy_part` of h·wᵀ."""
     lse_T, picked_T = (h_TD.new_empty(h_TD.shape[0], dtype=wide_dtype(h_TD.dtype)) for _ in range(2))
     for h_tD, targets_t, lse_t, picked_t in _rows(w_VD, h_TD, targets_T, lse_T, picked_T):
-        lse, found = cross_entropy_part(linear(h_tD, w_VD), targets_t)
+        lse, picked = cross_entropy_part(linear(h_tD, w_VD), targets_t)
         lse_t.copy_(lse)
-        picked_t.copy_(found)
+        picked_t.copy_(picked)
     return lse_T, picked_T
 
 
@@ -103,7 +104,7 @@ def _wgrad_(acc_VD: Tensor, gradient: Gradient, h_TD: Tensor, w_VD: Tensor, *by_
 
 
 def _rows(w_VD: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some rows of each tensor at a time."""
+    """Yield a block of rows of each tensor at a time."""
     rows = max(LEAST, BLOCK // w_VD.shape[0])
     return zip(*(tensor.split(rows) for tensor in by_row), strict=True)
 
@@ -111,7 +112,7 @@ def _rows(w_VD: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _gradients(
     gradient: Gradient, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, *by_row: Tensor
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Some columns of the logits at a time, and their gradients. The targets that are others share one more column."""
+    """Yield blocks of columns of the logits, with their gradients. Targets outside a block share one extra column."""
     T, V = h_TD.shape[0], w_VD.shape[0]
     width = max(LEAST, BLOCK // max(1, T) // LEAST * LEAST)
     for first in range(0, V, width):
@@ -121,7 +122,7 @@ def _gradients(
         product_(logits_Tv[:, :v], h_TD, w_vD.t())
         here_T = targets_T - first
         here_T = here_T.where((here_T >= 0) & (here_T < v), v)
-        here_T = here_T.where((targets_T >= 0) & (targets_T < V), targets_T.clamp(max=v + 1))  # void, or no column
+        here_T = here_T.where((targets_T >= 0) & (targets_T < V), targets_T.clamp(max=v + 1))  # not in the vocabulary
         yield slice(first, first + v), gradient(logits_Tv, here_T, *by_row)[:, :v]
 
 

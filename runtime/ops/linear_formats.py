@@ -1,14 +1,14 @@
-"""Quantising to the formats of `formats`, and products of operands in them: the same ops for each row of that table.
+"""Quantisation to the formats of `formats`, and products of quantised operands: the same ops for each format.
 
-R rows, K inputs, N outputs, E experts. `planes` of a tensor are as many tensors as its format has, and the
-names of ops end in its name: `quantise_mxfp8`, `linear_nvfp4_dgrad`. As in `linear_fp8` a product of two numbers is
-exact, sums are FP32, and a result is rounded once, to BF16; products are of operands along their rows, so a weight
-gradient and an input gradient read transposed ones. The scales of whole tensors multiply the sums.
+R rows, K inputs, N outputs, E experts. `planes` are the tensors that store a tensor in its format. Names of ops include
+the name of the format: `quantise_mxfp8`, `linear_nvfp4_dgrad`. As in `linear_fp8`, a product of two numbers is exact,
+sums are FP32, and a result is rounded once, to BF16. Products read both operands along their rows, so weight gradients
+and input gradients take transposed operands. Tensor scales multiply the sums.
 
-A gradient and the input of a weight gradient are quantised from the wide numbers, by rows and by columns; with
-`transform` columns are those of `hadamard`, in both operands of a product. Activations and weights are rounded to
-nearest, and so are gradients, or with a `key` stochastically: by `stochastic`, rows and columns with numbers of their
-own.
+A gradient, and the input of a weight gradient, are quantised from the unquantised numbers, by rows and by columns. With
+`transform`, `hadamard` is applied before quantising by columns, in both operands of the product. Everything is rounded
+to nearest, except gradients with a `key`: these are rounded stochastically (`stochastic`), with separate random numbers
+for rows and columns.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Op = Callable[..., Tensor | Planes | None]
 
 
 def _casts(form: Format) -> tuple[Op, ...]:
-    """The ops that make planes of a format."""
+    """Return the ops that quantise to a format."""
 
     def quantise(x_RC: Tensor) -> Planes:
         """x_RC -> planes, by rows."""
         return packed(x_RC, form, form.tile)
 
     def quantise_columns(x_RC: Tensor, transform: bool = False) -> Planes:
-        """x_RC -> planes of x_CR, as a weight gradient reads them."""
+        """x_RC -> planes of x_CR, for a weight gradient."""
         return packed((hadamard(x_RC) if transform else x_RC).t(), form, form.tile)
 
     def quantise_both(dy_RC: Tensor, transform: bool = False, key: Tensor | None = None) -> Planes:
-        """dy_RC -> planes by rows, planes of dy_CR: a gradient as an input's and a weight's product read it.
+        """dy_RC -> planes by rows, for an input gradient, and planes of dy_CR, for a weight gradient.
 
-        key: seed, step and tensor (int64 [3]); without one numbers are rounded to nearest.
+        key: seed, step and tensor (int64 [3]) for stochastic rounding; without it, numbers are rounded to nearest.
         """
         if key is None:
             return *quantise(dy_RC), *quantise_columns(dy_RC, transform)
@@ -50,7 +50,7 @@ def _casts(form: Format) -> tuple[Op, ...]:
         return *by_rows, *packed(summed_RC.t(), form, form.tile, thresholds(dy_RC, key, salt=1).t())
 
     def quantise_blocks(w_NK: Tensor) -> Planes:
-        """w_NK, or of experts [E, N, K] -> planes, planes of the transposed weight."""
+        """w_NK, or w_ENK of experts -> planes, planes of the transposed weight."""
         return *packed(w_NK, form, form.weight_tile), *packed(w_NK.transpose(-1, -2), form, form.weight_tile)
 
     ops: tuple[Op, ...] = (quantise, quantise_columns, quantise_both, quantise_blocks)
@@ -58,7 +58,7 @@ def _casts(form: Format) -> tuple[Op, ...]:
 
 
 def _products(form: Format) -> tuple[Op, ...]:
-    """The products of operands in a format, alone and of groups of rows."""
+    """Return the products of operands in a format, plain and grouped by expert."""
     count = form.planes
 
     def linear(*operands: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _products(form: Format) -> tuple[Op, ...]:
 
 
 def _add(acc_NK: Tensor, dy_NR: Tensor, x_KR: Tensor, factor: Tensor | None) -> None:
-    """acc += dy·xᵀ, times the scales of whole tensors."""
+    """acc += dy·xᵀ, times the tensor scales."""
     if factor is None:
         add_product_(acc_NK, dy_NR, x_KR.t())
     else:
@@ -125,7 +125,7 @@ def _named(name: str, op: Op) -> Op:
 
 
 def _ops() -> tuple[Op, ...]:
-    """The ops of all formats but E5M6, which is for values that are kept, not for products."""
+    """Return the ops of all formats except E5M6, which only stores values and has no products."""
     return tuple(op for form in FORMATS.values() if form.name != "e5m6" for op in (*_casts(form), *_products(form)))
 
 

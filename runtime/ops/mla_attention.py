@@ -1,10 +1,10 @@
 """Multi-head latent attention after its projections: RoPE, keys assembled from both parts, causal softmax attention.
 
 DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1. T tokens in B sequences of S, H heads. A head's query and key are
-[nope | rope] (width C), the rope part of the key is shared by all heads. P = B·H: the heads of all sequences.
+[nope | rope] (width C); all heads share the rope part of the key. P = B·H: the heads of all sequences.
 
-The whole op, forward / backward in ms, S 256, one core (EPYC, shared; least CPU time of 15 calls, freed memory kept by
-the allocator):
+Forward / backward of the whole op in ms, S 256, one core (EPYC, shared; least CPU time of 15 calls, with an allocator
+that keeps freed memory):
 
     B H nope rope value | FP32: these blocks  torch's flash, value padded  bmm of all scores | FP64, the same three
     4 4   32   16    32 |       2.6 /  6.4           3.5 /  7.8                3.2 /  8.9    |  7.2/14  7.9/16  11/21
@@ -52,11 +52,13 @@ def mla_attention(
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value], lse_BHS.
 
-    Per head q is [nope | rope] and kv is [nope | value]; softmax(q·k/√(nope+rope)) over the keys at or before
-    the query; lse is the logarithm of its denominator, FP32 at least. k_rope may be a view of columns. `starts` int32
-    [T]: of each token's document in its sequence, of which alone keys are seen and in which positions count.
+    Per head, q is [nope | rope] and kv is [nope | value]; softmax(q·k/√(nope+rope)) over the keys at or before the
+    query; lse is the logarithm of its denominator, in at least FP32. k_rope may be a view of columns. `starts` int32
+    [T]: the position in its sequence where each token's document starts; a query sees only keys of its document, and
+    positions count from there.
 
-    With `positions` int32, one for each query, q has some rows of each sequence, as many of all; theta is 0.
+    With `positions` int32, one per query, q has only some rows of each sequence, the same number for each, and theta
+    must be 0.
     """
     return _attended(q, kv, k_rope, sequence, heads, nope, rope, value, theta, starts, positions)
 
@@ -74,10 +76,10 @@ def mla_attention_peaks(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give what `mla_attention` does and, before lse, peaks_H: the largest logit of each head, FP32 at least."""
+    """Return the results of `mla_attention` and, before lse, peaks_H: the largest logit of each head, at least FP32."""
     peaks_H = new_peaks(q, heads)
-    how = sequence, heads, nope, rope, value, theta, starts, positions
-    o, lse_BHS = _attended(q, kv, k_rope, *how, peaks_H)
+    settings = sequence, heads, nope, rope, value, theta, starts, positions
+    o, lse_BHS = _attended(q, kv, k_rope, *settings, peaks_H)
     return o, peaks_H, lse_BHS
 
 
@@ -95,7 +97,7 @@ def _attended(
     positions: Tensor | None,
     peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o and lse; `peaks_H` of `new_peaks`, if it is there, gets the largest logit of each head."""
+    """Return o and lse. `peaks_H` from `new_peaks`, if given, receives the largest logit of each head."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
     if positions is None and takes(q, kv, k_rope):
         return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts, peaks_H)
@@ -146,8 +148,8 @@ def mla_attention_dgrad(
 def split_inputs(
     q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention's inputs, and angles of `turns`, if it rotates -> q_PQC, rotated and scaled by 1/√C; k_PSC, both
-    parts together, rotated; v_PSV."""
+    """The attention's inputs, and angles from `turns` or None -> q_PQC, rotated and scaled by 1/√C; k_PSC, both parts
+    joined and rotated; v_PSV."""
     angles_1S = None if angles is None else angles.unsqueeze(-3)
     kv_BHSW, k_rope_B1Sr = split_heads(kv, sequence, heads), split_heads(k_rope, sequence, 1)
     q_BHQC = split_heads(q, q.shape[0] // len(kv_BHSW), heads)
@@ -163,7 +165,7 @@ def split_inputs(
 def join_gradients(
     dq_PQC: Tensor, dk_PSC: Tensor, dv_PSV: Tensor, heads: int, nope: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of what `split_inputs` gave -> dq, dkv, dk_rope. `angles` are its, which are turned back."""
+    """Gradients of the results of `split_inputs` -> dq, dkv, dk_rope. `angles`: the same as there; inverted here."""
     dq_BHQC, dk_BHSC, dv_BHSV = (d.unflatten(0, (-1, heads)) for d in (dq_PQC, dk_PSC, dv_PSV))
     (B, H, Q, C), (S, V) = dq_BHQC.shape, dv_BHSV.shape[2:]
     back_by = None if angles is None else back(angles)
@@ -177,10 +179,10 @@ def join_gradients(
     return dq_BQHC.view(B * Q, H * C), dkv_BSHW.view(B * S, H * (nope + V)), dk_rope_BSr.flatten(0, 1)
 
 
-# --- Latent attention whose result is quantised in the same pass, and its gradient: of what was kept so, and quantised
+# --- Latent attention fused with quantisation of its result, and its gradient, which reads and writes quantised tensors
 #
-# T tokens, O = H·value columns, B tiles of 128 columns. Each is the ops one after the other: a result is rounded to the
-# dtype it would be stored in, and then quantised. E5M6 is three tensors (`quantise_e5m6`), E4M3 is data and scales.
+# T tokens, O = H·value columns, B tiles of 128 columns. Each equals the separate ops in sequence: a result is rounded
+# to the dtype it would be stored in, then quantised. E5M6 is three tensors (`quantise_e5m6`), E4M3 is data and scales.
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Quantised = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -219,7 +221,7 @@ def dequantise_mla_attention_dgrad_e5m6(
     value: int,
     theta: float,
 ) -> Gradients:
-    """The arguments of `mla_attention_dgrad`, what attention returned in E5M6 -> dq, dkv, dk_rope."""
+    """The arguments of `mla_attention_dgrad`, with o in E5M6 -> dq, dkv, dk_rope."""
     o_TO = dequantise_e5m6(high_TO, low, s_TB)
     return mla_attention_dgrad(do, q, kv, k_rope, o_TO, lse_BHS, sequence, heads, nope, rope, value, theta)
 
@@ -262,8 +264,8 @@ def dequantise_mla_attention_dgrad_quantise_both_e5m6(
     theta: float,
     pow2: bool = False,
 ) -> Quantised:
-    """The arguments of `mla_attention_dgrad`, what attention returned in E5M6 -> dq; dkv by rows, scales, by columns,
-    scales; dk_rope."""
+    """The arguments of `mla_attention_dgrad`, with o in E5M6 -> dq; dkv by rows, scales, by columns, scales;
+    dk_rope."""
     sizes = (sequence, heads, nope, rope, value, theta)
     o_TO = dequantise_e5m6(high_TO, low, s_TB)
     return mla_attention_dgrad_quantise_both(do, q, kv, k_rope, o_TO, lse_BHS, *sizes, pow2)

@@ -1,14 +1,14 @@
 """The clipped policy loss of sampled tokens, summed over the valid targets: those ≥ 0. T tokens, V vocabulary.
 
-PPO's surrogate as GRPO has it (Schulman et al., arXiv 1707.06347; Shao et al., arXiv 2402.03300): with r the ratio of a
-token's probability to the one that it was sampled with, and A its advantage,
+PPO's surrogate as used by GRPO (Schulman et al., arXiv 1707.06347; Shao et al., arXiv 2402.03300): with r the ratio of
+a token's probability to the probability it was sampled with, and A its advantage,
 
     loss = Σ_t weight · (−min(r·A, clip(r, 1 − low, 1 + high)·A) + kl·c·(exp(d) − d − 1)),  d = reference − logp
 
-where logp is the logarithm of its probability, and `reference` is that of the model that the policy is held to. With
-c = 1 the gradient of the last term, on tokens that the policy wrote, is that of KL(reference ‖ policy). If `corrected`,
-c = r, and it is that of KL(policy ‖ reference) (DeepSeek-AI, arXiv 2512.02556, §3.1). A token's numbers are FP64, so
-that their rounding is that of logp alone.
+where logp is the token's log-probability, and `reference` its log-probability in the reference model. With c = 1 the
+gradient of the last term, on tokens that the policy sampled, is that of KL(reference ‖ policy). If `corrected`, c = r,
+and the gradient is that of KL(policy ‖ reference) (DeepSeek-AI, arXiv 2512.02556, §3.1). Per-token numbers are FP64, so
+that the only rounding that matters is that of logp.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ def policy_loss(
     kl: float,
     corrected: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits_TV, targets_T (int64), of each token the logarithm of the probability that it was sampled with, its
-    advantage, its weight in the loss and, where `kl` is not 0, its logp in the reference model -> loss [], logp_T, 0 at
-    void targets, and lse_T = log Σ_v exp(logits): all FP32 at least. logp has the bits of the cross entropy of its row,
-    negated."""
+    """logits_TV, targets_T (int64), and per token its log-probability when sampled, its advantage, its weight in the
+    loss and, if `kl` is not 0, its logp in the reference model -> loss [], logp_T (0 for targets < 0), and lse_T =
+    log Σ_v exp(logits), all at least FP32. logp is bit-identical to the negated cross entropy of its row."""
     lse_T, picked_T = cross_entropy_part(logits_TV, targets_T)
     logp_T = (picked_T - lse_T).masked_fill_(targets_T < 0, 0)
     ratio_T, clipped_T = _ratios(logp_T, old_T, low, high)
@@ -62,9 +61,9 @@ def policy_loss_dgrad(
     corrected: bool,
     lse_T: Tensor,
 ) -> Tensor:
-    """dloss [], the arguments of `policy_loss`, its lse_T -> dlogits_TV = dloss·dlogp·(onehot − softmax), 0 in the rows
-    of void targets. dlogp is the derivative of the loss by logp: where both sides of the minimum are equal, that of
-    the first."""
+    """dloss [], the arguments of `policy_loss`, its lse_T -> dlogits_TV = dloss·dlogp·(onehot − softmax), 0 in rows
+    whose target is < 0. dlogp is the derivative of the loss with respect to logp; where both arguments of the minimum
+    are equal, that of the first."""
     logp_T = wide(picked(logits_TV, targets_T)) - lse_T
     ratio_T, clipped_T = _ratios(logp_T, old_T, low, high)
     advantage_T = advantage_T.double()
@@ -78,7 +77,7 @@ def policy_loss_dgrad(
 
 
 def _ratios(logp_T: Tensor, old_T: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The ratio of each token's probability to the one that it was sampled with, and its clipped value, in FP64."""
+    """Return each token's ratio of probability to sampling probability, and the clipped ratio, in FP64."""
     ratio_T = (logp_T.double() - old_T).exp()
     return ratio_T, ratio_T.clamp(1 - low, 1 + high)
 

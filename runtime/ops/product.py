@@ -1,14 +1,14 @@
 """Products of two matrices. M rows, N columns, K inner extent; either operand may be transposed.
 
-In C++ where there is a library for the processor (`runtime.ops.native`), else by torch, which calls MKL for FP32 and
-oneDNN for BF16. GFLOP/s of one core of an EPYC with AVX-512 and its BF16 instructions are in
-benchmarks/results/products.txt: 145 to 230 in FP32, where MKL has 90 to 105; in BF16 as many as oneDNN, 220 to 470,
-once that has made its kernels.
+They run in C++ if there is a library for the processor (`runtime.ops.native`), else in torch, which calls MKL for FP32
+and oneDNN for BF16. benchmarks/results/products.txt has GFLOP/s of one EPYC core with AVX-512 and BF16 instructions:
+145 to 230 in FP32, MKL 90 to 105; in BF16 220 to 470, the same as oneDNN once it has compiled its kernels.
 
-Without BF16 instructions oneDNN emulates them, and BF16 operands are better widened to FP32, where the product of two
-BF16 numbers is exact. Time of dyᵀ·x of 1024 × 256 and 1024 × 512, copies included, as a ratio to `torch.mm` of BF16 in
-one interleaved run on that core. oneDNN held to AVX-512F (ONEDNN_MAX_CPU_ISA=AVX512_CORE): 0.38 in C++ for AVX-512,
-0.71 in C++ for AVX2, 0.87 by MKL. oneDNN held to AVX2: 0.44 in C++ for AVX2, 0.48 by MKL; of x·wᵀ 0.15 and 0.17.
+oneDNN emulates BF16 instructions on processors without them. There it is faster to widen BF16 operands to FP32, where
+the product of two BF16 numbers is exact. Time of dyᵀ·x of 1024 × 256 and 1024 × 512, copies included, relative to
+`torch.mm` of BF16, in one interleaved run on that core. oneDNN limited to AVX-512F (ONEDNN_MAX_CPU_ISA=AVX512_CORE):
+0.38 in C++ for AVX-512, 0.71 in C++ for AVX2, 0.87 with MKL. oneDNN limited to AVX2: 0.44 in C++ for AVX2, 0.48 with
+MKL; for x·wᵀ 0.15 and 0.17.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor
 from runtime.ops.native import ops as native
 from runtime.ops.native.library import has_bf16, multiplies
 
-# --- BF16 operands: what an op computes with them, and what it keeps wider
+# --- BF16 operands: what ops compute in wider dtypes
 #
-# Products of matrices read BF16, add up in FP32 and are rounded once. Every other op computes in FP32 and rounds each
-# of its results once. Statistics (of norms, of a softmax), losses, router scores and gate weights, and all that is
-# added to over time (gradients of weights, in FP32 buffers) are never BF16. So a result is off by half a unit in its
-# last place, 2⁻⁸ of it, beside what FP32 leaves. In FP32 and FP64 nothing here does anything.
+# Matrix products read BF16, accumulate in FP32 and are rounded once. Every other op computes in FP32 and rounds each of
+# its results once. Statistics (of norms and softmaxes), losses, router scores, gate weights, and accumulated values
+# (weight gradients, in FP32 buffers) are never BF16. So apart from FP32 errors, a result is off by at most half a unit
+# in its last place, a relative error of 2⁻⁸. For FP32 and FP64 operands these functions do nothing.
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which an op computes with operands of `dtype`: FP32 at least."""
+    """Return the dtype in which an op computes with operands of `dtype`: at least FP32."""
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in that dtype; x itself where it has it."""
+    """Return x in its `wide_dtype`; x itself if it has that dtype already."""
     return x.to(wide_dtype(x.dtype))
 
 
@@ -43,14 +43,14 @@ def wide(x: Tensor) -> Tensor:
 
 
 def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """a·b, contiguous."""
+    """Return a·b, contiguous."""
     c_MN = a_MK.new_empty((a_MK.shape[0], b_KN.shape[1]))
     product_(c_MN, a_MK, b_KN)
     return c_MN
 
 
 def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
-    """c = a·b, into rows of adjacent elements. BF16 operands are added up in FP32 and rounded once."""
+    """c = a·b. Rows of c must be contiguous. BF16 operands accumulate in FP32 and are rounded once."""
     if multiplies(a_MK, b_KN):
         native.product_(c_MN, a_MK, b_KN)
     elif a_MK.dtype == torch.bfloat16 and a_MK.is_cpu and not has_bf16():
@@ -60,11 +60,11 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
 
 
 def add_product_(acc_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
-    """acc += a·b; acc is FP32 at least. No product is rounded to BF16 before it is added.
+    """acc += a·b; acc is at least FP32. The product is not rounded to BF16 before it is added.
 
-    On CUDA, BF16 operands are added up in `acc` itself where `torch.addmm` takes an FP32 summand, else by way of a
-    product in FP32. On a CPU the operands are widened, which is exact. Where there are BF16 instructions and no C++
-    that takes them, it takes 0.8 to 2.1 times as long as `torch.mm` of BF16 with C++ for AVX-512, and 1.1 to 4.4 times
+    On CUDA, BF16 operands accumulate in `acc` itself if `torch.addmm` takes an FP32 summand, else in a temporary FP32
+    product. On a CPU the operands are widened, which is exact. On a processor with BF16 instructions that the C++ ops
+    do not use, this takes 0.8 to 2.1 times as long as `torch.mm` of BF16 with C++ for AVX-512, and 1.1 to 4.4 times
     with MKL (measured as above).
     """
     if multiplies(a_MK, b_KN):
@@ -81,7 +81,7 @@ def add_product_(acc_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
 
 @cache
 def takes_wide_summand() -> bool:
-    """Whether `torch.addmm` of BF16 matrices takes an FP32 summand on this GPU: it refused one in torch 2.8."""
+    """Return whether `torch.addmm` of BF16 matrices takes an FP32 summand on this GPU: torch 2.8 refuses one."""
     acc, operand = torch.ones(16, 16, device="cuda"), torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
     try:
         torch.addmm(acc, operand, operand, out_dtype=torch.float32, out=acc)
@@ -91,7 +91,7 @@ def takes_wide_summand() -> bool:
 
 
 def wide_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """a·b in FP32 at least. If b is BF16, a may be BF16 or FP32, and is not rounded.
+    """Return a·b in at least FP32. If b is BF16, a may be BF16 or FP32, and is not rounded.
 
     On CUDA a product with BF16 operands runs on the tensor cores; elsewhere they are widened, which is exact.
     """
@@ -103,7 +103,7 @@ def wide_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
 
 
 def bf16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Three BF16 tensors whose sum is x (FP32), exactly if |x| is 0 or in 2⁻¹⁰⁹ … 2¹²⁷: 24 bits are three times 8."""
+    """Split x (FP32) into three BF16 tensors of 8 bits each; their sum is exactly x if |x| is 0 or in 2⁻¹⁰⁹ … 2¹²⁷."""
     high = x.to(torch.bfloat16)
     rest = x - high
     middle = rest.to(torch.bfloat16)
@@ -111,5 +111,5 @@ def bf16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_onednn(a_MK: Tensor, b_KN: Tensor) -> bool:
-    """Whether oneDNN computes `product_`. It makes a kernel for every new shape, in 0.2 to 0.5 ms."""
+    """Return whether oneDNN computes `product_`. It compiles a kernel for every new shape, in 0.2 to 0.5 ms."""
     return a_MK.dtype == torch.bfloat16 and a_MK.is_cpu and has_bf16() and not multiplies(a_MK, b_KN)

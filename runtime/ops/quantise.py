@@ -1,13 +1,13 @@
 """Quantising to E4M3 with an FP32 scale for each tile: x ≈ data · scale. R rows, C columns, B tiles of 128.
 
-A tile is 1×128 (of a row), 128×1 (of a column) or 128×128 (of a weight); the last one of a side may be smaller. As
-DeepSeek-V3 does (arXiv 2412.19437, §3.3): a tile's scale is its largest magnitude over 448, the largest E4M3 number
-(times FP32's 1/448), or with `pow2` the next power of two, by which multiplying is exact. It is 1 where the tile is
-zero, and 2⁻¹²⁶ at least, so that its inverse is finite. NaN stays NaN and leaves its tile alone; a tile that holds an
-infinity comes back as NaN altogether, for its scale is infinite.
+A tile is 1×128 (of a row), 128×1 (of a column) or 128×128 (of a weight); the last tile along a dimension may be
+smaller. As in DeepSeek-V3 (arXiv 2412.19437, §3.3), a tile's scale is its largest magnitude divided by 448, the largest
+E4M3 number (computed as a product with FP32's 1/448), or with `pow2` the next power of two, so that scaling is exact.
+The scale of a zero tile is 1. Scales are at least 2⁻¹²⁶, so that their inverses are finite. NaN stays NaN and does not
+affect its tile; a tile with an infinity has an infinite scale and decodes to NaN entirely.
 
-Scales [R, B] are stored column by column, as their readers take them. Data by columns is transposed: [C, R], so that
-a product summed over rows finds its terms side by side. Tiles of columns run over the rows of the whole tensor.
+Scales [R, B] are stored column by column, as their readers expect. Data by columns is transposed, [C, R], so that a
+product that sums over rows reads contiguous terms. Column tiles are counted from the first row of the whole tensor.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ def quantise_columns(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def quantise_both(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_RC -> q_RC, s_RB, q_CR, s_CB: both of a gradient that an input's and a weight's product read."""
+    """x_RC -> q_RC, s_RB, q_CR, s_CB: a gradient by rows for an input gradient, and by columns for a weight
+    gradient."""
     return *quantise(x_RC, pow2), *quantise_columns(x_RC, pow2)
 
 
 def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """w_NK [N, K], or of experts [E, N, K] -> q_NK, s [N / 128, K / 128], q_KN: blocks, and the data transposed.
+    """w_NK, or w_ENK of experts -> q_NK, s [N / 128, K / 128], q_KN: tiles of 128×128, and the data transposed.
 
-    The scales of the transposed data are these transposed.
+    The scales of the transposed data are s transposed.
     """
     if takes(w_NK):
         return ops.quantise_blocks(w_NK, pow2)
@@ -64,19 +65,19 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
 
 
 def requantise(q_RC: Tensor, s_RB: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
-    """q_RC, s_RB in tiles of rows -> q_CR, s_CB in tiles of columns, by way of FP32."""
+    """q_RC, s_RB in row tiles -> q_CR, s_CB in column tiles, converted through FP32."""
     if takes(q_RC):
         return ops.requantise(q_RC, s_RB, pow2)
     return quantise_columns(dequantise(q_RC, s_RB), pow2)
 
 
 def quantise_requantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
-    """x_RC -> q_CR, s_CB: `requantise` of `quantise`, as a weight gradient reads what its forward read by rows."""
+    """x_RC -> q_CR, s_CB: `requantise` of `quantise`. A weight gradient then reads the numbers its forward read."""
     return requantise(*quantise(x_RC, pow2), pow2)
 
 
 def dequantise(q: Tensor, s: Tensor) -> Tensor:
-    """Data and scales of tiles of rows or of blocks -> FP32, a scale times a number rounded once."""
+    """Data and scales of row tiles or blocks -> FP32: scale times number, rounded once."""
     if takes(q) and s.shape[:-1] == q.shape[:-1] and q.dim() == 2:
         return ops.dequantise(q, s)
     wide = s.repeat_interleave(TILE, -1)[..., : q.shape[-1]]
@@ -86,9 +87,9 @@ def dequantise(q: Tensor, s: Tensor) -> Tensor:
 
 
 def scales(most: Tensor, pow2: bool) -> Tensor:
-    """The scales, FP32, of tiles whose largest magnitudes are `most`."""
+    """Return the scales (FP32) of tiles whose largest magnitudes are `most`."""
     s = (most * (1 / LARGEST)).clamp(min=SMALLEST_SCALE)
-    if pow2:  # any bit of the significand carries into the exponent, then goes
+    if pow2:  # any set significand bit carries into the exponent, then the significand is cleared
         s = ((s.view(torch.int32) + 0x7FFFFF) & -0x800000).view(torch.float32)
     return torch.where(most > 0, s, torch.ones_like(s))
 
@@ -98,7 +99,7 @@ def _magnitudes(tiles: Tensor) -> Tensor:
 
 
 def _encode(tiles: Tensor, s: Tensor) -> Tensor:
-    return (tiles * (1.0 / s)).clamp_(-LARGEST, LARGEST).to(E4M3)  # torch makes NaN of what is larger
+    return (tiles * (1.0 / s)).clamp_(-LARGEST, LARGEST).to(E4M3)  # torch turns larger numbers into NaN
 
 
 OPS = (quantise, quantise_columns, quantise_both, quantise_blocks, requantise, quantise_requantise)

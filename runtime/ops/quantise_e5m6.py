@@ -1,7 +1,7 @@
-"""What attention returns, kept in E5M6 for the backward. DeepSeek-V3, arXiv 2412.19437, §3.3.3.
+"""The output of attention, stored in E5M6 for the backward. DeepSeek-V3, arXiv 2412.19437, §3.3.3.
 
-R rows, C columns, B tiles of 128. E5M6 is three tensors (`formats`): 8 high bits of each code, 4 low ones in bytes of
-two, and scales; E4M3 is data and scales (`quantise`).
+R rows, C columns, B tiles of 128. E5M6 is three tensors (`formats`): the 8 high bits of each code, the 4 low bits
+packed two to a byte, and scales. E4M3 is data and scales (`quantise`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def quantise_e5m6(x_RC: Tensor) -> Planes:
 
 
 def dequantise_e5m6(high_RC: Tensor, low: Tensor, s_RB: Tensor) -> Tensor:
-    """high_RC, low, s_RB -> x_RC (BF16): exact, but where BF16 has fewer bits because the number is near to zero."""
+    """high_RC, low, s_RB -> x_RC (BF16): exact, except for numbers so small that they are subnormal in BF16."""
     return dequantised((high_RC, low, s_RB), E5M6, E5M6.tile).to(torch.bfloat16)
 
 
 def quantise_kept_e5m6(x_RC: Tensor, pow2: bool = False) -> Planes:
-    """x_RC -> q_RC, s_RB in E4M3, as the product behind attention reads it; high_RC, low, s_RB in E5M6."""
+    """x_RC -> q_RC, s_RB in E4M3, for the linear after attention; high_RC, low, s_RB in E5M6."""
     return *quantise(x_RC, pow2), *quantise_e5m6(x_RC)
 
 
 def dequantise_quantise_requantise_e5m6(
     high_RC: Tensor, low: Tensor, s_RB: Tensor, pow2: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """high_RC, low, s_RB -> q_CR, s_CB in E4M3, as a weight gradient reads it: `quantise_requantise` of the numbers."""
+    """high_RC, low, s_RB -> q_CR, s_CB in E4M3, for a weight gradient: `quantise_requantise` of the numbers."""
     return quantise_requantise(dequantise_e5m6(high_RC, low, s_RB), pow2)
 
 

@@ -1,4 +1,4 @@
-"""RMSNorm of rows, of heads, and of rows whose columns are spread over ranks; with what is fused into it."""
+"""RMSNorm of rows, of heads, and of rows whose columns are sharded over ranks; and ops fused with it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runtime.ops.routing import permute_dgrad_add
 
 
 def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x_TD, w_D -> y_TD, rstd_T (FP32 at least)."""
+    """x_TD, w_D -> y_TD, rstd_T (at least FP32)."""
     if takes(x_TD, w_D):
         return native.rmsnorm(x_TD, w_D, eps)
     wide_TD = wide(x_TD)
-    # vector_norm reads x once: 0.14 ms for the whole op, 0.16 with x.square().mean() (2048×256, FP32, one core).
+    # vector_norm reads x once: the whole op takes 0.14 ms, with x.square().mean() 0.16 (2048×256, FP32, one core).
     rstd_T = torch.linalg.vector_norm(wide_TD, dim=-1).square_().div_(x_TD.shape[1]).add_(eps).rsqrt_()
     return (wide_TD * rstd_T[:, None]).mul_(w_D).to(x_TD.dtype), rstd_T
 
@@ -51,9 +51,9 @@ def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -
     acc_D.addmv_((dy_TD * wide(x_TD)).t(), rstd_T)
 
 
-# --- RMSNorm with the residual's addition in the same pass: before it in the forward, after it in the backward
+# --- RMSNorm fused with the residual addition: before the norm in the forward, after it in the backward
 #
-# T rows, D columns. Each is the two ops one after the other, and rounds where they do.
+# T rows, D columns. Each equals the two ops in sequence, and rounds where they do.
 
 
 def add_rmsnorm(h_TD: Tensor, x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,13 +63,14 @@ def add_rmsnorm(h_TD: Tensor, x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Te
 
 
 def rmsnorm_dgrad_add(dy_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor, add_TD: Tensor) -> Tensor:
-    """dy_TD, x_TD, w_D, rstd_T, add_TD -> dx_TD + add_TD: the gradient past the norm and the one around it."""
+    """dy_TD, x_TD, w_D, rstd_T, add_TD -> dx_TD + add_TD: the gradient through the norm plus the gradient of the
+    residual around it."""
     return torch.add(rmsnorm_dgrad(dy_TD, x_TD, w_D, rstd_T), add_TD)
 
 
-# --- RMSNorm over the columns of every head, with one weight for all heads or none. T rows, H heads of C columns
+# --- RMSNorm over the columns of each head, with one weight shared by all heads, or none. T rows, H heads of C columns
 #
-# As Qwen3 norms queries and keys, and DeepSeek-V4, without a weight, queries. W = H·C; `x` and `dy` may be views of
+# Qwen3 uses it for queries and keys; DeepSeek-V4, without a weight, for queries. W = H·C; `x` and `dy` may be views of
 # columns.
 
 
@@ -98,7 +99,7 @@ def head_rmsnorm_wgrad_(acc_C: Tensor, dy_TW: Tensor, x_TW: Tensor, rstd_TH: Ten
 
 
 def unweighted_rmsnorm(x: Tensor, heads: int, eps: float) -> tuple[Tensor, Tensor]:
-    """x [T, H·C] -> y [T, H·C], rstd [T, H]: every head divided by the root of its mean square."""
+    """x [T, H·C] -> y [T, H·C], rstd [T, H]: each head divided by its root mean square."""
     x_THC = wide(x).unflatten(1, (heads, -1))
     rstd_TH = torch.rsqrt(x_THC.square().mean(dim=-1) + eps)
     return (x_THC * rstd_TH[..., None]).flatten(1).to(x.dtype), rstd_TH
@@ -106,15 +107,16 @@ def unweighted_rmsnorm(x: Tensor, heads: int, eps: float) -> tuple[Tensor, Tenso
 
 def unweighted_rmsnorm_dgrad(dy: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
     """dy and x [T, H·C], rstd [T, H] -> dx [T, H·C]."""
-    dy_THC, x_THC = (wide(each).unflatten(1, (rstd.shape[1], -1)) for each in (dy, x))
+    dy_THC, x_THC = (wide(rows).unflatten(1, (rstd.shape[1], -1)) for rows in (dy, x))
     normed_THC = x_THC * rstd[..., None]
     along_TH1 = (dy_THC * normed_THC).mean(dim=-1, keepdim=True)
     return ((dy_THC - normed_THC * along_TH1) * rstd[..., None]).flatten(1).to(x.dtype)
 
 
-# --- RMSNorm whose result is quantised in the same pass, in tiles of rows. T rows, D columns, B tiles
+# --- RMSNorm fused with quantisation of its result in row tiles. T rows, D columns, B tiles
 #
-# Each is the ops one after the other: the norm's result is rounded, and then quantised. `_wide` ops return it as well.
+# Each equals the separate ops in sequence: the norm's result is rounded, then quantised. `_wide` ops also return the
+# unquantised result.
 
 
 def rmsnorm_quantise(x_TD: Tensor, w_D: Tensor, eps: float, pow2: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,21 +148,22 @@ def add_rmsnorm_quantise_wide(
     return sum_TD, *rmsnorm_quantise_wide(sum_TD, w_D, eps, pow2)
 
 
-# --- RMSNorm of rows whose columns are spread over ranks: y = x·rstd·w with rstd = 1/√(squares / width + eps)
+# --- RMSNorm of rows whose columns are sharded over ranks: y = x·rstd·w with rstd = 1/√(squares / width + eps)
 #
-# Each rank has some of the columns. It sums their squares (`two_squares`), the ranks add these up, and each norms its
-# columns by the sum over all `width` columns. T rows, W columns here. `x` and `dy` may be views of columns.
+# Each rank has some of the columns. It sums their squares (`two_squares`), an all-reduce adds these up, and each rank
+# normalizes its columns by the sum over all `width` columns. T rows, W local columns. `x` and `dy` may be views of
+# columns.
 
 
 def two_squares(x_TW: Tensor, first: int, second: int) -> Tensor:
-    """x_TW -> squares_T2 (FP32 at least): of each row the sums of the squares of its `first` columns, and of the
-    `second` ones behind them."""
+    """x_TW -> squares_T2 (at least FP32): for each row, the sum of squares over the first `first` columns, and over the
+    next `second` columns."""
     parts = wide(x_TW).split((first, second, x_TW.shape[1] - first - second), dim=1)
     return torch.stack([torch.linalg.vector_norm(part, dim=1).square_() for part in parts[:2]], dim=1)
 
 
 def two_squares_dgrad(dsquares_T2: Tensor, x_TW: Tensor, first: int, second: int) -> Tensor:
-    """dsquares_T2, x_TW -> dx_TW = 2·x·dsquares; 0 in the columns that are in neither sum."""
+    """dsquares_T2, x_TW -> dx_TW = 2·x·dsquares; 0 in columns that are in neither sum."""
     dx_TW = torch.zeros_like(x_TW, memory_format=torch.contiguous_format)
     for at, columns in enumerate((slice(first), slice(first, first + second))):
         dx_TW[:, columns] = wide(x_TW[:, columns]) * (2 * dsquares_T2[:, at : at + 1])
@@ -168,7 +171,7 @@ def two_squares_dgrad(dsquares_T2: Tensor, x_TW: Tensor, first: int, second: int
 
 
 def shared_rmsnorm(x_TW: Tensor, w_W: Tensor, squares_T1: Tensor, width: int, eps: float) -> tuple[Tensor, Tensor]:
-    """x_TW, w_W, squares_T1 of all columns -> y_TW, rstd_T (FP32 at least)."""
+    """x_TW, w_W, squares_T1 of all columns -> y_TW, rstd_T (at least FP32)."""
     rstd_T = (squares_T1.squeeze(1) / width + eps).rsqrt_()
     return (wide(x_TW) * rstd_T[:, None]).mul_(w_W).to(x_TW.dtype), rstd_T
 
@@ -180,13 +183,13 @@ def shared_rmsnorm_dgrad(dy_TW: Tensor, x_TW: Tensor, w_W: Tensor, rstd_T: Tenso
     return dx_TW.mul_(rstd_T[:, None]).to(x_TW.dtype), dsquares_T[:, None]
 
 
-# --- The gradient of an RMSNorm in one pass with what stands around it: the sums that its dy comes from, the norm
-# itself, computed again, and the gradient of the residual stream
+# --- The gradient of an RMSNorm fused with its neighbours: the sums that produce its dy, the recomputed norm itself,
+# and the gradient of the residual stream
 #
-# T tokens, D columns, S = T·K rows, B tiles. Each is the ops one after the other, and rounds where they do. `sum_`: dy
-# is a + b. `permuted_`: dy is what `permute_dgrad_add` gives. `_again`: the norm's result, for its readers in W, and
-# `rstd` are computed of `x`, and returned behind dy; `_again_quantise`: the result in tiles of rows. dx + add is
-# returned last.
+# T tokens, D columns, S = T·K rows, B tiles. Each equals the separate ops in sequence, and rounds where they do.
+# `sum_`: dy is a + b. `permuted_`: dy is the result of `permute_dgrad_add`. `_again`: the norm's result, for weight
+# gradients, and `rstd` are recomputed from `x`, and returned after dy; `_again_quantise`: that result is quantised in
+# row tiles. dx + add is returned last.
 
 
 def rmsnorm_again_dgrad_add(
@@ -240,7 +243,7 @@ def permuted_rmsnorm_dgrad_add(
     rstd_T: Tensor,
     add_TD: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What `permute_dgrad_add` takes, x_TD, w_D, rstd_T, add_TD -> dy_TD, dx_TD + add_TD."""
+    """The arguments of `permute_dgrad_add`, x_TD, w_D, rstd_T, add_TD -> dy_TD, dx_TD + add_TD."""
     dy_TD = permute_dgrad_add(drows_SD, order_S, top_k, other_TD, more_TD)
     return dy_TD, rmsnorm_dgrad_add(dy_TD, x_TD, w_D, rstd_T, add_TD)
 
@@ -256,7 +259,7 @@ def permuted_rmsnorm_again_dgrad_add(
     eps: float,
     add_TD: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `permute_dgrad_add` takes, x_TD, w_D, add_TD -> dy_TD, y_TD, rstd_T, dx_TD + add_TD."""
+    """The arguments of `permute_dgrad_add`, x_TD, w_D, add_TD -> dy_TD, y_TD, rstd_T, dx_TD + add_TD."""
     dy_TD = permute_dgrad_add(drows_SD, order_S, top_k, other_TD, more_TD)
     return dy_TD, *rmsnorm_again_dgrad_add(dy_TD, x_TD, w_D, eps, add_TD)
 

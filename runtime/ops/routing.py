@@ -1,4 +1,4 @@
-"""Choosing experts, and rows of tokens to the order of their experts and back, in BF16 and in FP8."""
+"""The router: choosing experts, and permuting token rows into expert order and back, in BF16 and in FP8."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.functional import embedding_bag
 
 from runtime.ops.quantise import quantise
 
-# --- Choosing experts: scores, groups of experts, and a bias that steers the choice alone
+# --- Choosing experts: scores, groups of experts, and a bias that affects only the choice
 #
-# With sigmoid scores as DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2; with softmax scores as
-# "DeepSeek-V2", 2024, section 2.1.3, and its published code. T tokens, E experts, K choices.
+# Sigmoid scores: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2. Softmax scores: "DeepSeek-V2", 2024,
+# section 2.1.3, and its published code. T tokens, E experts, K choices.
 
-THRESHOLD = 40.0  # softplus(x) is x to the bit of FP64 above 37
-TINY = 1e-20  # V2 and V3 add it to the sum of the chosen scores
-WHOLE = 64  # elements that torch computes together, at most: two vectors of 512 bits of BF16
+THRESHOLD = 40.0  # above 37, softplus(x) equals x bit for bit, even in FP64
+TINY = 1e-20  # added to the sum of the chosen scores, as in DeepSeek-V2 and V3
+WHOLE = 64  # upper bound on the elements that torch computes together: two 512-bit vectors of BF16
 
 
 def route(
@@ -33,10 +33,11 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """logits_TE, bias_E or None -> gate_TK, expert_TK (int64).
 
-    The scores are the softmax over all experts, or the sigmoid of each. Experts are chosen by score + bias among the
-    `top_groups` groups with the largest group scores: the best expert's (softmax), the sum of the two best (sigmoid;
-    of one, where the group has one). Of equals the first is better, and NaN is better than all numbers. The bias is
-    finite. The gate weight is the score without bias, divided by the sum of the chosen if `normalize`, times `scale`.
+    Scores are the softmax over all experts, or the sigmoid of each logit. Experts are chosen by score + bias among the
+    `top_groups` groups with the largest group scores: the score of the group's best expert (softmax), or the sum of its
+    two best (sigmoid; of one in a group of one). Ties go to the lower index, and NaN ranks above all numbers. The bias
+    must be finite. The gate weight is the score without bias, divided by the sum of the chosen scores if `normalize`,
+    times `scale`.
     """
     counted = 1 if softmax else 2
     return _chosen(scores(logits_TE, softmax), bias_E, counted, groups, top_groups, top_k, normalize, scale)
@@ -52,7 +53,7 @@ def _chosen(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """gate_TK, expert_TK of scores. `counted`: the best experts whose sum is the score of their group."""
+    """Return gate_TK, expert_TK from scores. A group's score is the sum of its `counted` best experts."""
     choice_TE = score_TE if bias_E is None else score_TE + bias_E
     expert_TK = best(_among_best_groups(choice_TE, groups, top_groups, counted), top_k)
     return weigh_chosen_scores(score_TE, expert_TK, normalize, scale), expert_TK
@@ -64,8 +65,8 @@ def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
 
 
 def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of each element, of the same bits wherever it is. torch computes what is left behind the last whole
-    vectors of a tensor in another way, so here nothing is left."""
+    """Apply an elementwise function so that an element's result does not depend on its position. torch computes the
+    elements after the last whole vector differently, so this pads to whole vectors."""
     left = -x.numel() % WHOLE
     if not left or not x.is_cpu:
         return function(x)
@@ -73,25 +74,25 @@ def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """The sigmoid of each element, by `by_element`."""
+    """Return the sigmoid of each element, through `by_element`."""
     return by_element(torch.sigmoid, x)
 
 
 def best(x_TE: Tensor, num: int) -> Tensor:
-    """x_TE -> index_TN (int64) of the `num` largest of each row, in descending order, and of equals in ascending order.
+    """x_TE -> index_TN (int64) of the `num` largest of each row, in descending order; ties in ascending order of index.
 
-    `topk` takes equals in any order, and sorting stably takes 5 times as long: 8.4 and 36 ms, this 6.5 (T 4096, E 256,
-    num 8, FP32, one core).
+    `topk` returns ties in any order, and a stable sort takes 5 times as long: this takes 6.5 ms, `topk` 8.4, the sort
+    36 (T 4096, E 256, num 8, FP32, one core).
     """
-    left_TE, found = x_TE.clone(), []
+    left_TE, indices = x_TE.clone(), []
     for _ in range(num):
-        found.append(left_TE.max(dim=-1, keepdim=True).indices)  # the first of equals
-        left_TE.scatter_(1, found[-1], -torch.inf)
-    return torch.cat(found, dim=1)
+        indices.append(left_TE.max(dim=-1, keepdim=True).indices)  # the first of ties
+        left_TE.scatter_(1, indices[-1], -torch.inf)
+    return torch.cat(indices, dim=1)
 
 
 def _among_best_groups(choice_TE: Tensor, groups: int, top_groups: int, num_best: int) -> Tensor:
-    """choice_TE with −inf in all but the `top_groups` of its `groups` whose `num_best` best have the largest sum."""
+    """Return choice_TE with −inf outside the `top_groups` groups whose `num_best` best experts have the largest sum."""
     if top_groups == groups:
         return choice_TE
     choice_TGM = choice_TE.unflatten(1, (groups, -1))
@@ -115,7 +116,7 @@ def route_dgrad(
 
 
 def _dscore(dgate_TK: Tensor, score_TK: Tensor, normalize: bool, scale: float) -> Tensor:
-    """dgate_TK and the chosen scores -> their gradient dscore_TK."""
+    """dgate_TK, the chosen scores score_TK -> dscore_TK."""
     dscore_TK = dgate_TK * scale
     if not normalize:
         return dscore_TK
@@ -124,7 +125,7 @@ def _dscore(dgate_TK: Tensor, score_TK: Tensor, normalize: bool, scale: float) -
     return (dscore_TK - mean_T1) / total_T1
 
 
-# ---------------------------------------------------------------- scores of another kind
+# ---------------------------------------------------------------- other scores
 def sqrt_softplus(logits_TE: Tensor) -> Tensor:
     """logits_TE -> score_TE = √log(1 + e^logit), the scores of DeepSeek-V4."""
     return by_element(lambda x: functional.softplus(x, threshold=THRESHOLD).sqrt_(), logits_TE)
@@ -145,7 +146,8 @@ def route_scores(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """score_TE, bias_E or None -> gate_TK, expert_TK (int64): `route` of scores that are given, as with sigmoid."""
+    """score_TE, bias_E or None -> gate_TK, expert_TK (int64): `route` with scores instead of logits; groups are scored
+    as with sigmoid."""
     return _chosen(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
 
 
@@ -155,24 +157,24 @@ def route_scores_dgrad(dgate_TK: Tensor, score_TE: Tensor, expert_TK: Tensor, no
     return torch.zeros_like(score_TE).scatter_(1, expert_TK, dscore_TK)
 
 
-# ---------------------------------------------------------------- experts that are chosen already
+# ---------------------------------------------------------------- experts chosen in advance
 def replay_choices(expert_TK: Tensor, given_TK: Tensor) -> Tensor:
-    """expert_TK, given_TK (int64) -> expert_TK, the given ones where these are not below 0."""
+    """expert_TK, given_TK (int64) -> expert_TK, replaced by given_TK where that is ≥ 0."""
     return torch.where(given_TK >= 0, given_TK, expert_TK)
 
 
 def table_choices(tokens_T: Tensor, table_VK: Tensor) -> Tensor:
-    """tokens_T (int64), table_VK (int32) -> expert_TK (int64), the rows of the table by token."""
+    """tokens_T (int64), table_VK (int32) -> expert_TK (int64): each token's row of the table."""
     return table_VK.index_select(0, tokens_T).long()
 
 
 def weigh_chosen(logits_TE: Tensor, expert_TK: Tensor, softmax: bool, normalize: bool, scale: float) -> Tensor:
-    """logits_TE, expert_TK -> gate_TK, the weights that `route` gives experts that are chosen already."""
+    """logits_TE, expert_TK -> gate_TK: the gate weights `route` would return for these experts."""
     return weigh_chosen_scores(scores(logits_TE, softmax), expert_TK, normalize, scale)
 
 
 def weigh_chosen_scores(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
-    """score_TE, expert_TK -> gate_TK, likewise of scores that are given."""
+    """score_TE, expert_TK -> gate_TK: `weigh_chosen` with scores instead of logits."""
     gate_TK = score_TE.gather(1, expert_TK)
     if normalize:
         gate_TK = gate_TK / (gate_TK.sum(dim=-1, keepdim=True) + TINY)
@@ -190,15 +192,17 @@ def sigmoid_gate_dgrad(dgate_T: Tensor, gate_T: Tensor) -> Tensor:
     return (dgate_T * gate_T * (1 - gate_T))[:, None]
 
 
-# --- Choices of experts whose width is split over ranks, as choices of their slices. T tokens, K choices, E experts
+# --- Experts whose width is sharded over ranks: turn choices of experts into choices of slices. T tokens, K choices,
+# E experts
 #
-# A slice gets the rows of its expert, with their gate weight: what the slices of an expert give sums to what it gives.
+# Each slice gets the rows of its expert, with their gate weights: the outputs of an expert's slices sum to its output.
 
 
 def slice_choices(
     gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor, slices: int, apart: int
 ) -> tuple[Tensor, Tensor]:
-    """gate_TK, expert_TK, slots_E -> gate and place (int64) of every slice, [T, K·slices], those of a choice adjacent.
+    """gate_TK, expert_TK, slots_E -> gate and place (int64) of every slice, [T, K·slices]; a choice's slices are
+    adjacent.
 
     Slice j of expert e is in place slots[e] + j·apart of the layer.
     """
@@ -212,9 +216,9 @@ def slice_choices_dgrad(dslice_gate_TL: Tensor, slices: int) -> Tensor:
     return dslice_gate_TL.unflatten(1, (-1, slices)).sum(2)
 
 
-# --- Expert rows back to their tokens, summed over each token's choices. S = T·K rows, T tokens, K choices, D columns
+# --- Expert rows back to token order, summed over each token's choices. S = T·K rows, T tokens, K choices, D columns
 #
-# `order_S` is that of `permute`: row j holds choice order[j] = t·K + k.
+# `order_S` comes from `permute`: row j holds choice order[j] = t·K + k.
 
 
 def places(order_S: Tensor, top_k: int) -> Tensor:
@@ -224,17 +228,17 @@ def places(order_S: Tensor, top_k: int) -> Tensor:
 
 
 def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """y_SD, order_S -> y_TD = Σ_k of each token's rows, added in the order of k: deterministic."""
-    # Gathering and adding in one pass: 0.17 ms; index_select then sum 0.70 (T 2048, K 4, D 256, FP32, one core).
+    """y_SD, order_S -> y_TD: the sum of each token's rows, added in the order of k, so deterministic."""
+    # Gather and add in one pass: 0.17 ms; index_select, then sum: 0.70 (T 2048, K 4, D 256, FP32, one core).
     return embedding_bag(places(order_S, top_k), y_SD, mode="sum")
 
 
 def unpermute_dgrad(dout_TD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """dout_TD, order_S -> dy_SD: every row gets its token's gradient."""
+    """dout_TD, order_S -> dy_SD: each row gets its token's gradient."""
     return dout_TD.index_select(0, order_S // top_k)
 
 
-# --- A row for each choice of each token, sorted stably by expert
+# --- One row per choice of each token, sorted stably by expert
 #
 # T tokens, K choices, S = T·K rows, E experts, D columns.
 
@@ -244,7 +248,7 @@ def permute(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x_TD, gate_TK, expert_TK (int64) -> rows_SD, gate_S, order_S (int64), counts_E (int64).
 
-    Row j holds choice order[j] = t·K + k: token t's row and its gate weight; counts are the rows of each expert.
+    Row j holds choice order[j] = t·K + k: token t's row and its gate weight. counts: the number of rows per expert.
     """
     return _sorted(x_TD, gate_TK, expert_TK.flatten(), num_experts)
 
@@ -252,8 +256,8 @@ def permute(
 def permute_placed(
     x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`permute` for experts that are placed: expert e is in place slots[e] of the layer (int64, a permutation). Rows
-    are in the order of the places, and counts are those of each place.
+    """`permute` for experts with a placement: expert e is in place slots[e] of the layer (int64, a permutation). Rows
+    are in the order of places, and counts are per place.
     """
     return _sorted(x_TD, gate_TK, slots_E.index_select(0, expert_TK.flatten()), slots_E.shape[0])
 
@@ -271,22 +275,23 @@ def permute_dgrad(drows_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
 
 
 def permute_gate_dgrad(drow_gate_S: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """drow_gate_S, order_S -> dgate_TK: an op of its own, for the router's gradient needs it before anyone needs dx."""
+    """drow_gate_S, order_S -> dgate_TK: a separate op, because the router's gradient needs it before dx is needed."""
     return torch.empty_like(drow_gate_S).scatter_(0, order_S, drow_gate_S).view(-1, top_k)
 
 
 def permute_dgrad_add(drows_SD: Tensor, order_S: Tensor, top_k: int, add_TD: Tensor, more_TD: Tensor | None) -> Tensor:
-    """drows_SD, order_S, add_TD, more_TD or None -> (add + permute_dgrad(drows)) + more, each result rounded: the rows'
-    gradient and the others of what was permuted, in the order in which they are added without this op.
+    """drows_SD, order_S, add_TD, more_TD or None -> (add + permute_dgrad(drows)) + more, each sum rounded.
+
+    Adds all gradients of the permuted input, in the order in which they are added without this op.
     """
     sum_TD = torch.add(add_TD, permute_dgrad(drows_SD, order_S, top_k))
     return sum_TD if more_TD is None else torch.add(sum_TD, more_TD)
 
 
-# --- Moving rows of eight bits, with their scales. T tokens, K choices, S = T·K rows, E experts, D columns, B tiles
+# --- Permuting FP8 rows and their scales. T tokens, K choices, S = T·K rows, E experts, D columns, B tiles
 #
-# Each is the op without `fp8` in its name, of the data and of the scales, which go where their rows go. The scales that
-# are returned lie column by column, as those that come in do (runtime/ops/quantise.py).
+# Each is the op without `fp8` in its name, applied to the data and to the scales of its rows. Input and output scales
+# are stored column by column (runtime/ops/quantise.py).
 
 
 def permute_fp8(
@@ -300,7 +305,7 @@ def permute_fp8(
 def permute_placed_fp8(
     x_TD: Tensor, scales_TB: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`permute_fp8` for experts that are placed: expert e is in place slots[e]."""
+    """`permute_fp8` for experts with a placement: expert e is in place slots[e]."""
     rows_SD, *rest = permute_placed(x_TD.view(torch.uint8), gate_TK, expert_TK, slots_E)
     return _with_scales(rows_SD.view(x_TD.dtype), scales_TB, gate_TK.shape[1], *rest)
 
@@ -332,7 +337,7 @@ def unpermute_fp8_dgrad(dy_TD: Tensor, scales_TB: Tensor, order_S: Tensor, top_k
 
 
 def unpermute_dgrad_quantise(dy_TD: Tensor, order_S: Tensor, top_k: int, pow2: bool = False) -> tuple[Tensor, Tensor]:
-    """dy_TD, order_S -> dy_SD, scales_SB: every row of a token is its gradient, quantised once."""
+    """dy_TD, order_S -> dy_SD, scales_SB: each row is its token's gradient, quantised once per token."""
     return unpermute_fp8_dgrad(*quantise(dy_TD, pow2), order_S, top_k)
 
 
@@ -343,22 +348,22 @@ def _with_scales(
 
 
 def _scales(scales_TB: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """scales_TB, order_S -> scales_SB: those of each row's token."""
+    """scales_TB, order_S -> scales_SB: the scales of each row's token."""
     return scales_TB.t().index_select(1, order_S // top_k).t()
 
 
-# --- The join of a layer in one op: the residual, the shared experts, and the routed experts' rows summed by token
+# --- The end of an MoE layer in one op: residual + shared experts + routed experts' rows summed by token
 #
 # S = T·K rows, T tokens, K choices, D columns.
 
 
 def unpermute_add(h_TD: Tensor, shared_TD: Tensor | None, y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """h_TD, shared_TD or None, y_SD, order_S -> (h + shared) + unpermute(y), each of the three results rounded."""
+    """h_TD, shared_TD or None, y_SD, order_S -> (h + shared) + unpermute(y), each of the three sums rounded."""
     sum_TD = h_TD if shared_TD is None else h_TD + shared_TD
     return sum_TD + unpermute(y_SD, order_S, top_k)
 
 
-# --- The router and what follows it in one op: `route`, then `permute` of the rows by what it chose
+# --- `route` fused with `permute` by the experts it chose
 #
 # T tokens, E experts, K choices, S = T·K rows, D columns.
 
@@ -377,7 +382,7 @@ def route_permute(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """logits_TE, bias_E or None, x_TD, slots_E or None -> gate_TK, expert_TK, rows_SD, gate_S, order_S, counts_E.
 
-    The first two as of `route`; the others as of `permute`, or with `slots_E` of `permute_placed`.
+    The first two are those of `route`; the others those of `permute`, or with `slots_E` of `permute_placed`.
     """
     gate_TK, expert_TK = route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
     if slots_E is None:

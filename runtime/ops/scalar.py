@@ -1,5 +1,5 @@
-"""A factor of every element, the soft bound of logits, y = cap·tanh(x / cap) (Gemma 2, arXiv 2408.00118), and rows
-without their means: a LayerNorm is an RMSNorm of these."""
+"""Scaling by a constant, the softcap of logits y = cap·tanh(x / cap) (Gemma 2, arXiv 2408.00118), and centering of
+rows: a LayerNorm is an RMSNorm of centered rows."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def softcap_dgrad(dy_TN: Tensor, y_TN: Tensor, cap: float) -> Tensor:
 
 
 def center(x_TN: Tensor) -> Tensor:
-    """x_TN -> y_TN, each row less its mean."""
+    """x_TN -> y_TN: each row minus its mean."""
     x = wide(x_TN)
     return (x - x.mean(dim=1, keepdim=True)).to(x_TN.dtype).contiguous()
 
 
 def center_dgrad(dy_TN: Tensor) -> Tensor:
-    """dy_TN -> dx_TN, each row less its mean."""
+    """dy_TN -> dx_TN: each row minus its mean."""
     return center(dy_TN)
 
 

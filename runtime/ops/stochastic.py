@@ -1,11 +1,11 @@
-"""Random numbers of stochastic rounding: a hash of seed, step, tensor, row and column, and nothing drawn.
+"""Random numbers for stochastic rounding: a hash of seed, step, tensor, row and column, without a generator.
 
-A generator that is asked for the n-th number of a rank would round differently on every layout of ranks. These numbers
-depend on what is rounded: a `key` has the seed, the step and a number of the tensor, and a row is known by its
-fingerprint, a hash of its bits. Its index would differ with the layout: rows of an expert come in an order that the
-ranks decide, and a micro-batch is a part of a step that they decide, too. So layouts that compute the same bits round
-them the same way, micro-batches get numbers of their own, and a run that is resumed gets those it would have had. Given
-a row, its numbers are independent of it over seeds and steps, so its rounding has no bias.
+A generator per rank would round differently on every layout of ranks. These numbers depend only on what is rounded: a
+`key` holds the seed, the step and the tensor's number, and a row is identified by its fingerprint, a hash of its bits.
+Row indices would not work, because they depend on the layout: it determines the order of an expert's rows and the split
+of a step into micro-batches. So layouts that compute the same bits round them the same way, micro-batches get different
+numbers, and a resumed run gets the numbers it would have had. For a given row, the numbers vary independently of it
+over seeds and steps, so its rounding is unbiased.
 
 Hashes are sums and products modulo 2⁶⁴ with SplitMix64's last step (Steele, Lea and Flood, OOPSLA 2014).
 """
@@ -24,16 +24,16 @@ BITS = 24
 
 
 def thresholds(x_RC: Tensor, key: Tensor, salt: int = 0) -> Tensor:
-    """Numbers [R, C] (FP32) of a tensor, uniform over the multiples of 2⁻²⁴ in [0, 1).
+    """Return random numbers [R, C] (FP32) for a tensor, uniform over the multiples of 2⁻²⁴ in [0, 1).
 
-    key: seed, step and tensor (int64 [3]); `salt` tells apart roundings of one tensor.
+    key: seed, step and tensor (int64 [3]); `salt` distinguishes several roundings of one tensor.
     """
     seed, wide_RC = mixed(mixed(mixed(key[0] * _GOLDEN + salt) + key[1]) + key[2]), x_RC.to(torch.float32)
     return ops.thresholds(wide_RC, int(seed)) if takes(wide_RC) else top(hashed(wide_RC, seed))
 
 
 def hashed(x_RC: Tensor, seed: Tensor) -> Tensor:
-    """The hashes [R, C] (int64) of a tensor's elements (FP32) by their row and column."""
+    """Return hashes [R, C] (int64) for the elements of a tensor (FP32), by row fingerprint and column."""
     columns_C = mixed(torch.arange(1, x_RC.shape[1] + 1, device=x_RC.device) * _GOLDEN)
     bits_RC = x_RC.view(torch.int32)
     fingerprints_R = mixed((bits_RC * (columns_C | 1)).sum(-1) ^ seed)
@@ -41,17 +41,17 @@ def hashed(x_RC: Tensor, seed: Tensor) -> Tensor:
 
 
 def mixed(x: Tensor) -> Tensor:
-    """The hash of 64 bits: each bit of the result depends on each of x."""
+    """Return a 64-bit hash: each bit of the result depends on every bit of x."""
     x = (x ^ _shifted(x, 30)) * _FIRST
     x = (x ^ _shifted(x, 27)) * _SECOND
     return x ^ _shifted(x, 31)
 
 
 def top(hashes: Tensor) -> Tensor:
-    """Hashes -> numbers in [0, 1), of their highest bits."""
+    """Hashes -> numbers in [0, 1), from their highest bits."""
     return _shifted(hashes, 64 - BITS).to(torch.float32) * 2.0**-BITS
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x shifted to the right as an unsigned number."""
+    """Return x shifted right as an unsigned number."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

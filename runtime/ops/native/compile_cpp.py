@@ -1,12 +1,12 @@
-"""Makes the shared libraries of the C++, one for each set of instructions, with a C++ compiler.
+"""Compiles the C++ ops into shared libraries, one per instruction set.
 
-    python -m runtime.ops.native.compile_cpp    makes what is not there of these sources; exit code 1: it cannot, says
-    why
+    python -m runtime.ops.native.compile_cpp    builds missing and outdated libraries; exit code 1 and a reason if it
+                                                cannot
 
-They lie beside this file, or in the folder that DSC_NATIVE names, for a checkout that may not be written to.
+The libraries are written next to this file, or to the folder in DSC_NATIVE for a read-only checkout.
 
-Installing dsc does it (hatch_build.py). No library is part of the project: without a compiler there is none, and ops
-run on torch. Nothing but the standard library is imported here.
+Installing dsc runs this (hatch_build.py). The project ships no compiled library: without a compiler, ops run on torch.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ELSEWHERE = "DSC_NATIVE"  # a folder of libraries
-# By the instructions of a processor (runtime.ops.native.library.instructions), flags of GCC and Clang. All libraries
-# are made, and that of the processor is loaded: it need not be the processor that compiled.
+ELSEWHERE = "DSC_NATIVE"  # environment variable: the folder of the libraries
+# Flags of GCC and Clang by instruction set (runtime.ops.native.library.instructions). All libraries are built, and the
+# one for the running processor is loaded: the processor that compiles may be another.
 X86 = {
     "AVX512_BF16": ("-march=x86-64-v4", "-mavx512bf16"),
     "AVX512": ("-march=x86-64-v4",),
@@ -45,8 +45,8 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-COMPILERS = ("c++", "g++", "clang++")  # where CXX names none
-LIMIT_S = 600  # of a compiler; 25 s of a core are usual
+COMPILERS = ("c++", "g++", "clang++")  # tried in order if CXX is not set
+LIMIT_S = 600  # for one compiler run; 25 s of a core are usual
 
 
 def main() -> int:
@@ -63,21 +63,21 @@ def path(variant: str) -> Path:
 
 
 def digest() -> str:
-    """The digest of sources and flags, in hexadecimal. A library holds it as a string."""
+    """Return the digest of sources and flags, in hexadecimal. A library contains it as a string."""
     sources = sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
     parts = [json.dumps([FLAGS, VARIANTS]).encode(), *(p.name.encode() + b"\0" + p.read_bytes() for p in sources)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def is_current(library: Path) -> bool:
-    """Whether a library was made from the sources that are here."""
+    """Return whether a library was built from the current sources and flags."""
     return library.is_file() and library.read_bytes().endswith(digest().encode())
 
 
 def build() -> str | None:
-    """Makes the libraries that are not current. None, or why there are none, in a line.
+    """Build the libraries that are missing or outdated. Return None, or in one line why it failed.
 
-    Of several processes one makes them, and the others wait for it.
+    If several processes call this, one builds and the others wait.
     """
     if not VARIANTS:
         return f"there is no C++ for {platform.machine()}"
@@ -106,7 +106,7 @@ def _build_missing() -> str | None:
         return f"CXX cannot be read: {error}"
     if not compiler:
         return f"no C++ compiler was found ({', '.join(COMPILERS)}, or what CXX names)"
-    with ThreadPoolExecutor(len(missing)) as pool:  # each compiler takes some 25 s of a core
+    with ThreadPoolExecutor(len(missing)) as pool:  # each compiler run takes about 25 s of a core
         problems = [*filter(None, pool.map(partial(_make, compiler), missing))]
     return problems[0] if problems else None
 
@@ -118,12 +118,12 @@ def _make(compiler: list[str], variant: str) -> str | None:
     try:
         done = subprocess.run(command, cwd=HERE, capture_output=True, errors="replace", timeout=LIMIT_S, check=False)
         if done.returncode == 0 and scratch.is_file():
-            with scratch.open("ab") as file:  # the last bytes: a file that was cut off is not current
+            with scratch.open("ab") as file:  # written last, so a truncated file is not current
                 file.write(digest().encode())
-            scratch.replace(path(variant))  # whoever has loaded the old one keeps it
+            scratch.replace(path(variant))  # processes that have loaded the old file keep it
             return None
-        said = f"with exit code {done.returncode}\n{done.stderr}".strip().splitlines()
-        return f"{compiler[0]} failed: {next((line for line in said if 'error' in line), said[0])[:300]}"
+        output = f"with exit code {done.returncode}\n{done.stderr}".strip().splitlines()
+        return f"{compiler[0]} failed: {next((line for line in output if 'error' in line), output[0])[:300]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{compiler[0]} failed: {error}"[:300]
     finally:

@@ -1,4 +1,4 @@
-"""Ops in C++: functions of the names, arguments and results of those in `runtime.ops`, where `library.takes` them."""
+"""Ops in C++, with the names, arguments and results of those in `runtime.ops`, for operands that `library.takes`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from runtime.ops.native.library import call
 
-# --- Formats of tensors with scales in C++: what `runtime.ops.formats` and `stochastic` compute element by element,
-# where `library.takes` their operands
+# --- Scaled formats in C++: the elementwise parts of `runtime.ops.formats` and `stochastic`, for operands that
+# `library.takes`
 #
 # Tensors are [.., R, C], and tiles (rows, columns) of at most 128 columns.
 
@@ -19,14 +19,14 @@ WIDEST = 128
 
 
 def magnitudes(x: Tensor, tile: Tile, nan: bool) -> Tensor:
-    """The largest magnitudes (FP32) of tiles; NaN is left out, or with `nan` counts as an infinity."""
+    """Return the largest magnitude (FP32) of each tile. NaN is skipped, or with `nan` counts as infinity."""
     most = x.new_empty(_format_tiles(x.shape, tile))
     call("magnitudes", torch.float32, *_sizes(x.shape), x, *tile, nan, most)
     return most
 
 
 def encode(x: Tensor, tile: Tile, inverse: Tensor, threshold: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The codes of numbers (FP32) times the number of their tile: E4M3, or pairs of E2M1 in bytes."""
+    """Return the codes of numbers (FP32) times the `inverse` of their tile: E4M3, or E2M1 packed two to a byte."""
     *experts, R, C = x.shape
     assert inverse.shape == _format_tiles(x.shape, tile) and inverse.dtype == torch.float32, (
         inverse.shape,
@@ -39,7 +39,7 @@ def encode(x: Tensor, tile: Tile, inverse: Tensor, threshold: Tensor | None, dty
 
 
 def decode(codes: Tensor, tile: Tile, scales: Tensor) -> Tensor:
-    """The numbers (FP32) of codes times the scales (FP32) of their tiles."""
+    """Return the numbers (FP32) of codes times the scales (FP32) of their tiles."""
     *experts, R, C = codes.shape
     y = codes.new_empty((*experts, R, 2 * C if codes.dtype == torch.uint8 else C), dtype=torch.float32)
     assert scales.shape == _format_tiles(y.shape, tile) and scales.dtype == torch.float32, (scales.shape, scales.dtype)
@@ -48,14 +48,14 @@ def decode(codes: Tensor, tile: Tile, scales: Tensor) -> Tensor:
 
 
 def thresholds(x_RC: Tensor, seed: int) -> Tensor:
-    """Random numbers [R, C] (FP32) of a tensor's elements (FP32), by the hash `seed` of its key."""
+    """Return random numbers [R, C] (FP32) for a tensor's elements (FP32). `seed`: the hash of its key."""
     y_RC = torch.empty_like(x_RC, memory_format=torch.contiguous_format)
     call("thresholds", torch.float32, *x_RC.shape, x_RC, seed, y_RC)
     return y_RC
 
 
 def _sizes(shape: torch.Size) -> tuple[int, int, int]:
-    """How many matrices there are, their rows and columns."""
+    """Return the number of matrices, their rows and columns."""
     *experts, R, C = shape
     return math.prod(experts), R, C
 
@@ -66,10 +66,10 @@ def _format_tiles(shape: torch.Size, tile: Tile) -> torch.Size:
     return torch.Size((*experts, -(-R // tile[0]), -(-C // tile[1])))
 
 
-# --- Ops on E4M3 numbers in C++: functions of the names, arguments and results of those in `runtime.ops`, where
-# `library.takes` their operands
+# --- E4M3 ops in C++, with the names, arguments and results of those in `runtime.ops`, for operands that
+# `library.takes`
 #
-# Scales may lie by rows or by columns; those that are returned lie as `quantise` says.
+# Scales may be stored by rows or by columns; returned scales are stored as `quantise` says.
 
 E4M3 = torch.float8_e4m3fn
 TILE = 128
@@ -104,7 +104,7 @@ def requantise(q_RC: Tensor, s_RB: Tensor, pow2: bool) -> tuple[Tensor, Tensor]:
 
 
 def dequantise(q_RC: Tensor, s_RB: Tensor) -> Tensor:
-    """x_RC (FP32) of tiles of rows."""
+    """q_RC, s_RB in row tiles -> x_RC (FP32)."""
     R, C = _check(q_RC, s_RB)
     x_RC = torch.empty((R, C), dtype=torch.float32)
     call("dequantise", E4M3, R, C, q_RC, s_RB, x_RC)
@@ -112,7 +112,7 @@ def dequantise(q_RC: Tensor, s_RB: Tensor) -> Tensor:
 
 
 def linear_fp8(x_RK: Tensor, xs_RB: Tensor, w: Tensor, ws: Tensor, offsets_G: Tensor | None = None) -> Tensor:
-    """The product with w_NK, or with w_ENK of several experts, each over the rows of its groups."""
+    """Return the product with w_NK, or with w_ENK of several experts, each over its group of rows."""
     (R, K), (*experts, N, _) = _check(x_RK, xs_RB), w.shape
     assert w.shape[-1] == K and ws.dtype == torch.float32, (x_RK.shape, w.shape, ws.dtype)
     assert ws.shape == (*experts, _tiles(N), _tiles(K)), (ws.shape, w.shape)
@@ -139,19 +139,19 @@ def _tiles(n: int) -> int:
 
 
 def _check(q_RC: Tensor, s_RB: Tensor) -> tuple[int, int]:
-    """Rows and columns of data in tiles of rows."""
+    """Check data and scales in row tiles; return rows and columns."""
     R, C = q_RC.shape
     assert s_RB.shape == (R, _tiles(C)) and s_RB.dtype == torch.float32, (q_RC.shape, s_RB.shape, s_RB.dtype)
     return R, C
 
 
 def _results(rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Data, and scales [tiles of a row, rows], not yet written."""
+    """Return uninitialized data, and scales [tiles per row, rows]."""
     return torch.empty((rows, columns), dtype=E4M3), torch.empty((_tiles(columns), rows), dtype=torch.float32)
 
 
 def _groups(offsets_G: Tensor | None, rows: int) -> int:
-    """How many groups there are: all rows are one where there are no offsets."""
+    """Return the number of groups: 1 without offsets."""
     if offsets_G is None:
         return 1
     ends = [0, *offsets_G.tolist()]
@@ -173,17 +173,17 @@ def mla_attention(
     starts: Tensor | None,
     peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the op of this name in C++; it takes the angles of each position instead of what they are made from.
+    """Run the op of this name in C++. It takes the angles of each position instead of theta.
 
-    q may have the rows of the last positions alone, of each sequence as many, if there are no `starts`: o has these.
-    `peaks_H`, if it is there, is raised to the largest logit of each head.
+    Without `starts`, q may have only the rows of the last positions, the same number for each sequence; o has the same
+    rows. `peaks_H`, if given, is raised to the largest logit of each head.
     """
     S, rope = angles_Sr.shape[0], _pairs(k_rope.shape[1], angles_Sr)
     B = kv.shape[0] // S
     Q = q.shape[0] // max(B, 1)
     o, lse_BHS = q.new_empty((q.shape[0], heads * value)), _fp32(q, B, heads, Q)
-    given = q, kv, k_rope, angles_Sr, _int32(starts)
-    call("mla_attention", q.dtype, B, S, S - Q, heads, nope, rope, value, *given, o, lse_BHS, peaks_H)
+    inputs = q, kv, k_rope, angles_Sr, _int32(starts)
+    call("mla_attention", q.dtype, B, S, S - Q, heads, nope, rope, value, *inputs, o, lse_BHS, peaks_H)
     return o, lse_BHS
 
 
@@ -203,8 +203,8 @@ def mla_attention_dgrad(
     S = angles_Sr.shape[0]
     sizes = (q.shape[0] // S, S, heads, nope, _pairs(k_rope.shape[1], angles_Sr), value)
     results = _like(q), _like(kv), _like(k_rope)
-    given = do, q, kv, k_rope, o, lse_BHS, angles_Sr, _int32(starts)
-    call("mla_attention_dgrad", q.dtype, *sizes, *given, *results)
+    inputs = do, q, kv, k_rope, o, lse_BHS, angles_Sr, _int32(starts)
+    call("mla_attention_dgrad", q.dtype, *sizes, *inputs, *results)
     return results
 
 
@@ -218,13 +218,13 @@ def gqa_attention(
     starts: Tensor | None,
     peaks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the op of this name in C++, as `mla_attention`."""
+    """Run the op of this name in C++, like `mla_attention`."""
     S = angles_Sr.shape[0]
     B = k.shape[0] // S
     Q = q.shape[0] // max(B, 1)
     o, lse = _like(q), _fp32(q, B, kv_heads, Q, heads // kv_heads)
-    C, given = _pairs(q.shape[1] // heads, angles_Sr), (q, k, v, angles_Sr, _int32(starts))
-    call("gqa_attention", q.dtype, B, S, S - Q, heads, kv_heads, C, *given, o, lse, peaks_H)
+    C, inputs = _pairs(q.shape[1] // heads, angles_Sr), (q, k, v, angles_Sr, _int32(starts))
+    call("gqa_attention", q.dtype, B, S, S - Q, heads, kv_heads, C, *inputs, o, lse, peaks_H)
     return o, lse
 
 
@@ -267,7 +267,7 @@ def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -
 
 
 def swiglu(h_TM: Tensor, gate_T: Tensor | None = None) -> Tensor:
-    """SwiGLU, times a gate weight if there is one."""
+    """SwiGLU, times a gate weight if given."""
     T, I = h_TM.shape[0], h_TM.shape[1] // 2
     assert h_TM.shape[1] == 2 * I and (gate_T is None or gate_T.shape == (T,)), h_TM.shape
     y_TI = h_TM.new_empty((T, I))
@@ -312,7 +312,7 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor, add: bool = False) -> Non
 
 
 def _pairs(columns: int, angles_Sr: Tensor) -> int:
-    """The columns that the angles turn, in pairs."""
+    """Return the number of columns, checked to be twice that of the angles."""
     assert columns == 2 * angles_Sr.shape[1], (columns, angles_Sr.shape)
     return columns
 
