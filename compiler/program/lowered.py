@@ -1,4 +1,4 @@
-"""What is decided before torch is imported: a plan, schedules, programs, and the proofs of the programs."""
+"""Everything that is decided before torch is imported: a plan, its schedules and programs, and their proofs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.contract.names import ProgramName
 
 @dataclass(frozen=True)
 class Lowered:
-    """A plan and what runs on it: schedules, programs, and the proofs of the programs."""
+    """A plan with its schedules, its programs, and the proofs of the programs."""
 
     lowering: Lowering
     batches: tuple[tuple[int, int], ...]  # (first step, sequences of a step), ascending
@@ -25,8 +25,8 @@ class Lowered:
     programs: Mapping[ProgramName, Program]
     certificates: Mapping[ProgramName, ProofFacts]
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
-    memories: tuple[DeviceBytes, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
-    micro_batch_orders: Mapping[ProgramName, tuple[int, ...]]  # by program, where micro-batches go by their cost
+    memories: tuple[DeviceBytes, ...]  # of a device of each pipeline rank, at the highest peak of any program
+    micro_batch_orders: Mapping[ProgramName, tuple[int, ...]]  # of programs whose micro-batches are ordered by cost
 
     @property
     def plan(self) -> Plan:

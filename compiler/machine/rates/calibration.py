@@ -1,4 +1,4 @@
-"""A spec's ops → what `runtime.observe.calibrate` measures, and what it measured → a rate table."""
+"""The ops of a spec as tasks for `runtime.observe.calibrate`, and its measurements as a rate table."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from compiler.model.segments.interpret import interpret
 from compiler.model.segments.node_costs import costs
 from compiler.model.segments.split import phases
 
-# A call beyond these would take a CPU seconds, or memory that training shares out.
+# Larger calls are left out: on a CPU they would take seconds, or more memory than a rank has.
 MOST_FLOPS, MOST_BYTES = 2 * 10**11, 2 * 10**9
-CALLED = {*RULES, *GRADIENTS}  # not casts inside of ops
-LEAST_SHARE = 0.1  # of a call, that is not launching
+CALLED = {*RULES, *GRADIENTS}  # without the casts inside ops
+LEAST_SHARE = 0.1  # the least share of a measured time that counts as work, not as launch
 
 
 @dataclass(frozen=True)
 class CalibrationTask:
-    """An op at a place of the model: what to call, and the row it gives. `count`: how often a micro-batch has it."""
+    """An op of the model to measure, and the row of the rate table that it belongs to."""
 
     op: str
     kind: str  # class
     dtype: str
     shape: tuple[int, ...]
     work: float  # FLOPs or bytes
-    args: tuple[Any, ...]  # of runtime.observe.calibrate
-    count: int = 0
+    args: tuple[Any, ...]  # as runtime.observe.calibrate takes them
+    count: int = 0  # how often a micro-batch runs it
 
 
 def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[CalibrationTask, ...], int]:
-    """Every op of a plan once, with `rows` received rows; and how many were left out for being too large."""
+    """Every op of a plan once, with `rows` received rows, and the number of ops that were too large to measure."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     segments = {use.segment.key: use.segment for use in uses}
     often = Counter(use.segment.key for use in uses)
     counts: Counter[CalibrationTask] = Counter()
     large = 0
     for key, segment in segments.items():
-        joint = interpret(replace(segment, fused=()))  # on a CPU a fused op calls what it stands for
+        joint = interpret(replace(segment, fused=()))  # on a CPU a fused op calls its parts
         nodes = [(phase, joint.nodes[index]) for index, phase in phases(joint).items()]
         for phase, cost in costs(joint):
             for (op, work), node in zip(cost.ops, [node for at, node in nodes if at == phase], strict=True):
@@ -71,8 +71,8 @@ def _sized(tensor: Tensor, rows: int) -> Tensor:
 
 
 def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """What the op is called with; a weight gradient with the buffer it adds to, and without constants."""
-    names = _names(op)[: len(args)]  # the last may be left out
+    """The arguments of a call of the op. A weight gradient also takes the buffer it adds to, but no constants."""
+    names = _names(op)[: len(args)]  # the last arguments may be left out
     bounds = _bounds(names, args, tensors)
     values = [
         _tensor(tensors[arg], name, bounds) if isinstance(arg, str) else arg
@@ -90,21 +90,21 @@ def _names(op: str) -> tuple[str, ...]:
 
 
 def _bounds(names: Sequence[str], args: Sequence[Any], tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Upper bounds of the indices that an op reads, by the name of the argument that holds them."""
-    given = dict(zip(names, args, strict=True))
+    """Upper bounds of the indices that an op reads, by the argument that holds them."""
+    by_name = dict(zip(names, args, strict=True))
 
     def extent(name: str, dim: int) -> int:
-        return int(tensors[given[name]].shape[dim])
+        return int(tensors[by_name[name]].shape[dim])
 
     bounds = {}
-    if "tokens" in given:
-        bounds["tokens"] = int(given["w.0"]) if "w.0" in given else extent("w", 0)
-    if "targets" in given:
+    if "tokens" in by_name:
+        bounds["tokens"] = int(by_name["w.0"]) if "w.0" in by_name else extent("w", 0)
+    if "targets" in by_name:
         bounds["targets"] = extent("logits", 1)
-    if "expert" in given:
-        bounds["expert"] = int(given["num_experts"]) if "num_experts" in given else extent("logits", 1)
-    if "offsets" in given:
-        bounds["offsets"] = extent("x" if "x" in given else "d_y", 0)
+    if "expert" in by_name:
+        bounds["expert"] = int(by_name["num_experts"]) if "num_experts" in by_name else extent("logits", 1)
+    if "offsets" in by_name:
+        bounds["offsets"] = extent("x" if "x" in by_name else "d_y", 0)
     return bounds
 
 
@@ -112,17 +112,17 @@ _HOLDS = {"tokens": "below", "targets": "below", "expert": "choices", "offsets":
 
 
 def _tensor(tensor: Tensor, name: str, bounds: Mapping[str, int]) -> tuple[tuple[str, Any], ...]:
-    """Shape, dtype and contents of an operand, as pairs that can be hashed and counted."""
-    said: tuple[tuple[str, Any], ...] = (("shape", tensor.shape), ("dtype", tensor.dtype))
+    """Shape, dtype and contents of an operand, as hashable pairs."""
+    pairs: tuple[tuple[str, Any], ...] = (("shape", tensor.shape), ("dtype", tensor.dtype))
     if name in _HOLDS:
-        said += (("holds", _HOLDS[name]), ("bound", bounds[name]))
-    return (*said, ("holds", "order")) if name == "order" else said
+        pairs += (("holds", _HOLDS[name]), ("bound", bounds[name]))
+    return (*pairs, ("holds", "order")) if name == "order" else pairs
 
 
 def job(
     tasks: Sequence[CalibrationTask], device: str, processes: int, transfers: int, budget_s: float
 ) -> dict[str, Any]:
-    """The document that runtime.observe.calibrate takes."""
+    """The JSON document that runtime.observe.calibrate takes."""
     return {
         "device": device,
         "processes": processes,
@@ -135,15 +135,15 @@ def job(
     }
 
 
-# ---------------------------------------------------------------- what was measured
+# ---------------------------------------------------------------- measurements
 
 
 def table_of(
     measured: Mapping[str, Any], tasks: Sequence[CalibrationTask], device: MeasuredDevice, source: str, date: str
 ) -> RateTable:
-    """The rate table of a measurement. Ops of one class and shape share a row, which gives their times together."""
+    """The rate table of a measurement. Ops of the same class, dtype and shape share a row with their joint rate."""
     when = "paired" if (device.cores or 1) > 1 else "lone"
-    said = {"when": when, "source": source, "date": date}
+    common = {"when": when, "source": source, "date": date}
     launch_s = measured["launch_s"]
     work: defaultdict[tuple[str, str, tuple[int, ...]], float] = defaultdict(float)
     seconds: defaultdict[tuple[str, str, tuple[int, ...]], float] = defaultdict(float)
@@ -163,7 +163,7 @@ def table_of(
     ]
     for name, kinds, latency in _LINKS:
         rows += _link_rows(measured.get(name, ()), kinds, latency)
-    checked = tuple(RateRow.model_validate({**row, **said}) for row in rows)
+    checked = tuple(RateRow.model_validate({**row, **common}) for row in rows)
     return RateTable(name="measured", device=device, rows=checked)
 
 
@@ -175,14 +175,15 @@ _LINKS = (
 
 
 def _link_rows(points: Sequence[Sequence[float]], kinds: Sequence[str], latency: str) -> list[dict[str, Any]]:
-    """The time of the smallest transfer is the latency, and what larger ones take beyond it is their rate."""
+    """Rows of a link: the smallest transfer's time is the latency, and larger transfers give rates beyond it."""
     if not points:
         return []
     (_, least_s), *others = points
     rows: list[dict[str, Any]] = [{"class": latency, "seconds": _figures(least_s)}] if latency else []
     for kind in kinds:
         for size, took_s in others:
-            rate = size / max(took_s - least_s, LEAST_SHARE * took_s)  # an all-reduce of two sends half twice
+            # `size` holds for an all-reduce too: each of two ranks sends half of the buffer twice.
+            rate = size / max(took_s - least_s, LEAST_SHARE * took_s)
             rows.append({"class": kind, "shape": (2, int(size)), "rate": _figures(rate)})
     return rows
 

@@ -6,8 +6,8 @@
                "when": "lone", "source": "DeepGEMM …", "date": "2025-04"}, …],
      "factors": []}
 
-docs/rates.md says what each key means. A table with a base takes its rows, but of the classes and dtypes it has rows of
-itself; and its device's peaks, but those it says itself.
+docs/rates.md says what each key means. A table inherits the rows of its base, except for classes and dtypes for which
+it has rows, and the peaks of the base's device, except for those that it states.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from compiler.files import text as textfile
 from dsl.messages.diagnostics import is_hidden
 from dsl.schema import Strict
 
-# --- Kernel classes: in what their rates are stated, and what stands in for a class that has no rows. An op's class is
-# a fact of its rule (`compiler.model.ops`)
+# --- Kernel classes: the units of their rates, and the classes that stand in for a class without rows. The class of an
+# op comes from its rule (`compiler.model.ops`)
 #
 # A rate depends on the class, the dtype and the shape of a kernel. The shape is
 #
 #     products            (m, n, k): m rows and n columns, summed over k; dgrad and wgrad in their own extents
 #     grouped products    (groups, m, n, k): m, or k of weight gradients, is the mean of the groups
-#     attention           (tokens, sequence, heads, width of a key, width of a value), and so of the delta rule
+#     attention           (tokens, sequence, heads, width of a key, width of a value); the same for the delta rule
 #     all others          (rows, columns) of the largest tensor that is read or written
 
-SEQUENCES = ("attention", "attention_backward", "delta_rule", "delta_rule_backward")  # of whole sequences
-GROUPED = ("grouped_gemm", "grouped_wgrad")  # of several groups of rows, by shape (groups, rows, …)
+SEQUENCES = ("attention", "attention_backward", "delta_rule", "delta_rule_backward")  # work on whole sequences
+GROUPED = ("grouped_gemm", "grouped_wgrad")  # products of several groups of rows
 FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", *SEQUENCES)  # rates in FLOP/s
 MEMORY = (
     *("rope", "norm", "swiglu", "add", "permute", "quantise", "cast", "cross_entropy", "router", "embedding", "copy"),
@@ -48,13 +48,13 @@ LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
     *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
     *("message_node", "message_network", "all_reduce_node", "all_reduce_network"),
 )
-HOST = "host"  # copies between an accelerator and pinned memory of its host, byte/s a direction
+HOST = "host"  # copies between an accelerator and pinned host memory, byte/s per direction
 BYTES = (*MEMORY, *LINKS, "optimizer", HOST)
-# Seconds: of a launch, what a transfer takes however small it is, and until a host has numbers of its device.
+# Rows in seconds: a launch, the latencies of transfers, and the time until a host has read numbers from its device.
 SECONDS = ("launch", "exchange_node", "exchange_network", "latency_node", "latency_network", "host_read")
-PAIR = "pair"  # of factors alone: of two micro-batches over two lanes, beside what both lanes take
+PAIR = "pair"  # only for factors: how much longer two overlapped micro-batches take than their two lanes
 CLASSES = (*FLOPS, *BYTES, *SECONDS)
-# Where a class has no rows, the rows of the next that has.
+# If a class has no rows, those of the first class in its list that has some.
 INSTEAD = {
     "wgrad": ("gemm",),
     "grouped_gemm": ("gemm",),
@@ -77,29 +77,29 @@ INSTEAD = {
 
 
 def shape_at(shape: Sequence[int | str], rows: int) -> tuple[int, ...]:
-    """A shape with `rows` received rows for "R": spread evenly over the groups where a product has these."""
+    """A shape with `rows` received rows for "R"; a grouped product spreads them evenly over its groups."""
     groups = shape[0] if len(shape) == 4 else 1
     assert isinstance(groups, int)
     return tuple(max(1, rows // groups) if extent == "R" else int(extent) for extent in shape)
 
 
-# --- The rate of a shape that is no row: a mean of the rows of its class, the nearer the heavier
+# --- The rate of a shape without a row: a mean of the rows of its class, weighted by distance
 #
-# Distances are those of logarithms: a matrix of half the rows is as far away as one of twice as many. A shape that is a
-# row gets that row's rate. Of transfers: compiler/machine/topology/fabric.py.
+# Distances are between logarithms: a matrix with half the rows is as far away as one with twice as many. A shape that
+# has a row gets the rate of that row. For transfers see compiler/machine/topology/fabric.py.
 
 Point = tuple[tuple[int, ...], float]  # shape, rate
 
 
 def rate_at(points: Sequence[Point], shape: tuple[int, ...]) -> float:
-    """The rate of a shape. `points` is not empty; points without a shape count as being everywhere a factor 2 away."""
+    """The rate of a shape. `points` is not empty; a point without a shape counts as a factor 2 away from any shape."""
     near: list[tuple[float, float]] = []
     for at, rate in points:
         square = sum(log2(a / b) ** 2 for a, b in zip(at, shape, strict=True)) if at and shape else 1.0
         if square == 0:
             return rate
         near.append((1 / square**2, rate))  # many rows far away weigh less than one nearby
-    # Times of equal work are averaged, so rates harmonically: a slow row is not hidden by a fast one.
+    # A harmonic mean of rates averages the times of equal work, so a fast row does not hide a slow one.
     return sum(weight for weight, _ in near) / sum(weight / rate for weight, rate in near)
 
 
@@ -107,7 +107,7 @@ def rate_at(points: Sequence[Point], shape: tuple[int, ...]) -> float:
 
 TABLES = Path(__file__).parent / "tables"
 MAX_BYTES = 8 << 20
-MAX_ROWS = 5_000  # a second of lookups; a spec of 61 layers has some 100 shapes
+MAX_ROWS = 5_000  # lookups in them take about a second; a spec of 61 layers has about 100 shapes
 MAX_TEXT = 500
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
 # Peaks of wider floats over the BF16 peak, H100 data sheet: TF32 495 and FP64 67 of 989 TFLOPS.
@@ -115,7 +115,7 @@ OVER_BF16 = {"bf16": 1.0, "fp32": 0.5, "fp64": 0.068, "any": 1.0}
 
 
 def printable(text: str) -> str:
-    """The text; ValueError where it has characters that would control a terminal."""
+    """Return the text. Raises ValueError if it has characters that could control a terminal."""
     if any(map(is_hidden, text)):
         raise ValueError("it has characters that cannot be printed")
     return text
@@ -130,21 +130,24 @@ Dtype = Literal["e2m1", "e4m3", "bf16", "fp32", "fp64", "any"]
 
 
 class RateError(ValueError):
-    """A rate table or trace that cannot be used, in words for who wrote it."""
+    """A rate table or trace that cannot be used. The message is for its author."""
 
 
 class TableModel(Strict):
-    """What every object of a table or trace is: strict, without unknown keys."""
+    """Base of every object in a table or trace: strict types, and no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class MeasuredDevice(TableModel):
-    """What was measured on. Peaks are dense, FLOP/s and byte/s a direction; a spec's device is scaled by its own."""
+    """The device of a measurement. Peaks are dense FLOP/s, and byte/s per direction.
+
+    Rates are scaled by the ratio of a spec's peaks to these.
+    """
 
     name: Text
     sms: Annotated[int, Field(ge=1, le=4096)] | None = None
-    cores: Annotated[int, Field(ge=1, le=65536)] | None = None  # of a CPU, those that ranks can run on
+    cores: Annotated[int, Field(ge=1, le=65536)] | None = None  # of a CPU: those that ranks can run on
     bf16: Peak | None = None
     fp8: Peak | None = None
     fp4: Peak | None = None
@@ -154,15 +157,15 @@ class MeasuredDevice(TableModel):
 
 
 class RateRow(TableModel):
-    """A rate: `rate` in FLOP/s or byte/s as its class has it, or `seconds` of a class that has no rate."""
+    """A measured rate: `rate` in FLOP/s or byte/s, depending on the class, or `seconds` for a class in seconds."""
 
     kind: Annotated[str, Field(alias="class")]
     dtype: Dtype = "any"
     shape: Annotated[tuple[Extent, ...], Field(max_length=5)] = ()
     rate: Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)] | None = None
     seconds: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] | None = None
-    sms: Annotated[int, Field(ge=1, le=4096)] | None = None  # it ran on; None: all
-    when: Literal["lone", "paired"] = "lone"  # paired: beside communication, or beside other ranks on a CPU
+    sms: Annotated[int, Field(ge=1, le=4096)] | None = None  # that the kernel ran on; None: all
+    when: Literal["lone", "paired"] = "lone"  # paired: beside communication or, on a CPU, beside other ranks
     source: Text
     date: Date
 
@@ -181,19 +184,19 @@ class RateRow(TableModel):
 
 
 class Factor(TableModel):
-    """How much longer a class takes than its rows say, measured where its kernels run beside all others."""
+    """How much longer a class takes than its rows say, measured while its kernels run beside others in training."""
 
     kind: Annotated[str, Field(alias="class")]
-    dtype: Dtype = "any"  # of the kernels it was measured on; those of other dtypes are other kernels
+    dtype: Dtype = "any"  # of the measured kernels; other dtypes have other kernels
     factor: Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR, allow_inf_nan=False)]
-    carried: bool = False  # from another device: as uncertain as it is large
+    carried: bool = False  # from another device: its uncertainty is its size
     source: Text
     date: Date
 
     @model_validator(mode="after")
     def _consistent(self) -> Factor:
         if self.kind != PAIR and (self.kind not in CLASSES or self.kind in SECONDS):
-            raise ValueError(f"{self.kind[:40]!r} is no class with a rate")
+            raise ValueError(f"{self.kind[:40]!r} is not a class with a rate")
         return self
 
 
@@ -202,7 +205,7 @@ class RateTable(TableModel):
 
     name: Text
     base: str | None = None
-    # rates of 16 bits and more go from shape to shape by tiles and waves (compiler/machine/rates/rates.py)
+    # whether tiles and waves give the rates of other shapes, for 16 bits and more (compiler/machine/rates/rates.py)
     tiles: bool = False
     device: MeasuredDevice
     rows: Annotated[tuple[RateRow, ...], Field(max_length=MAX_ROWS)] = ()
@@ -218,12 +221,12 @@ class RateTable(TableModel):
         return self
 
     def factor_of(self, kind: str, dtype: str = "any") -> float:
-        """The factor of a class in a dtype; 1 where the table has none."""
+        """The factor of a class in a dtype; 1 if the table has none."""
         by_dtype: dict[str, float] = {factor.dtype: factor.factor for factor in self.factors if factor.kind == kind}
         return by_dtype.get(dtype, by_dtype.get("any", 1.0))
 
     def to_json(self) -> str:
-        """A row a line, so that differences can be read."""
+        """The JSON text of the table, with one row per line for readable diffs."""
         head: dict[str, object] = {"name": self.name, "base": self.base} if self.base else {"name": self.name}
         head |= {"tiles": True} if self.tiles else {}
         head["device"] = self.device.model_dump(exclude_none=True)
@@ -244,7 +247,7 @@ def _dumped(entry: RateRow | Factor) -> dict[str, object]:
 
 
 def _text(value: object) -> str:
-    """JSON in which 1127000000000000.0 is 1.127e15."""
+    """JSON that writes 1127000000000000.0 as 1.127e15."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub(r"(?<=: )[0-9]{7,}\.0(?=[,}])", lambda match: f"{float(match[0]):.6g}".replace("e+", "e"), text)
 
@@ -261,7 +264,7 @@ def _extents(kind: str) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- files
 def shipped_tables() -> tuple[str, ...]:
-    """Names of the tables that come with dsc."""
+    """The names of the tables that come with dsc."""
     return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
 
 
@@ -272,12 +275,15 @@ def shipped_table(name: str) -> RateTable:
 
 
 def read_table(path: Path, shown: str = "") -> RateTable:
-    """The table of a file, with its base. RateError names the file and the key; `shown`: what to call the file."""
+    """Read a table and merge it with its base. `shown` names the file in messages.
+
+    Raises RateError, which names the file and the key.
+    """
     return table_of_json(read_text(path, shown), shown or str(path))
 
 
 def read_text(path: Path, shown: str = "") -> str:
-    """The text of a JSON file that a user names. RateError says why there is none."""
+    """The text of a JSON file that a user names. Raises RateError if it cannot be read."""
     try:
         return textfile.read_text(path, MAX_BYTES, shown)
     except textfile.TextFileError as error:
@@ -285,18 +291,18 @@ def read_text(path: Path, shown: str = "") -> str:
 
 
 def table_of_json(text: str, shown: str) -> RateTable:
-    """The table that a text is, with its base. `shown` is the file's name for messages."""
+    """Parse a table and merge it with its base. `shown` names the file in messages."""
     return with_base(parsed(RateTable, text, shown))
 
 
 def with_base(table: RateTable) -> RateTable:
-    """A table that stands alone."""
+    """The table merged with its base, if it has one."""
     if table.base is None:
         return table
     base = shipped_table(table.base)
-    given = {(row.kind, row.dtype) for row in table.rows}
+    stated = {(row.kind, row.dtype) for row in table.rows}
     device = _completed(table.device, base.device)
-    taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in given)
+    taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
     rows = (*table.rows, *taken)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))
@@ -304,13 +310,13 @@ def with_base(table: RateTable) -> RateTable:
 
 
 def _completed(device: MeasuredDevice, base: MeasuredDevice) -> MeasuredDevice:
-    """A device with what it leaves out from its base; one that states peaks of products has no others."""
-    other = base.model_copy(update={"fp8": None, "fp4": None}) if device.bf16 else base
-    return other.model_copy(update=device.model_dump(exclude_none=True))
+    """The device with missing facts from its base. If it states `bf16`, it does not inherit `fp8` and `fp4`."""
+    inherited = base.model_copy(update={"fp8": None, "fp4": None}) if device.bf16 else base
+    return inherited.model_copy(update=device.model_dump(exclude_none=True))
 
 
 def peak_of(device: MeasuredDevice, kind: str, dtype: str) -> float | None:
-    """The peak that the rates of a class grow with; None where the device does not name it."""
+    """The peak with which the rates of a class scale; None if the device does not state it."""
     if kind in FLOPS:
         if device.bf16 is None:
             return None
@@ -318,7 +324,7 @@ def peak_of(device: MeasuredDevice, kind: str, dtype: str) -> float | None:
             return (device.fp4 if dtype == "e2m1" else device.fp8) or device.fp8 or device.bf16
         return device.bf16 * OVER_BF16[dtype]
     if kind == HOST:
-        return None  # no key of a spec says it
+        return None  # a spec has no key for it
     if kind in LINKS:
         inside, between = device.nvlink or device.nic, device.nic or device.nvlink
         return inside if kind.endswith("_node") else between
@@ -326,13 +332,13 @@ def peak_of(device: MeasuredDevice, kind: str, dtype: str) -> float | None:
 
 
 def scale(kind: str, dtype: str, measured: MeasuredDevice, here: MeasuredDevice) -> float:
-    """How much faster a class is on one device than on another, by their peaks; 1 where these are not known."""
+    """How much faster a class is on `here` than on `measured`, by their peaks; 1 if these are unknown."""
     peaks = peak_of(here, kind, dtype), peak_of(measured, kind, dtype)
     return peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
 
 
 def _at(row: RateRow, measured: MeasuredDevice, here: MeasuredDevice) -> RateRow:
-    """A row of a base at a table's own peaks, and on as large a share of its SMs."""
+    """A row of a base, scaled to a table's own peaks and to the same share of its SMs."""
     share = here.sms / measured.sms if here.sms and measured.sms else 1.0
     sms = row.sms and max(1, round(row.sms * share))
     rate = row.rate and row.rate * scale(row.kind, row.dtype, measured, here)
@@ -340,7 +346,7 @@ def _at(row: RateRow, measured: MeasuredDevice, here: MeasuredDevice) -> RateRow
 
 
 def parsed(model: type[Model], text: str, shown: str) -> Model:
-    """A model of a JSON text. RateError at file:line where it is no JSON, and at the key where it is another."""
+    """Parse a JSON text. Raises RateError with file and line if it is not JSON, or with the key that is wrong."""
     try:
         textfile.json_of(text, shown)
         return model.model_validate_json(text)

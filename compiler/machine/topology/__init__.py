@@ -1,4 +1,4 @@
-"""The cluster as a graph that prices transfers: in closed form for any size, as networkx for small ones."""
+"""The cluster as a graph that prices transfers: in closed form for any size, and as a networkx graph for small ones."""
 
 from compiler.machine.topology.fabric import LEVELS, ExpertTraffic, Fabric, LinkRate, NodeLinks, Nodes
 

@@ -1,6 +1,6 @@
-"""A cluster as an explicit graph, for pictures and to hold the closed form to: every device, NIC and level of switches.
+"""A cluster as an explicit graph of every device, NIC and level of switches, for pictures and to test the closed form.
 
-One node stands for the switches of a level that are joined to all below them: they are as wide as what is below.
+One graph node stands for all switches of a level that connect the same switches below; it has their full bandwidth.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ MOST_DEVICES = 4096
 
 
 def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
-    """Nodes ("device", d), ("nvlink", n), ("nic", d), ("leaf", rail, i), ("spine", rail, i), ("core", rail).
+    """Build the graph, with nodes ("device", d), ("nvlink", n), ("nic", d), ("leaf", rail, i), ("spine", rail, i) and
+    ("core", rail).
 
-    Edges have `bandwidth` in byte/s, of messages of `num_bytes`, and `latency_s`; those of a path sum. Only for at most
-    `MOST_DEVICES`.
+    Each edge has a `bandwidth` in byte/s, for messages of `num_bytes`, and a `latency_s`; latencies of a path add up.
+    Raises ValueError for more than `MOST_DEVICES`.
     """
     if fabric.num_devices > MOST_DEVICES:
-        raise ValueError(f"a graph of {fabric.num_devices:,} devices; it is drawn for at most {MOST_DEVICES:,}")
+        raise ValueError(f"a graph of {fabric.num_devices:,} devices is too large: at most {MOST_DEVICES:,} are drawn")
     graph: nx.Graph = nx.Graph()
     several = fabric.num_nodes > 1
     for device in range(fabric.num_devices):
@@ -40,6 +41,6 @@ def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
 
 
 def _join(graph: nx.Graph, a: tuple[object, ...], b: tuple[object, ...], link: LinkRate) -> None:
-    """Join two nodes of the graph. A trunk to nodes of several kinds has the ports of the widest."""
+    """Join two nodes of the graph. A trunk to nodes of several kinds has the bandwidth of the widest."""
     bandwidth = max(link.bandwidth, graph.edges[a, b]["bandwidth"]) if graph.has_edge(a, b) else link.bandwidth
     graph.add_edge(a, b, bandwidth=bandwidth, latency_s=link.latency_s)

@@ -1,8 +1,8 @@
-"""The one price of every transfer: its path from the topology, what that path achieves from the rate table.
+"""The time of every transfer: the topology gives its path, and the rate table gives the rate of that path.
 
-Prices are by class of path: nothing is built, so size costs nothing. World rank r runs on device r: nodes in the order
-of the spec, devices in order within each. Source of the collectives' costs: R. Thakur, R. Rabenseifner, W. Gropp,
-Optimization of collective communication operations in MPICH, 2005.
+Times depend on the class of a path. No graph is built, so a large cluster costs no more than a small one. World rank r
+runs on device r: nodes in the order of the spec, and devices in order within each. Source of the collectives' costs:
+R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH, 2005.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from compiler.ir import Buffer
 from compiler.ir.dtypes import tensor_bytes
 from compiler.ir.holders import Holders, Runs
 
-# --- The kinds of links of a cluster, and what each carries
+# --- The kinds of links of a cluster, and their rates
 #
-# A node's devices are joined by NVLink. Device i of every node has a NIC on rail i, a fat tree of its own: `LEAF` nodes
-# on a leaf switch, leaves joined by spines, and where those have no more ports, spines by a core. Between rails traffic
-# crosses inside a node. That is DeepSeek-V3's network (arXiv 2505.09343, §5.1: eight planes, two layers).
+# NVLink joins the devices of a node. Device i of every node has a NIC on rail i. Each rail is a separate fat tree:
+# `LEAF` nodes on a leaf switch, leaves joined by spines and, if the spines have too few ports, spines joined by a core.
+# Traffic changes rails inside a node. This is DeepSeek-V3's network (arXiv 2505.09343, §5.1: eight planes, two layers).
 
 LEAF = 32  # nodes on a leaf switch: half of the 64 ports of a 400G switch
-POD = LEAF * LEAF * 2  # nodes under the spines of one pod: 64 leaves of them; more go over a core
+POD = LEAF * LEAF * 2  # nodes under the spines of one pod, which has 64 leaves; larger clusters have a core
 LEVELS = ("nvlink", "leaf", "spine", "core")  # the highest level a path crosses, cheapest first
-# A layer of switches more: arXiv 2505.09343, table 5, InfiniBand under one leaf 2.8 µs, and between leaves 3.7 µs.
+# Of one more layer of switches: arXiv 2505.09343, table 5, InfiniBand under one leaf 2.8 µs, between leaves 3.7 µs.
 LAYER_S = 0.9e-6
-LARGE = 2**30  # bytes of a message that says what a link carries
-Point = tuple[tuple[int, ...], float]  # (ranks, bytes a rank sends), byte/s; () holds for all
+LARGE = 2**30  # bytes of a message that is large enough to reach a link's bandwidth
+Point = tuple[tuple[int, ...], float]  # (ranks, bytes that each rank sends), byte/s; () stands for all sizes
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """Byte/s per direction that are achieved, and seconds until the first byte arrives."""
+    """Achieved byte/s per direction, and seconds until the first byte arrives."""
 
     bandwidth: float
     latency_s: float
@@ -48,21 +48,21 @@ class LinkRate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeLinks:
-    """What the links of one kind of node achieve, as rates_of reads it from a table (compiler/plan/spec_rates.py).
+    """Achieved rates of the links of one kind of node, as `rates_of` reads them (compiler/plan/spec_rates.py).
 
-    Transfers are `message`, `all_reduce`, `dispatch` and `combine`; a class is one of these within a node or over the
-    network, as "message_node".
+    Transfers are `message`, `all_reduce`, `dispatch` and `combine`. A class is a transfer within a node or over the
+    network, such as "message_node".
     """
 
     points: Mapping[str, tuple[Point, ...]]  # by class
-    seconds: Mapping[str, float]  # latency_node, latency_network: under one leaf; exchange_node, exchange_network
+    seconds: Mapping[str, float]  # latency_node, latency_network (under one leaf), exchange_node, exchange_network
 
     def rate(self, transfer: str, level: str, num_bytes: float, ranks: int = 2) -> float:
-        """Byte/s of a transfer over a level, in which each of so many ranks sends `num_bytes`."""
+        """Byte/s of a transfer over a level in which each of `ranks` sends `num_bytes`."""
         return link_rate_at(self.points[f"{transfer}_{place_of(level)}"], ranks, num_bytes)
 
     def latency_of(self, level: str) -> float:
-        """Seconds over a path whose highest level this is, on one rail."""
+        """Seconds of latency of a path on one rail whose highest level is `level`."""
         layers = max(0, LEVELS.index(level) - 1)
         return self.seconds[f"latency_{place_of(level)}"] + layers * LAYER_S
 
@@ -73,9 +73,9 @@ def place_of(level: str) -> str:
 
 
 def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float:
-    """The rate of a transfer between `ranks` of so many bytes a rank: interpolated by bytes, then by ranks.
+    """The rate of a transfer in which each of `ranks` sends `num_bytes`: interpolated by bytes, then by ranks.
 
-    Each ends at the last row.
+    Beyond the first or last row, the rate is constant.
     """
     sizes = sorted({at[0] for at, _ in points if at})
     if not sizes:
@@ -88,7 +88,7 @@ def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float
 
 
 def _between(points: Sequence[tuple[int, float]], at: float) -> float:
-    """The value at a place: linear in its logarithm between neighbours, constant beyond the ends."""
+    """The value at `at`: linear in its logarithm between neighbours, and constant beyond the ends."""
     right = bisect_left([x for x, _ in points], at)
     if right == 0 or right == len(points):
         return points[min(right, len(points) - 1)][1]
@@ -104,7 +104,7 @@ ReductionKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Equal nodes that follow one another."""
+    """A run of equal nodes."""
 
     count: int
     devices: int
@@ -112,25 +112,25 @@ class Nodes:
 
 
 Place = tuple[int, int, Nodes]  # node, position in it, its kind
-# Levels that are crossed, links of both ends, and of the nodes that can forward to another rail.
+# The levels that are crossed, the links at both ends, and the links of the nodes that can forward to another rail.
 Route = tuple[tuple[str, ...], tuple[NodeLinks, NodeLinks], tuple[NodeLinks, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How members of a group lie: on how many nodes, and on the fullest and the emptiest of them how many."""
+    """How the members of a group are spread over nodes."""
 
     nodes: int
-    most: int
-    least: int
+    most: int  # members on the fullest node
+    least: int  # members on the emptiest node
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTraffic:
-    """Whom a device exchanges routed rows with, and what of each row travels.
+    """The ranks with which a device exchanges routed rows, and the size of a row in transit.
 
-    A row goes `network_copies` times over the network; as in DeepEP's figures, a copy to the own node is counted. It
-    has `dispatch_bytes` an element on the way to its expert and `combine_bytes` back, scales among them.
+    A row goes `network_copies` times over the network. As in DeepEP's figures, a copy to the sender's own node counts.
+    An element has `dispatch_bytes` on the way to its expert and `combine_bytes` on the way back, with its scales.
     """
 
     members: Sequence[int]  # world ranks
@@ -142,7 +142,7 @@ class ExpertTraffic:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The devices of a cluster and what joins them, at what a rate table says (rates_of has it as `fabric`)."""
+    """The devices of a cluster and the links between them, at the rates of a table (`Rates.fabric`)."""
 
     nodes: tuple[Nodes, ...]
 
@@ -168,17 +168,17 @@ class Fabric:
     # ------------------------------------------------------------ paths
 
     def path(self, a: int, b: int) -> tuple[str, ...]:
-        """The levels a message crosses, inside a node last: () on one device, ("leaf", "nvlink") to another rail."""
+        """The levels that a message crosses: () on one device, ("leaf", "nvlink") to another rail under one leaf."""
         return _route(self.place(a), self.place(b))[0] if a != b else ()
 
     def link(self, a: int, b: int, num_bytes: float = LARGE) -> LinkRate | None:
-        """The whole path of a message as one link: its narrowest part, its latencies summed. None on one device."""
+        """The path of a message as one link, with the least bandwidth and the sum of latencies; None on one device."""
         return _joined(_route(self.place(a), self.place(b)), num_bytes) if a != b else None
 
     def message_s(self, a: int, b: int, num_bytes: float, count: int = 1) -> float:
-        """Seconds until the last of the messages from a + i to b + i, i < count, is there, all sent at once.
+        """Seconds until the messages from a + i to b + i, for i < count, have all arrived if they are sent at once.
 
-        0 on one device, where nothing is sent.
+        It is 0 if a and b are one device.
         """
         if a == b:
             return 0.0
@@ -188,33 +188,34 @@ class Fabric:
     # ------------------------------------------------------------ groups
 
     def spread(self, members: Collection[int]) -> Spread:
-        """How a group lies on the nodes; in closed form where the group and the nodes are even."""
+        """How a group is spread over the nodes; in closed form if the group and the nodes are even."""
         if isinstance(members, Holders) and len(self.nodes) == 1:
-            found = _even_spread(members, self.nodes[0].devices)
-            if found is not None:
-                return found
+            even = _even_spread(members, self.nodes[0].devices)
+            if even is not None:
+                return even
         counts = Counter(self.place(member)[0] for member in members)
         return Spread(len(counts), max(counts.values()), min(counts.values()))
 
     def level_of(self, members: Sequence[int]) -> str:
-        """The highest level that a group needs: that between its first and its last member, or within a node."""
+        """The highest level that a group needs: the level between its first and its last member."""
         a, b = self.place(members[0])[0], self.place(members[-1])[0]
         return "nvlink" if a == b else level_between(a, b)
 
     def kinds(self, members: Sequence[int]) -> tuple[NodeLinks, ...]:
-        """Links of the nodes between a group's first and its last member."""
+        """The links of all kinds of nodes from a group's first to its last member."""
         a, b = self.place(members[0])[0], self.place(members[-1])[0]
         starts = [0, *accumulate(nodes.count for nodes in self.nodes)]
         return tuple(nodes.links for nodes in self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)])
 
     def reduce_s(self, num_bytes: float, holders: Sequence[int], kind: ReductionKind = "all_reduce") -> float:
-        """Seconds to sum a buffer of `num_bytes` over its holders, or to gather it from them; 0 of one holder.
+        """Seconds to sum a buffer of `num_bytes` over its holders, or to gather it from them; 0 for one holder.
 
-        kind: `reduce_scatter` leaves each holder its part of the sum, `all_gather` gives each all parts, `all_reduce`
-        is both. Inside each node first: each of its g holders gets the sum of an equal part; then over the network,
-        where a part is summed among the n nodes over the NIC of its holder. Each is a ring or recursive halving: (n −
-        1) / n of the bytes, in n − 1 or log2 n steps, whichever has fewer. An `all_gather` is the way back. So a row
-        of two ranks holds for n: a link carries what a rank sends, twice (n − 1) / n of the buffer, at the row's rate.
+        A `reduce_scatter` leaves each holder its part of the sum, an `all_gather` gives each holder all parts, and an
+        `all_reduce` is both. The sum goes first through each node, where each of its g holders gets the sum of an equal
+        part, and then over the network, where the n nodes sum each part over the NIC of its holder. Each of the two is
+        a ring or recursive halving: (n − 1) / n of the bytes, in n − 1 or log2 n steps, whichever is fewer. An
+        `all_gather` goes the reverse way. A row measured on two ranks therefore holds for n: a link carries what a rank
+        sends, twice (n − 1) / n of the buffer in an `all_reduce`, at the row's rate.
         """
         if len(holders) < 2:
             return 0.0
@@ -231,9 +232,9 @@ class Fabric:
         return inside + ring_s(num_bytes / spread.least, spread.nodes, self.level_of(holders))
 
     def exchange_s(self, experts: ExpertTraffic, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
-        """Seconds of an all-to-all of `rows` routed rows of these buffers that each member sends; 0 of one member.
+        """Seconds of an all-to-all in which each member sends `rows` routed rows of these buffers; 0 for one member.
 
-        Every row goes over the links of a node, copies over the network beside it: the slower of both counts.
+        Rows cross the links of a node while copies cross the network; the slower of the two counts.
         """
         if len(experts.members) < 2:
             return 0.0
@@ -254,13 +255,13 @@ class Fabric:
 
     def levels(self, a: int, b: int, count: int) -> Counter[str]:
         """How often each level is crossed by messages from a + i to b + i for i < count."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for at, run in self._runs(a, b, count):
-            found.update({level: run for level in self.path(a + at, b + at)})
-        return found
+            counts.update({level: run for level in self.path(a + at, b + at)})
+        return counts
 
     def _runs(self, a: int, b: int, count: int) -> Iterator[tuple[int, int]]:
-        """(start, length) of the i whose a + i are on one node and b + i on one."""
+        """(start, length) of each run of i in which all a + i are on one node and all b + i on one node."""
         at = 0
         while at < count:
             run = min(count - at, self._left(a + at), self._left(b + at))
@@ -290,7 +291,7 @@ def _route(a: Place, b: Place) -> Route:
 
 
 def _joined(route: Route, num_bytes: float) -> LinkRate:
-    """A route as one link for messages of a size. They change rails in the node where that takes less time."""
+    """A route as one link for messages of a size. A change of rails happens at the end where it takes less time."""
     (level, *_), ends, forwards = route
     bandwidth = min(links.rate("message", level, num_bytes) for links in ends)
     latency = sum(links.latency_of(level) for links in ends) / 2  # half of it lies at each end
@@ -302,14 +303,14 @@ def _joined(route: Route, num_bytes: float) -> LinkRate:
 
 
 def level_between(node_a: int, node_b: int) -> str:
-    """The level of switches at which the paths of two different nodes meet."""
+    """The lowest level of switches that joins two different nodes."""
     if node_a // LEAF == node_b // LEAF:
         return "leaf"
     return "spine" if node_a // POD == node_b // POD else "core"
 
 
 def _even_spread(holders: Holders, devices: int) -> Spread | None:
-    """The spread of holders that lie on each of their nodes in the same way; None where that takes more to see."""
+    """The spread of holders that are alike on each of their nodes; None if this closed form does not apply."""
     pipelines, each = len(holders.pipeline_ranks), len(holders.columns)
     if not each or holders.width % devices or isinstance(holders.columns, Runs):
         return None

@@ -1,4 +1,4 @@
-"""Bytes a step moves over each level of a cluster's links, for pictures: in closed form, as all data ranks do alike."""
+"""Bytes that a step moves over each level of a cluster's links, for pictures. In closed form: data ranks are alike."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from compiler.machine.topology.fabric import Fabric
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import actions_of
 
-# --- What a message between pipeline ranks takes: of two that run neighbouring stages, over the links between them
+# --- Times of the messages between pipeline ranks that run neighbouring stages
 
-RankOf = Callable[[int], int]  # stage → the pipeline rank that runs it on the micro-batch at hand
+RankOf = Callable[[int], int]  # stage → the pipeline rank that runs it on a given micro-batch
 
 
 @dataclass(frozen=True)
 class Messages:
-    """What messages take, by (pipeline rank that sends, pipeline rank that receives): a price for every schedule."""
+    """Seconds of a message by (sending pipeline rank, receiving pipeline rank). Serves every schedule."""
 
     seconds: Mapping[tuple[int, int], float]
 
     def sent_ns(self, kind: str, stage: int, num_stages: int, rank_of: RankOf) -> int:
-        """Nanoseconds that the result of an action is on the links to the next rank; 0 where it stays on its own."""
+        """Nanoseconds to send the result of an action to its next rank; 0 if it stays on its rank."""
         to = receiver(kind, stage, num_stages, rank_of)
         here = rank_of(stage)
         return 0 if to is None or to == here else round(self.seconds[here, to] * 1e9)
 
 
 def receiver(kind: str, stage: int, num_stages: int, rank_of: RankOf) -> int | None:
-    """The pipeline rank that the result of an action goes to; None where it goes nowhere."""
+    """The pipeline rank that receives the result of an action; None if nothing is sent."""
     if kind not in ("F", "B", "I"):
         return None
     after = stage + (1 if kind == "F" else -1)
@@ -42,34 +42,35 @@ def receiver(kind: str, stage: int, num_stages: int, rank_of: RankOf) -> int | N
 
 
 def messages_of(fabric: Fabric, plan: Plan, placement: StagePlacement) -> Messages:
-    """The messages of a placement, in both directions of micro-batches.
+    """The messages of a placement, for both directions of micro-batches.
 
-    All columns send at once, and the last message to be there counts. Empty where nothing crosses.
+    All columns send at once, and the last message to arrive counts. Empty if no message leaves its rank.
     """
-    found: dict[tuple[int, int], float] = {}
+    seconds: dict[tuple[int, int], float] = {}
     mesh, last = plan.mesh, len(plan.stages) - 1
     for stage, output in ((stage.index, stage.output) for stage in plan.stages if stage.output):
         for micro_batch in (0, 1) if stage < last else ():
             a, b = (placement.rank_of(mesh.pp, 2, each, micro_batch) for each in (stage, stage + 1))
-            if a != b and (a, b) not in found:
+            if a != b and (a, b) not in seconds:
                 time_s = fabric.message_s(mesh.rank(a, 0), mesh.rank(b, 0), output.fixed_bytes, mesh.columns)
-                found[a, b] = found[b, a] = time_s
-    return Messages(found)
+                seconds[a, b] = seconds[b, a] = time_s
+    return Messages(seconds)
 
 
 # --- traffic
 
-Traffic = Mapping[str, Mapping[str, int]]  # what for → level → bytes of a step, of all devices together
+Traffic = Mapping[str, Mapping[str, int]]  # purpose → level → bytes of a step, over all devices
 
 
 def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     """Bytes of `pipeline` messages, of rows to and from `experts`, and of `gradients`, over nvlink, leaf, spine, core.
 
-    A message counts on each level it crosses (Fabric.path). Experts are evenly loaded: a row goes to each member of its
-    group as often, there and back in the dtype they are dispatched in. It goes by itself, or through the rank of the
-    same index on its node, to which a token goes once; then a token goes to as many nodes as it can. Gradients, of 4
-    bytes, are summed in nodes and then between them, and gathered the same way; what data ranks divide goes one way
-    each time that a segment scatters or gathers it, in its own dtype.
+    A message counts on each level that it crosses (`Fabric.path`). Experts count as evenly loaded: each member of a
+    group receives equally many rows, and rows travel in the dispatch dtype in both directions. A row goes directly to
+    its expert's rank, or through the rank with the same index on that rank's node. In the second case a token goes to
+    each node once, and to as many nodes as it can. Gradients have 4 bytes and are summed in nodes and then between
+    them, and gathered the same way. Sharded buckets move one way, in their own dtype, each time that a segment scatters
+    or gathers them.
     """
     mesh = plan.mesh
     pipeline: Counter[str] = Counter()
@@ -83,7 +84,7 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
         exchanged = sum(sent[action.kind][action.stage] for action in actions)
         for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.expert_group, copied).items():
             experts[level] += round(exchanged * share * mesh.columns)
-        # Where results go depends on the direction of a micro-batch alone.
+        # The destination of a result depends only on the direction of its micro-batch.
         ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
         for (kind, stage, turned), times in ways.items():
             micro_batch = back if turned else 0
@@ -95,37 +96,39 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
 
 
 def _exchanged(stage: Stage, kind: str) -> int:
-    """Bytes that a device sends to its group in an action on a micro-batch; a backward may send rows again."""
+    """Bytes that a device sends to its group in an action on a micro-batch; a backward may dispatch again."""
     steps = [step for step in stage.steps if isinstance(step, Communication) and step.kind == "dispatch"]
     return sum((2 + (step.again and kind != "F")) * step.sizes[0].fixed_bytes for step in steps)
 
 
 def _copied(plan: Plan) -> float:
-    """Copies of tokens that go to nodes, for each routed row; 0 where each row goes by itself."""
+    """Copies of tokens that are sent to nodes per routed row; 0 if rows go directly to their ranks."""
     steps = (step for stage in plan.stages for step in stage.steps if isinstance(step, Communication))
     dispatch = next((step for step in steps if step.kind == "dispatch" and step.order), None)
     return dispatch.copies / int(dispatch.sizes[0].shape[0]) if dispatch else 0.0
 
 
 def _group_levels(fabric: Fabric, first: int, members: int, copied: float) -> dict[str, float]:
-    """The mean share of its rows that a member of the expert group from `first` on sends over each level; of copies
-    over the network, where there are so many for each row."""
-    found: Counter[str] = Counter()
+    """By level, the mean share of its rows that a member of the expert group starting at `first` sends over it.
+
+    With `copied` copies per row, the shares on the network are those of the copies.
+    """
+    counts: Counter[str] = Counter()
     on_node = fabric.spread(range(first, first + members)).most
     if copied and on_node < members:
         nodes = members // on_node
         for offset in range(on_node, members, on_node):
             for level, count in fabric.levels(first, first + offset, members - offset).items():
-                found[level] += 2 * count
-        shares = {level: copied * count / members / nodes for level, count in found.items()}
+                counts[level] += 2 * count
+        shares = {level: copied * count / members / nodes for level, count in counts.items()}
         return shares | {"nvlink": (on_node - 1) / on_node}
     for offset in range(1, members):
         for level, count in (
             *fabric.levels(first, first + offset, members - offset).items(),
             *fabric.levels(first + offset, first, members - offset).items(),
         ):
-            found[level] += count
-    return {level: count / members**2 for level, count in found.items()}
+            counts[level] += count
+    return {level: count / members**2 for level, count in counts.items()}
 
 
 def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
@@ -141,24 +144,24 @@ def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
                 for rank in ranks:
                     runs = schedule.num_micro_batches // len(ranks)
                     sent[holders.on(rank)] += runs * of_element * elements * groups
-    found: Counter[str] = Counter()
+    by_level: Counter[str] = Counter()
     for holders, num_bytes in sent.items():
         if len(holders) > 1:
             spread = fabric.spread(holders)
-            found["nvlink"] += num_bytes * (spread.most - 1) * spread.nodes
+            by_level["nvlink"] += num_bytes * (spread.most - 1) * spread.nodes
             if spread.nodes > 1:
-                found[fabric.level_of(holders)] += num_bytes * (spread.nodes - 1)
-    return found
+                by_level[fabric.level_of(holders)] += num_bytes * (spread.nodes - 1)
+    return by_level
 
 
 def _summed(plan: Plan) -> Counter[Holders]:
-    """Bytes of gradients and weights that are summed and gathered behind the last action, by holders."""
-    of = {replica.key: replica for replica in plan.replicas}
-    found: Counter[Holders] = Counter()
+    """Bytes of gradients and weights that are summed and gathered after the last action, by holders."""
+    by_key = {replica.key: replica for replica in plan.replicas}
+    by_holders: Counter[Holders] = Counter()
     for bucket in (each for each in plan.buckets if not each.still):
-        num_bytes = 4 * sum(of[name].num_elements for name in bucket.replicas)
+        num_bytes = 4 * sum(by_key[name].num_elements for name in bucket.replicas)
         whole = 2 if not bucket.sites else int(plan.zero == 2)
-        found[bucket.holders] += whole * num_bytes
+        by_holders[bucket.holders] += whole * num_bytes
         for column in bucket.holders.columns if bucket.sites else ():
-            found[bucket.holders.at(column)] += (2 - whole) * num_bytes // bucket.parts
-    return found
+            by_holders[bucket.holders.at(column)] += (2 - whole) * num_bytes // bucket.parts
+    return by_holders

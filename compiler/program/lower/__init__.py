@@ -1,4 +1,4 @@
-"""Plan and schedules → programs: bodies over two lanes, then per pipeline rank which body runs on which micro-batch."""
+"""Lower a plan and schedules to programs: bodies over two lanes, then which body each pipeline rank runs when."""
 
 from compiler.program.lower.lowering import Lowering
 

@@ -1,7 +1,7 @@
-"""What actions and pairs are predicted to take: times of their two-lane orders, as costs of schedules and of bodies.
+"""Predicted times of actions and pairs, from their two-lane orders: the costs of schedules and of bodies.
 
-A schedule is made from costs before there is a program, so they come from the stages; a body's come from its very
-instructions. Both are the same times of the same orders.
+A schedule needs costs before there is a program, so its costs come from the stages. The costs of a body come from its
+instructions. Both use the same times of the same orders.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, by_
 from runtime.contract.actions import COPIES
 from runtime.contract.names import ProgramName
 
-Times = Mapping[Key, ChainNode]  # segments and exchanges with the nanoseconds that they hold their lanes, by key
+Times = Mapping[Key, ChainNode]  # by key: a segment or exchange, with the nanoseconds for which it occupies its lane
 KINDS = "FBIW"
-_PARTS = 1000  # of a weight and a share in a search
+_PARTS = 1000  # searches round weights and shares to 1 / _PARTS
 
 
-# ---------------------------------------------------------------- of a schedule
+# ---------------------------------------------------------------- costs of a schedule
 
 
 def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Costs:
-    """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
+    """Costs of a schedule of the plan's stages, in milliseconds, with the gains of the given `pairs` of kinds.
 
-    A lone action takes the time of its own order and of its message, and its stage's weight of a kind is that time over
-    the mean of all stages. What a pair gains is what it gains on the ranks of the most common
-    kind. A stage that two kinds of devices run takes what it takes on the slower one.
+    A lone action takes the time of its own order and of its message. A stage's weight for a kind of action is that
+    time over the mean of all stages. The gain of a pair is measured on the most common kind of rank. A stage that two
+    kinds of devices run takes the time of the slower one.
     """
     plan = lowering.plan
     messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
@@ -71,9 +71,10 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
 
 
 def costs_of_searches(lowering: Lowering) -> Costs:
-    """The costs by which schedules and orders are searched: stages weigh to a thousandth, which is more than is known.
+    """Costs for the search of schedules and orders. Weights of stages and times of pairs are rounded to a thousandth.
 
-    So stages that differ by less are alike. Each pair on each rank takes what it takes there, also to a thousandth.
+    The predictions are less precise than that, and rounding makes stages equal that differ by less. Each pair has its
+    own time on each rank.
     """
     costs, plan = stage_costs(lowering), lowering.plan
     stages = rounded(costs.stages, _PARTS)
@@ -89,23 +90,23 @@ def costs_of_searches(lowering: Lowering) -> Costs:
 
 
 def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side], Fraction]:
-    """By kinds and stages, the share that a pair takes of its two actions; of two ranks that run it, on the slower."""
+    """The time of each pair as a share of its two actions run apart; the slower rank's share if two ranks run it."""
     plan = lowering.plan
     messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
-    found: dict[tuple[Side, Side], Fraction] = {}
+    shares: dict[tuple[Side, Side], Fraction] = {}
     for rank in range(plan.mesh.pp):
-        # in the order in which a search writes them: which action is first may decide which order of jobs is found
+        # In the order in which a search writes them: which action is first may decide which order of jobs it finds.
         sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
         lone = {(kind, stage): costs.one(kind) * by_kind(costs.stages[stage]).of(kind) for kind, stage in sides}
         for pair in combinations_with_replacement(sides, 2):
             apart = sum(lone[side] for side in pair)
             share = _ms(_time(lowering, messages, rank, *pair)) / apart if apart else Fraction(1)
-            found[pair] = max(found.get(pair, Fraction(0)), Fraction(round(_PARTS * share), _PARTS))
-    return found
+            shares[pair] = max(shares.get(pair, Fraction(0)), Fraction(round(_PARTS * share), _PARTS))
+    return shares
 
 
 def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Side, Side], Fraction]) -> list[int]:
-    """By stage a label, the same where neither weights nor pairs differ; stages of one rank have different ones."""
+    """A label for each stage. Stages with equal weights and pairs share a label, unless they are on one rank."""
     between: dict[tuple[int, int], list[tuple[str, str, Fraction]]] = defaultdict(list)
     for (kind, stage), (other_kind, other) in sorted(shares):
         share = shares[(kind, stage), (other_kind, other)]
@@ -124,24 +125,24 @@ def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Sid
 def _labelled(
     shares: Mapping[tuple[Side, Side], Fraction], labels: Sequence[int]
 ) -> tuple[tuple[Side, Side, Fraction], ...] | None:
-    """The shares by labels; None where these do not say them."""
-    found: dict[tuple[Side, Side], Fraction] = {}
+    """The shares by label; None if pairs with the same labels have different shares."""
+    by_labels: dict[tuple[Side, Side], Fraction] = {}
     for ((kind, stage), (other_kind, other)), share in shares.items():
         one, two = sorted(((kind, labels[stage]), (other_kind, labels[other])))
-        if found.setdefault((one, two), share) != share:
+        if by_labels.setdefault((one, two), share) != share:
             return None
-    return tuple((*pair, share) for pair, share in sorted(found.items()))
+    return tuple((*pair, share) for pair, share in sorted(by_labels.items()))
 
 
 def copy_time(lowering: Lowering) -> Fraction:
-    """Milliseconds of the copy of a stage's activation to the host, or back: of the stage that copies longest."""
+    """Milliseconds to copy a stage's activation to the host, or back, for the stage whose copy takes longest."""
     plan = lowering.plan
     ranks = [(stage, rank) for stage in range(len(plan.stages)) for rank in plan.ranks_of_stage(stage)]
     return _ms(max(copy_ns(lowering.chains(stage, rank)) for stage, rank in ranks))
 
 
 def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str, int]) -> int:
-    """Nanoseconds of an action, or of a pair, on the kind of device of a rank: kinds and stages."""
+    """Nanoseconds of an action or a pair, each action a (kind, stage), on the device of a rank."""
     plan = lowering.plan
     chains = [lowering.chains(stage, rank).of(kind) for kind, stage in actions]
     rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
@@ -151,12 +152,12 @@ def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str
 
 
 def copy_ns(chains: Chains) -> int:
-    """Nanoseconds of the copy of what a forward saved to the host, or back."""
+    """Nanoseconds to copy the tensors that a forward saves to the host, or back."""
     return round(10**9 * chains.rates.host_time_s(chains.copied_bytes(Received(chains.rows))))
 
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:
-    """A rank whose stages are of the most common kind, the first of them."""
+    """The first rank whose stages take the most common times."""
     ranks = [plan.stages_of(rank) for rank in range(plan.mesh.pp)]
     kinds = [tuple(sorted(tuple(alone[stage].items()) for stage in stages)) for stages in ranks]
     return kinds.index(Counter(kinds).most_common(1)[0][0])
@@ -166,12 +167,12 @@ def _ms(time_ns: Fraction | int) -> Fraction:
     return Fraction(round(time_ns), 10**6)
 
 
-# ---------------------------------------------------------------- of a program
+# ---------------------------------------------------------------- times of a program
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTimes:
-    """Nanoseconds: until a body's last instruction has ended, and how long each lane is busy till then."""
+    """Nanoseconds until a body's last instruction ends, and for which each lane is busy until then."""
 
     end: int = 0
     compute: int = 0
@@ -179,14 +180,14 @@ class LaneTimes:
 
     @property
     def hidden(self) -> float:
-        """Share of communication under which something is computed; 1 where there is none."""
-        # Compute pauses only to wait for an exchange, so what is not hidden is what it pauses.
+        """Share of the communication time that overlaps with compute; 1 if there is no communication."""
+        # Compute pauses only to wait for an exchange, so the exposed communication is the time of its pauses.
         return 1 - (self.end - self.compute) / self.communication if self.communication else 1.0
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Predicted times of a program: of each of its bodies once, and of all that runs, by kinds as in F, F&B, and W."""
+    """Predicted times of a program: of each body, and the totals of all invocations by kind, such as F, F&B and W."""
 
     bodies: tuple[tuple[str, LaneTimes], ...]
     kinds: tuple[tuple[str, LaneTimes], ...]
@@ -198,7 +199,7 @@ class Overlap:
 
 
 def rank_times(lowering: Lowering) -> tuple[Times, ...]:
-    """The times of every pipeline rank; ranks on one kind of device share one table."""
+    """The times of each pipeline rank; ranks on the same kind of device share one table."""
     tables = {kind: times_on(lowering, kind) for kind in dict.fromkeys(lowering.kinds)}
     return tuple(tables[kind] for kind in lowering.kinds)
 
@@ -211,7 +212,7 @@ def times_on(lowering: Lowering, rank: int) -> Times:
 
 
 def lane_times(instructions: Sequence[Instruction], times: Times) -> LaneTimes:
-    """The time that a body takes, and that each lane is busy."""
+    """The time that a body takes, and for which each of its lanes is busy."""
     spans = list(held(instructions, times))
     busy = [sum(end - start for i, start, end in spans if (i.kind in EXCHANGES) == lane) for lane in (False, True)]
     return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
@@ -222,8 +223,9 @@ def held(
 ) -> Iterator[tuple[Instruction, int, int]]:
     """The segments and exchanges of a body, each with its start and end in nanoseconds.
 
-    Compute goes in order, exchanges in order beside it, waits where they stand. `sends_ns`: of each slot, how long its
-    message is on the link to another rank; with them the messages are there too, as exchanges that nothing waits for.
+    Segments run in order on the compute lane, exchanges in order on the other; compute stops at each wait. `sends_ns`
+    is the time that each slot's message spends on the link to another rank. If it is given, messages are included, as
+    exchanges that nothing waits for.
     """
     on_lanes = [i for i in instructions if i.kind == "run" or i.kind in EXCHANGES]
     nodes = [times[i.kind, i.phase, i.site] for i in on_lanes]
@@ -248,11 +250,12 @@ def held(
 
 
 def overlaps_of(programs: Mapping[ProgramName, Program], times: Times | Sequence[Times]) -> dict[ProgramName, Overlap]:
-    """The use that programs of one plan make of the two lanes, each body as often as it is invoked.
+    """How the programs of one plan use the two lanes, with each body counted as often as it is invoked.
 
-    `times`: of all pipeline ranks, or of each. A body that two kinds of devices run has the times of the slower one.
+    `times`: one table for all pipeline ranks, or one for each. A body that two kinds of devices run has the times of
+    the slower one.
     """
-    lanes: dict[tuple[str, int], LaneTimes] = {}  # one name is one body, on whatever rank of a kind
+    lanes: dict[tuple[str, int], LaneTimes] = {}  # on one kind of device a name stands for one body
     for program in programs.values():
         for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):
             for body in bodies:
@@ -270,10 +273,10 @@ def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tu
         counts = Counter(invocation.body for invocation in invocations)
         for body in bodies:
             if body.actions[0].kind in COPIES:
-                continue  # on neither lane
-            found = lanes[body.name, kind]
-            kinds[_kinds(body)].append((counts[body.name], found))
-            slowest[body.name] = max(slowest.get(body.name, found), found, key=lambda one: one.end)
+                continue  # copies use neither lane
+            times_of_body = lanes[body.name, kind]
+            kinds[_kinds(body)].append((counts[body.name], times_of_body))
+            slowest[body.name] = max(slowest.get(body.name, times_of_body), times_of_body, key=lambda one: one.end)
     return Overlap(
         tuple(sorted(slowest.items())),
         tuple((kind, _sum(kinds[kind])) for kind in sorted(kinds, key=lambda kind: (len(kind), kind))),
@@ -281,13 +284,13 @@ def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tu
 
 
 def tables_of(times: Times | Sequence[Times], num_ranks: int) -> list[tuple[int, Times]]:
-    """The times of each pipeline rank, behind the first rank that has equal ones."""
+    """For each pipeline rank, its table of times, after the first rank with an equal table."""
     tables = [times] * num_ranks if isinstance(times, Mapping) else list(times)
     return [(tables.index(table), table) for table in tables]
 
 
 def _kinds(body: Body) -> str:
-    """The kinds of a body's actions: F, B, I, W or two of them, as in F&B, the forward of a pair first."""
+    """The kinds of a body's actions: F, B, I, W, or two of them as in F&B, with the forward of a pair first."""
     return "&".join(sorted((action[0] for action in body.actions), key=KINDS.index))
 
 

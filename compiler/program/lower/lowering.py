@@ -1,8 +1,7 @@
-"""Plan and schedules → programs: one body per distinct action or pair and rank, invoked as the schedule says.
+"""Lower a plan and schedules to programs: one body per distinct action or pair and rank, invoked as scheduled.
 
-`Lowering` is the stages of a plan on the devices of its pipeline ranks. Whatever needs their instructions (programs,
-predicted times, the costs that a schedule is searched by, memory) asks one `Lowering`, which makes each chain and each
-body once.
+`Lowering` holds the stages of a plan on the devices of its pipeline ranks. Programs, predicted times, the costs of a
+schedule search and memory all take their instructions from one `Lowering`, which makes each chain and body once.
 """
 
 from __future__ import annotations
@@ -22,22 +21,21 @@ from runtime.contract import Reduction
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 from runtime.contract.names import ActionName, BodyKind, BodyName
 
-# --- The collectives of a program: what ranks sum over the world, and what they reduce and gather of each bucket
+# --- The collectives of a program: sums over the world, and the reductions and gathers of each bucket
 #
-# The valid targets are counted before the first forward, for they normalise the loss. After the last backward the
-# records are summed (losses, and the load of every expert), and of logits that are clipped the largest are found. Then
-# the sums of each bucket's gradients end, which were started under the backward (compiler/program/lower/lowering.py),
-# and the squares of all gradients are summed, by which they are clipped. Where the holders of a bucket each update a
-# part of it, they gather the rest. Gradients that are divided are summed by the bodies that make them, and weights that
-# are divided are gathered by those that read them (compiler/plan/actions/chains.py): what is left here are the same
-# parts on several pipeline ranks.
+# Before the first forward, ranks count the valid targets, which normalise the loss. After the last backward they sum
+# the records (losses, and the load of every expert) and, if logits are clipped, find the largest ones. They wait for
+# the reductions of gradients, which run under the backward (see `reductions_of`), and sum the squares of all gradients
+# for the clipping of their norm. Where each holder of a bucket updates a part of it, the holders gather the rest.
+# Sharded gradients are reduced by the bodies that make them, and sharded weights are gathered by the bodies that read
+# them (compiler/plan/actions/chains.py); of these, only the copies of a shard on several pipeline ranks remain here.
 
 TARGETS, RECORDS, NORM = (BucketCollective("sum", name) for name in ("targets", "records", "norm"))
 LOGITS = BucketCollective("max", "logits")
 
 
 class Collectives(TypedDict):
-    """The fields of a program."""
+    """The fields of a `Program` that hold its collectives."""
 
     prologue: tuple[BucketCollective, ...]
     epilogue: tuple[BucketCollective, ...]
@@ -45,9 +43,10 @@ class Collectives(TypedDict):
 
 
 def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
-    """The collectives of a step, or of an evaluation, which has no gradients.
+    """The collectives of a training step, or of an evaluation, which has no gradients.
 
-    An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
+    An evaluation gathers weights if it is repeated with their moving average: once to load the average, and once to
+    restore the weights.
     """
     reduces = (BucketCollective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
     shared = [b for b in plan.buckets if len(b.holders) > 1 and not b.still]
@@ -62,25 +61,27 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
     }
 
 
-# --- When each rank starts to sum the gradients of its buckets: as soon as nothing more is added to them
+# --- When each rank starts to reduce the gradients of its buckets: as soon as nothing more is added to them
 #
-# A bucket's gradients on a rank are whole behind the rank's last weight gradient of the bucket's stages. Buckets with
-# the same holders share a channel, so all their pipeline ranks start them in one order: that in which the last of these
-# ranks can. A start never waits, so reductions run under what is left of the backward (PyTorch DDP, arXiv 2006.15704,
-# §3.2).
+# A bucket's gradients on a rank are complete after the rank's last weight gradient of the bucket's stages. Buckets with
+# the same holders share a channel, so all their pipeline ranks must start them in one order: the order in which the
+# slowest of these ranks is ready. A start never waits, so reductions overlap with the rest of the backward (PyTorch
+# DDP, arXiv 2006.15704, §3.2).
 
 Stages = tuple[int, ...]
 
 
 def reductions_of(plan: Plan, steps: Sequence[Sequence[Step]]) -> tuple[tuple[Reduction, ...], ...]:
-    """The reductions of every pipeline rank, whose invocations carry out its `steps`; all behind the last of them
-    unless the plan has them overlap."""
-    shared: dict[tuple[int, ...], set[Stages]] = defaultdict(set)  # by the pipeline ranks that hold them
+    """The reductions of every pipeline rank, whose invocations run its `steps`.
+
+    Unless the plan overlaps reductions with the backward, all of them start after the last step.
+    """
+    shared: dict[tuple[int, ...], set[Stages]] = defaultdict(set)  # stages of buckets, by the pipeline ranks of holders
     for bucket in plan.buckets:
         if bucket.is_reduced:
             shared[bucket.holders.pipeline_ranks].add(bucket.stages)
     whole = [_last_weight_gradients(row, plan.stages_of(rank)) for rank, row in enumerate(steps)]
-    found: list[list[Reduction]] = [[] for _ in steps]
+    reductions: list[list[Reduction]] = [[] for _ in steps]
     for ranks, groups in sorted(shared.items()):
         places = {g: {rank: max(whole[rank].get(s, 0) for s in g) for rank in ranks} for g in groups}
         left = {g: min(len(steps[rank]) - at for rank, at in of_rank.items()) for g, of_rank in places.items()}
@@ -89,33 +90,32 @@ def reductions_of(plan: Plan, steps: Sequence[Sequence[Step]]) -> tuple[tuple[Re
             for rank in ranks:
                 earliest = places[stages][rank] if plan.overlap_reduce else len(steps[rank]) - 1
                 after[rank] = max(after[rank], earliest)
-                found[rank].append(Reduction(after[rank], stages))
-    return tuple(tuple(sorted(row, key=lambda each: each.after)) for row in found)
+                reductions[rank].append(Reduction(after[rank], stages))
+    return tuple(tuple(sorted(row, key=lambda each: each.after)) for row in reductions)
 
 
 def _last_weight_gradients(steps: Sequence[Step], stages: Collection[int]) -> dict[int, int]:
-    """Find the last step that adds to the gradients of each of a rank's stages: its number, by stage."""
-    missing, found = set(stages), dict[int, int]()
+    """By stage, the index of the last step that adds to its gradients."""
+    missing, last = set(stages), dict[int, int]()
     for at in range(len(steps) - 1, -1, -1):
         if not missing:
             break
         for action in actions_of(steps[at]):
             if action.kind in "BW" and action.stage in missing:
-                found[action.stage] = at
+                last[action.stage] = at
                 missing.remove(action.stage)
-    return found
+    return last
 
 
-# --- Calls of bodies → invocations: what each rank posts before one, and which buffers it releases after it
+# --- Calls of bodies → invocations: which receives a rank posts before each, and which send buffers it releases after
 #
-# Every ordered pair of ranks that talk has one channel, and a message's place in it is its producer's: the order in
-# which the sender's bodies end, which is also what orders them in time. Receives are posted in that order, one
-# invocation before they are awaited, so a channel is in order at both ends under every placement. A send is never
-# waited for: its buffer is released where the rank has since received something that the peer sent after taking this
-# message.
+# Each ordered pair of communicating ranks has one channel. Its messages are in the order in which the sender's bodies
+# produce them. Receives are posted in that order, one invocation before they are awaited, so both ends of a channel
+# agree on its order under every placement. Nothing waits for a send: its buffer is released once the rank has received
+# something that the peer sent after it took the message.
 #
-# Two stages that follow each other on one rank (the bottom of a V, a pipeline of one rank) hand their messages over
-# inside it: a send to the own rank, with neither post nor release; the value moves, its storage stays.
+# Two consecutive stages on one rank (the bottom of a V, or a pipeline of one rank) pass their messages inside the rank:
+# a send to the rank itself, with neither post nor release. The value moves, and its storage stays.
 
 Point = tuple[int, int]  # (invocation, position in it)
 Ends = tuple[tuple[int, Message], ...]  # posts or releases of an invocation
@@ -124,13 +124,13 @@ Call = tuple[BodyName, tuple[int, ...]]  # body, micro-batches
 
 @dataclass(slots=True)
 class _SentChannel:
-    """A channel from one rank to another: its messages in the order sent, where each is sent and where awaited."""
+    """A channel from one rank to another: its messages in the order sent, and where each is sent and awaited."""
 
     messages: list[Message] = field(default_factory=list)
     sent: list[Point] = field(default_factory=list)
     awaited: list[Point] = field(default_factory=list)
-    place: dict[tuple[str, int], int] = field(default_factory=dict)  # of messages, by what they are
-    order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), as awaited
+    place: dict[tuple[str, int], int] = field(default_factory=dict)  # message -> its index in `messages`
+    order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), in the order awaited
 
 
 Talk = Sequence[tuple[_SentChannel, int, ActionName, int]]  # (channel, position in the body, producer, slot)
@@ -139,7 +139,7 @@ Talk = Sequence[tuple[_SentChannel, int, ActionName, int]]  # (channel, position
 def invocations_of(
     bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
 ) -> tuple[tuple[Invocation, ...], ...]:
-    """The invocations of every pipeline rank, from its bodies and its calls of them in their order."""
+    """The invocations of every pipeline rank, from its bodies and its calls of them in order."""
     channels: list[dict[int, _SentChannel]] = [
         defaultdict(_SentChannel) for _ in calls
     ]  # by source, then by destination
@@ -172,7 +172,7 @@ def invocations_of(
 
 
 def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _SentChannel]]) -> tuple[Talk, Talk]:
-    """What a body sends, and what it receives; what is handed over inside the rank is neither."""
+    """The messages that a body sends to other ranks, and those that it receives from them."""
     sends: list[tuple[_SentChannel, int, ActionName, int]] = []
     receives: list[tuple[_SentChannel, int, ActionName, int]] = []
     for position, i in body.messages:
@@ -185,7 +185,7 @@ def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _SentChannel]
 
 
 def _post(channel: _SentChannel, source: int, before: list[Ends]) -> None:
-    """Post before each invocation of the receiver all messages up to what the next one awaits, in the order sent."""
+    """Before each invocation of the receiver, post all messages up to the one that the next invocation awaits."""
     posted = 0
     for index, place in channel.order:
         if place >= posted:
@@ -194,12 +194,12 @@ def _post(channel: _SentChannel, source: int, before: list[Ends]) -> None:
 
 
 def _release(channel: _SentChannel, back: _SentChannel, destination: int, after: list[Ends]) -> None:
-    """Release each message after the sender's invocation that implies its arrival; `back` is the channel the other way.
+    """Release each message after the sender's invocation that implies its arrival; `back` is the reverse channel.
 
-    Replies may be awaited in another order than sent, so they are searched by when they are awaited.
+    Replies may be awaited in another order than they are sent, so they are searched in the order awaited.
     """
     replies = sorted(back.order)
-    count, earliest = len(replies), 0  # the first of the replies that the rank awaits behind the message's invocation
+    count, earliest = len(replies), 0  # the first reply that the rank awaits after the message's invocation
     for message, (index, _), awaited in zip(channel.messages, channel.sent, channel.awaited, strict=True):
         first = bisect_right(back.sent, awaited)  # the first reply sent after this message was taken
         while earliest < count and replies[earliest][0] <= index:
@@ -213,25 +213,25 @@ def _release(channel: _SentChannel, back: _SentChannel, destination: int, after:
 
 # --- lowering
 
-Peers = tuple[tuple[int, int], ...]  # of each slot: the pipeline ranks of the stages before and after its own
+Peers = tuple[tuple[int, int], ...]  # for each slot, the pipeline ranks of the previous and the next stage
 
 
 class Lowering:
-    """The stages of a plan on the devices of its pipeline ranks. It owns their chains and bodies, each made once."""
+    """The stages of a plan on the devices of its pipeline ranks. Makes each of their chains and bodies once."""
 
     def __init__(self, plan: Plan, rates: OnRanks | None = None, orders: Orders | None = None) -> None:
-        """`rates`: of all pipeline ranks, or of each; None: those of a core.
+        """`rates`: one for all pipeline ranks, or one for each; None for those of a CPU core.
 
-        On another kind of device the instructions of a body go in another order. `orders` finds these orders.
+        The order of a body's instructions depends on the rates of its device. `orders` finds and caches these orders.
         """
         self.plan = plan
         self.rates = on_ranks(rates or core_rates(), plan.mesh.pp)
-        self.kinds = kinds_of(self.rates)  # of devices: for each rank the first one on the same kind
+        self.kinds = kinds_of(self.rates)  # for each rank, the first rank on the same kind of device
         self.orders = orders or Orders()
         self._chains: dict[tuple[int, int], Chains] = {}  # by stage and kind of device
         self._bodies: dict[tuple[BodyName, int], Body] = {}  # by name and kind of device, without peers
         self._on_ranks: dict[tuple[BodyName, int, Peers], Body] = {}
-        self._of_kind: dict[bool, Collectives] = {}  # by whether a program trains
+        self._collectives_of: dict[bool, Collectives] = {}  # by whether a program trains
 
     def chains(self, stage: int, rank: int) -> Chains:
         """The chains of a stage on the device of a pipeline rank."""
@@ -243,7 +243,7 @@ class Lowering:
 
     def program(self, schedule: Schedule, evaluate: bool = False) -> Program:
         """The program of a schedule on the plan's stages. `evaluate`: forwards keep nothing for a backward."""
-        assert schedule.num_ranks == len(self.rates), "a schedule is of the plan's pipeline ranks"
+        assert schedule.num_ranks == len(self.rates), "a schedule has the plan's pipeline ranks"
         names = _BodyNames(evaluate)
         calls = [[names.call(step) for step in steps] for steps in schedule.actions]
         bodies = tuple(self._rank_bodies(schedule, calls[rank], rank) for rank in range(schedule.num_ranks))
@@ -259,27 +259,27 @@ class Lowering:
         )
 
     def _collectives(self, trains: bool) -> Collectives:
-        """The collectives of all programs that train, or of all that do not: one value, which a proof looks at once."""
-        if trains not in self._of_kind:
-            self._of_kind[trains] = collectives_of(self.plan, trains=trains)
-        return self._of_kind[trains]
+        """The collectives of programs that train, or of those that do not: one value, which a proof checks once."""
+        if trains not in self._collectives_of:
+            self._collectives_of[trains] = collectives_of(self.plan, trains=trains)
+        return self._collectives_of[trains]
 
     def _rank_bodies(self, schedule: Schedule, calls: Sequence[Call], rank: int) -> tuple[Body, ...]:
         """The bodies of a rank, by name."""
-        found: dict[BodyName, Body] = {}
+        bodies: dict[BodyName, Body] = {}
         peers_of: dict[str, Peers] = {}
         turn = schedule.turn
         ways = [(name, tuple([k >= turn for k in micro_batches])) for name, micro_batches in calls]
-        # Whom a body talks to depends on the directions alone.
+        # The peers of a body depend only on the directions of its micro-batches.
         for (name, _), step in dict(zip(ways, schedule.actions[rank], strict=True)).items():
             peers = tuple(_neighbours(schedule, action) for action in actions_of(step))
             assert peers_of.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
-            if name not in found:
-                found[name] = self._body_on(step, name, rank, peers)
-        return tuple(found[name] for name in sorted(found))
+            if name not in bodies:
+                bodies[name] = self._body_on(step, name, rank, peers)
+        return tuple(bodies[name] for name in sorted(bodies))
 
     def _body_on(self, step: Step, name: BodyName, rank: int, peers: Peers) -> Body:
-        """A body between other ranks. Ranks of both directions have bodies that differ in whom they talk to alone."""
+        """A body with its peers. Bodies of the two directions of a schedule differ only in their peers."""
         key = name, self.kinds[rank], peers
         if key not in self._on_ranks:
             if key[:2] not in self._bodies:
@@ -308,7 +308,7 @@ def copy_instructions(action: Action, saved: Sequence[Buffer]) -> tuple[Instruct
     return tuple(Instruction(kind, 0, name, "F", reads=names) for kind in kinds)
 
 
-EVALUATION: BodyKind = "E"  # in the names of bodies that evaluate: E0 is F0, and keeps nothing
+EVALUATION: BodyKind = "E"  # in names of bodies: E0 is F0 in an evaluation, which keeps nothing for a backward
 
 
 def body_name(step: Step, evaluate: bool = False) -> BodyName:
@@ -317,14 +317,14 @@ def body_name(step: Step, evaluate: bool = False) -> BodyName:
 
 
 class _BodyNames:
-    """The names of bodies; each is put together once, however many micro-batches it is called for."""
+    """The names of bodies; each is built once, however many micro-batches the body runs on."""
 
     def __init__(self, evaluate: bool) -> None:
         self._evaluate = evaluate
         self._names: dict[tuple[str | int, ...], BodyName] = {}  # by kinds and stages
 
     def call(self, step: Step) -> Call:
-        """The body of a step, and its micro-batches."""
+        """The name of the body of a step, and its micro-batches."""
         key: tuple[str | int, ...]
         micro_batches: tuple[int, ...]
         if isinstance(step, Action):
@@ -340,17 +340,17 @@ class _BodyNames:
 def _between(body: Body, peers: Peers) -> Body:
     """The body with its peers: forwards come from the first of a slot's peers, backwards from the second."""
 
-    def of(i: Instruction) -> Instruction:
+    def with_peer(i: Instruction) -> Instruction:
         if i.kind not in ("send", "receive"):
             return i
         before, after = peers[i.slot]
         return replace(i, peer=before if (i.kind == "receive") == (i.phase == "F") else after)
 
-    return replace(body, instructions=tuple(map(of, body.instructions)))
+    return replace(body, instructions=tuple(map(with_peer, body.instructions)))
 
 
 def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
-    """The pipeline ranks of the stages before and after an action's; -1 where there is none."""
+    """The pipeline ranks of the stages before and after an action's stage; -1 where there is none."""
 
     def rank(stage: int) -> int:
         return schedule.rank_of(stage, action.micro_batch) if 0 <= stage < schedule.num_stages else -1

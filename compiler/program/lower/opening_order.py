@@ -1,8 +1,8 @@
-"""The order in which the channels of a plan's ranks are opened: one list, for all ranks.
+"""The order in which the ranks of a plan open their channels: one list for all ranks.
 
-A list cannot hang: of the channels that are not open yet, the ranks of the first one have nothing before it. Rows whose
-pipeline ranks are disjoint are opened at the same time, so rows are put in rounds of disjoint ones: a pipeline of any
-length has all its edges open after some four rounds.
+A common list cannot hang: the ranks of the first channel that is not open yet have nothing to do before it. Channels
+whose pipeline ranks are disjoint open at the same time, so the list is sorted into rounds of disjoint channels. The
+edges of a pipeline of any length are open after about four rounds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from runtime.contract.mesh import Columns
 
 
 def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
-    """The ordered pairs of pipeline ranks that talk in any of the programs."""
-    found = {
+    """The (source, destination) pipeline ranks between which any of the programs sends messages."""
+    pairs = {
         (rank, i.peer)
         for program in programs
         for rank, bodies in enumerate(program.bodies)
@@ -25,11 +25,11 @@ def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
         for _, i in body.messages
         if i.kind == "send" and i.peer != rank
     }
-    return tuple(sorted(found))
+    return tuple(sorted(pairs))
 
 
 def opening_order(plan: Plan, programs: Iterable[Program]) -> tuple[Opening, ...]:
-    """Every channel that the programs of a plan use, in the order in which all ranks open them."""
+    """Every channel that the programs of a plan use, in the order in which ranks open them."""
     return tuple(_in_rounds([*_needed(plan, programs)]))
 
 
@@ -55,7 +55,7 @@ def _needed(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
 
 
 def _of_experts(plan: Plan, rank: int) -> Iterator[Opening]:
-    """Exchanges of expert groups: of all ranks, or where tokens go through nodes, across these and inside each."""
+    """Channels of an expert group: one over the group, or across and inside nodes where tokens are forwarded."""
     if not plan.mesh.node:
         yield Opening("counts", (rank,), "block")
         yield Opening("expert", (rank,), "block")
@@ -68,8 +68,11 @@ def _of_experts(plan: Plan, rank: int) -> Iterator[Opening]:
 
 
 def _of_holders(plan: Plan) -> Iterator[Opening]:
-    """Sums and gathers of each bucket. Of a divided one: of what each pipeline rank has, and of the same parts on
-    several of them; after the update, of whole weights (zero = 2)."""
+    """Channels that reduce and gather buckets.
+
+    A sharded bucket has one on each pipeline rank, and one for the copies of a shard on several pipeline ranks. With
+    zero = 2 it has one more, which gathers whole weights after the update.
+    """
     for bucket in (each for each in plan.buckets if not each.still):
         holders = bucket.holders
         groups = [holders.on(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
@@ -81,7 +84,7 @@ def _of_holders(plan: Plan) -> Iterator[Opening]:
 
 
 def _columns(plan: Plan, holders: Holders) -> Columns:
-    """All columns, one, those that have the same experts, or those at one place of their expert or tensor groups."""
+    """The columns of a channel: all, one, those with the same experts, or one place of each expert or tensor group."""
     every, held = plan.mesh.columns, len(holders.columns)
     if held in (1, every):
         return "all" if held == every else "each"
@@ -91,7 +94,7 @@ def _columns(plan: Plan, holders: Holders) -> Columns:
 
 
 def _in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:
-    """The rows in rounds: each has the first row that is left, and all further ones that are disjoint from it."""
+    """The channels in rounds: each takes the first channel that is left, and all that are disjoint from those taken."""
     left = list(openings)
     while left:
         taken: set[int] = set()

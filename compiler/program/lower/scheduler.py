@@ -1,4 +1,4 @@
-"""The schedule of a plan: the spec's, by name or from its file, what stands in for it, or one that is searched for."""
+"""The schedule of a plan: named by the spec, read from its file, found by a search, or a stand-in for one of these."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from dsl.schema import Spec
 if TYPE_CHECKING:
     from compiler.schedule.solver import Solution, Solver
 
-# Of a search when a spec is compiled: some seconds, and less for the sizes of a ramp that are of no use to longer ones.
+# Effort of a search when a spec is compiled: a few seconds, and less for those sizes of a ramp whose result does not
+# help the search for larger sizes.
 _EFFORT, _RAMP_EFFORT = 0.5, 0.1
 Progress = Callable[[str], None]
 
 
 class Scheduler:
-    """The schedules of a spec on its plan, for any number of micro-batches. A search for `auto` is one for all.
+    """The schedules of a spec on its plan, for any number of micro-batches. All sizes of `auto` share one solver.
 
-    A schedule of a file is of one size, the largest. `progress` is told of a search. `effort`: of a search.
+    A schedule from a file exists only for the largest number of micro-batches. `progress` is called with lines about a
+    search, and `effort` limits its work.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Scheduler:
         progress: Progress = lambda _: None,
         effort: float = _EFFORT,
     ) -> None:
-        self._spec, self._lowering, self._given = spec, lowering, schedule_of_file(spec)
+        self._spec, self._lowering, self._from_file = spec, lowering, schedule_of_file(spec)
         self._progress, self._effort = progress, effort
         self._largest = ramp.micro_batches(spec)[-1]
 
@@ -46,15 +48,15 @@ class Scheduler:
         return self.schedule(self._largest)
 
     def schedule(self, num_micro_batches: int) -> Schedule:
-        """The spec's schedule, or what stands in for it on the same stages where it has too few micro-batches.
+        """The spec's schedule, or a stand-in on the same stages if it needs more micro-batches.
 
-        A ramp's first phases have so few. The program's name says which schedule runs. `auto` is searched for, at the
-        predicted costs of the stages.
+        The first phases of a batch-size ramp may have too few. The program's name says which schedule runs. `auto` is
+        searched for, at the predicted costs of the stages.
         """
         plan, name = self._lowering.plan, self._spec.schedule.name
-        if self._given is not None:
-            if num_micro_batches == self._given.num_micro_batches:
-                return self._given
+        if self._from_file is not None:
+            if num_micro_batches == self._from_file.num_micro_batches:
+                return self._from_file
             return stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
         assert name is not None, "a schedule has a name or a file"
         if name == AUTO:
@@ -62,16 +64,16 @@ class Scheduler:
         return schedule_of(name, plan.mesh.pp, num_micro_batches, self._spec.schedule.chunks or DEFAULT_CHUNKS)
 
     def _searched(self, num_micro_batches: int) -> Schedule:
-        # a schedule with a name does not wait for the search
+        # Imported here: a schedule that is named needs no solver.
         from compiler.schedule.solver import is_long, solved_with_copies
 
         placement, ranks = self._lowering.plan.stage_placement, self._lowering.plan.mesh.pp
         minor = num_micro_batches < self._largest and not is_long(placement, ranks, num_micro_batches)
-        what = f"search for a schedule of {num_micro_batches} micro-batches"
+        task = f"search for a schedule of {num_micro_batches} micro-batches"
         solver = replace(
             self._solver,
             effort=min(_RAMP_EFFORT, self._effort) if minor else self._effort,
-            report=lambda share: self._progress(f"{what}: {share:.0%}"),
+            report=lambda share: self._progress(f"{task}: {share:.0%}"),
         )
 
         def search(solver: Solver) -> Solution:
@@ -83,7 +85,7 @@ class Scheduler:
 
     @cached_property
     def _solver(self) -> Solver:
-        """The search, at the costs of the plan and under the cap of the spec."""
+        """The solver, at the costs of the plan and under the memory cap of the spec."""
         from compiler.schedule.solver import Solver, default_cap
 
         plan, costs = self._lowering.plan, costs_of_searches(self._lowering)

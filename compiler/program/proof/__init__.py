@@ -1,7 +1,7 @@
-"""Proof before emission: that a program cannot hang, compute with a wrong value, or leave a gradient unreduced.
+"""Proof, before emission, that a program cannot hang, compute with a wrong value, or leave a gradient unreduced.
 
-Five passes: bodies against the plan's stages, channels over all ranks, values over each rank, replicas over the plan,
-collectives over the world.
+Five passes check the bodies against the plan's stages, the channels of all ranks, the values of each rank, the
+replicas of the plan, and the collectives of the world.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ __all__ = ["ProofError", "ProofFacts", "Prover", "Rows", "prove"]
 
 
 class Prover:
-    """Proves the programs of one plan. What one program has in common with those before it is not looked at again.
+    """Proves the programs of one plan. Parts that programs have in common are checked once.
 
-    `rows` is R, the rows a rank receives in each dispatch, or with what it forwards: one value, or as recorded, a
-    function of (pipeline rank, layer as in "L17", micro-batch). Only `peak_bytes` depends on it.
+    `rows` is the number of rows that a rank receives in each dispatch, or a `Received` that also counts the rows it
+    forwards. It is one value, or a function of (pipeline rank, layer as in "L17", micro-batch) for recorded rows. Only
+    `peak_bytes` depends on it.
     """
 
     def __init__(self, plan: Plan, rows: int | Received | Rows = 0) -> None:
@@ -34,13 +35,13 @@ class Prover:
         self._structure = Structure(plan)
         self._effects = Effects(self._structure.bodies)
         self._holders_are_right = False
-        # Of collectives, by whether a program trains.
+        # Lists of collectives that were found right, by whether a program trains.
         self._right_lists: dict[bool, tuple[tuple[BucketCollective, ...], ...]] = {}
 
     def prove(self, program: Program) -> ProofFacts:
-        """The certificate of a program that holds in every interleaving; else ProofError, naming rank and action.
+        """Prove a program for every interleaving of its ranks; returns its certificate.
 
-        O(instructions), at most.
+        Raises ProofError with the rank and the action at fault. Takes O(instructions) time at most.
         """
         schedule = self._structure.schedule_of(program)
         self._structure.check(program)
@@ -77,5 +78,5 @@ class Prover:
 
 
 def prove(program: Program, plan: Plan, rows: int | Received | Rows = 0) -> ProofFacts:
-    """The certificate of a lone program: see `Prover`."""
+    """Prove a single program: see `Prover`."""
     return Prover(plan, rows).prove(program)

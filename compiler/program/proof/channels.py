@@ -1,20 +1,20 @@
-"""Second pass, over ranks together: one maximal run under zero-buffer rendezvous decides every interleaving.
+"""Second pass, over all ranks: one maximal run under zero-buffer rendezvous decides every interleaving.
 
-Why one run is enough. Rank programs are straight lines and name their peers, so whether a rank can go on depends only
-on how far the others have come, and going on never takes that away from anyone: all maximal runs end in the same
-state. If that is the end of every program, no interleaving can hang; if not, all do. A message moves once it is both
-sent and posted; a send never waits, a `receive` waits until its message has moved. There is one channel per ordered
-pair of ranks, in order at both ends, so its k-th post must be its k-th send.
+One run is enough for this reason. The program of a rank is a straight line and names its peers, so whether a rank can
+go on depends only on how far the others have come, and no step of one rank stops another that could go on. All maximal
+runs therefore end in the same state. If that state is the end of every program, no interleaving can hang; otherwise all
+do. A message moves once it is both sent and posted. A send never waits, and a `receive` waits until its message has
+moved. There is one channel per ordered pair of ranks, in order at both ends, so its k-th post must be its k-th send.
 
-A send to the own rank has no channel: it must come before the `receive` of it in the rank's own line.
+A rank that sends to itself uses no channel: the send must come before its `receive` in the rank's program.
 
-A column (one data coordinate) stands for all: they run one program, so the members of an exchange start the same
-exchanges in the same order, and stepping all columns together is one of the runs.
+One column (a data coordinate) stands for all. All columns run one program, so the members of an exchange start the same
+exchanges in the same order, and stepping all columns together is one of the possible runs.
 
-A release promises that a message has moved. That must hold in every interleaving, hence follow from the order of
-events alone: the peer's `receive` of it must lie in the releasing rank's past. Mostly the rank has received something
-that the peer sent after it, which is enough. Where it has not, it may know by way of other ranks: a second run decides,
-with vector clocks.
+A release claims that a message has moved. The claim must hold in every interleaving, so it must follow from the order
+of events: the peer's `receive` of the message must lie in the releasing rank's past. Usually the rank has received
+something that the peer sent after that receive, which is enough. If not, the rank may know it through other ranks, and
+a second run with vector clocks decides.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ Event: TypeAlias = "tuple[int, int, Channel, int]"  # kind, number of the messag
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A channel between two ranks: the messages sent and those posted in their orders, each with its invocation."""
+    """A channel between two ranks: its sends and its posts, each in order and with the invocation it is in."""
 
     source: int
     destination: int
-    numbers: dict[tuple[ActionName, int], int] = field(default_factory=dict)  # of the messages of this channel
+    numbers: dict[tuple[ActionName, int], int] = field(default_factory=dict)  # message of this channel -> its number
     sends: list[int] = field(default_factory=list)
     sent_in: list[int] = field(default_factory=list)
     posts: list[int] = field(default_factory=list)
     posted_in: list[int] = field(default_factory=list)
-    heard: int = 0  # how many of the source's events the messages that were received tell of
+    heard: int = 0  # how many events of the source the received messages imply
 
 
 @dataclass
 class EventLines:
-    """The events of each rank in its order: a program's messages by number, and what its ranks do with them."""
+    """The messages of a program by number, and the events of each rank in order."""
 
     program: Program
     schedule: Schedule
     channels: dict[tuple[int, int], Channel] = field(default_factory=dict)  # by source and destination
     messages: list[tuple[ActionName, int]] = field(default_factory=list)  # by number: producer and micro-batch
     events: list[list[Event]] = field(default_factory=list)  # by rank
-    faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> events before its first, and what it is
-    ends: list[str] = field(default_factory=list)  # faults that show where a rank has come to its end
+    faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> (events before its first fault, message)
+    ends: list[str] = field(default_factory=list)  # faults that show only at the end of a rank
 
     def at(self, rank: int, index: int) -> str:
         """Rank and action of an invocation."""
         return f"rank {rank}, {self.schedule.actions[rank][index]}"
 
-    def channel(self, rank: int, index: int, source: int, destination: int, what: str) -> Channel:
-        """The channel of an event of a rank."""
+    def channel(self, rank: int, index: int, source: int, destination: int, event: str) -> Channel:
+        """The channel of an event of a rank; `event` is its text in messages."""
         key = source, destination
         if key not in self.channels:
             peer = destination if rank == source else source
             if not 0 <= peer < len(self.program.bodies) or peer == rank:
-                raise ProofError(f"{self.at(rank, index)}: {what} names rank {peer}")
+                raise ProofError(f"{self.at(rank, index)}: {event} names rank {peer}")
             self.channels[key] = Channel(source, destination)
         return self.channels[key]
 
@@ -80,7 +80,7 @@ class EventLines:
 
 
 def message_of(instruction: Instruction, micro_batch: int) -> Message:
-    """The message that a send gives or a receive awaits, named by its producer."""
+    """The message that a send or receive moves, named by the action that produces it."""
     return Message(instruction.producer, micro_batch)
 
 
@@ -90,9 +90,9 @@ def exchanged(body: Body) -> Exchanged:
 
 
 def check_channels(program: Program, schedule: Schedule) -> int:
-    """Raise ProofError unless all posts are in the sender's order, no rank can hang and releases are safe.
+    """Check that all posts are in the sender's order, that no rank can hang and that releases are safe.
 
-    Returns the number of messages between ranks.
+    Returns the number of messages between ranks. Raises ProofError otherwise.
     """
     lines = read_lines(program, schedule)
     for _, channel in sorted(lines.channels.items()):
@@ -105,7 +105,7 @@ def check_channels(program: Program, schedule: Schedule) -> int:
 
 
 def read_lines(program: Program, schedule: Schedule) -> EventLines:
-    """What each rank communicates; ProofError where that is with a rank that is not there."""
+    """The messages and events of every rank. Raises ProofError if a message names a rank that does not exist."""
     lines = EventLines(program, schedule)
     for rank, bodies in enumerate(program.bodies):
         lines.events.append(_line(lines, rank, {body.name: exchanged(body) for body in bodies}))
@@ -113,14 +113,14 @@ def read_lines(program: Program, schedule: Schedule) -> EventLines:
 
 
 def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
-    """The events of a rank. What it posts is told of in the channels alone: no one waits for it."""
+    """The events of a rank. Posts are only added to their channels: nothing waits for them."""
     events: list[Event] = []
     messages = lines.messages
     coming: dict[int, Channel] = {}  # by peer
     going: dict[int, Channel] = {}
     posted: set[int] = set()  # not yet awaited
     in_flight: set[int] = set()  # sent, not yet released
-    handed_over: dict[Message, int] = {}  # sent to itself and not yet received, with the invocation
+    handed_over: dict[Message, int] = {}  # sent to the rank itself and not yet received -> the invocation
 
     def fault(index: int, text: str) -> None:
         lines.faults.setdefault(rank, (len(events), f"{lines.at(rank, index)}: {text}"))
@@ -163,7 +163,7 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
                 if number in posted:
                     posted.remove(number)
                 else:
-                    fault(index, f"recv {Message(*named)} awaits what is not posted, or awaited already")
+                    fault(index, f"recv {Message(*named)} has no posted receive, or was awaited already")
         for peer, message in releases:
             if peer not in going:
                 going[peer] = lines.channel(rank, index, rank, peer, f"release {message}")
@@ -173,18 +173,19 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
                 in_flight.remove(number)
                 events.append((RELEASE, number, channel, index))
             else:
-                fault(index, f"releases {message}, which is not sent, or released already")
+                fault(index, f"releases {message}, which was not sent, or was released already")
     for left, index in handed_over.items():
         lines.ends.append(f"{lines.at(rank, index)}: send {left} is never received by the rank itself")
     for source, channel in coming.items():
         late = sorted(str(lines.message(number)) for number in channel.posts if number in posted)
         last = len(lines.program.invocations[rank]) - 1
-        lines.ends += [f"{lines.at(rank, last)}: {text} from rank {source} is posted, never awaited" for text in late]
+        where = lines.at(rank, last)
+        lines.ends += [f"{where}: {text} from rank {source} is posted but never awaited" for text in late]
     return events
 
 
 def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message, int]) -> str:
-    """Put a send to the own rank under way, or take the receive of it off; returns what is wrong with it, or ""."""
+    """Record a send of the rank to itself, or take it off with its receive. Returns the fault, or ""."""
     if kind == "send":
         again = message in under_way
         under_way[message] = index
@@ -194,28 +195,29 @@ def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message,
 
 def _check_order(lines: EventLines, channel: Channel) -> None:
     """On a channel the k-th post must be the k-th send."""
-    given, taken = channel.sends, channel.posts
-    if given == taken:
+    sends, posts = channel.sends, channel.posts
+    if sends == posts:
         return
     source, destination, message = channel.source, channel.destination, lines.message
-    for k, (send, post) in enumerate(zip(given, taken, strict=False)):
+    for k, (send, post) in enumerate(zip(sends, posts, strict=False)):
         if send != post:
             raise ProofError(
                 f"{lines.at(destination, channel.posted_in[k])}: posts {message(post)} as message {k} from rank "
                 f"{source}, which sends {message(send)} as message {k} (in "
                 f"{lines.schedule.actions[source][channel.sent_in[k]]})"
             )
-    k = min(len(given), len(taken))
-    if len(given) > len(taken):
+    k = min(len(sends), len(posts))
+    if len(sends) > len(posts):
         where = lines.at(source, channel.sent_in[k])
-        raise ProofError(f"{where}: send {message(given[k])} is never posted by rank {destination}")
+        raise ProofError(f"{where}: send {message(sends[k])} is never posted by rank {destination}")
     where = lines.at(destination, channel.posted_in[k])
-    raise ProofError(f"{where}: posts {message(taken[k])}, which rank {source} never sends")
+    raise ProofError(f"{where}: posts {message(posts[k])}, which rank {source} never sends")
 
 
 def _run(lines: EventLines) -> bool:
-    """A maximal run; False where what a rank has received itself does not show that a release is safe."""
-    sent, received = [0] * len(lines.messages), [0] * len(lines.messages)  # which event of the rank that is; 0: not yet
+    """A maximal run. Returns False if the messages that a rank itself received do not prove a release safe."""
+    # By message, the number of the rank's event; 0: not yet.
+    sent, received = [0] * len(lines.messages), [0] * len(lines.messages)
     waiting: dict[int, int] = {}  # message -> rank
     done = [0] * len(lines.events)
     back = {id(channel): lines.channels.get((d, s)) for (s, d), channel in lines.channels.items()}
@@ -251,10 +253,10 @@ def _run(lines: EventLines) -> bool:
 
 
 def _run_with_clocks(lines: EventLines) -> None:
-    """A maximal run with what each rank knows of all others: of each, how many of its events lie in the own past."""
-    clocks = [[0] * len(lines.events) for _ in lines.events]
+    """A maximal run with a vector clock per rank."""
+    clocks = [[0] * len(lines.events) for _ in lines.events]  # how many events of each rank lie in this rank's past
     sent: dict[int, list[int]] = {}  # message -> sender's clock
-    received: dict[int, int] = {}  # message -> which event of the destination that was
+    received: dict[int, int] = {}  # message -> number of the destination's event
     waiting: dict[int, int] = {}
     runnable = deque(range(len(clocks)))
     while runnable:

@@ -1,13 +1,13 @@
-"""Fifth pass, over collectives: each that the plan needs runs exactly once and in its place, and none can hang.
+"""Fifth pass, over collectives: each one that the plan needs runs exactly once and in its place, and none can hang.
 
-A program has one list of collectives for all ranks of the world, of which a rank leaves out the groups that it is not
-in. So any two ranks that are in the same groups come to them in the same order: of the collectives that are not over
-yet, all members of the first one come to it next. None waits beside a message: the lists begin before the first body
-and after the last send was taken.
+A program has one list of collectives for all ranks of the world. Each rank skips those of groups that it is not in, so
+ranks reach the collectives of their common groups in the same order: all members of the first unfinished collective
+come to it next. No collective waits while messages are in flight: the lists run before the first body, and after the
+last send was taken.
 
-Reductions are started between the bodies, and a start waits for nobody: each rank comes to all of its own whatever the
-others do. All ranks of a channel start the same on it in the same order, so the sums meet their likes, and each starts
-when the last weight gradient of its stages has been added. What waits for them is in the epilogue.
+Reductions start between bodies, and a start waits for nobody, so each rank starts all of its own whatever the others
+do. All ranks of a channel start the same reductions on it in the same order, so the right ones meet. Each starts after
+the last weight gradient of its stages was added. The waits for them are in the epilogue.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from runtime.contract import Reduction
 def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     """Raise ProofError unless the collectives are those of the plan.
 
-    Targets are counted before the first body, records are summed after the last one, and in training every gradient
-    with several holders is reduced exactly once, before the norm is summed; weights of parts are gathered after it. Of
-    logits that are clipped, the largest are found in training.
-    Bodies scatter the gradients that are divided, and gather the weights that are: those are in no list, but for parts
-    that several pipeline ranks have.
+    Targets are counted before the first body, and records are summed after the last one. In training, every gradient
+    with several holders is reduced exactly once, before the norm is summed, and updated parts of weights are gathered
+    after it. If the plan clips logits, training also finds the largest ones. Sharded gradients and weights are in no
+    list, as bodies scatter and gather them, unless several pipeline ranks hold the same shard.
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
     alike = [bucket for bucket in shared if not bucket.sites or len(bucket.holders.pipeline_ranks) > 1]
@@ -45,9 +44,9 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
 
 
 def check_reductions(program: Program, plan: Plan, trains: bool) -> None:
-    """Raise ProofError unless each rank starts each reduction that it is in once, not too early, in one common order.
+    """Raise ProofError unless each rank starts each of its reductions once, not too early, and in the common order.
 
-    O(invocations), in practice of the last few of each rank.
+    Takes O(invocations) time; in practice it reads the last few invocations of each rank.
     """
     shared = {(bucket.holders.pipeline_ranks, bucket.stages) for bucket in plan.buckets if trains and bucket.is_reduced}
     if len(program.reductions) != (len(program.invocations) if trains else 0):
@@ -62,7 +61,7 @@ def check_reductions(program: Program, plan: Plan, trains: bool) -> None:
 
 
 def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row: Sequence[Reduction]) -> None:
-    """Raise ProofError unless a rank starts the wanted reductions once each, behind what they sum."""
+    """Raise ProofError unless a rank starts the wanted reductions once each, after the gradients they sum."""
     counts, invocations = Counter(each.stages for each in row), program.invocations[rank]
     for stages in sorted(wanted | counts.keys()):
         if counts[stages] != (stages in wanted):
@@ -78,11 +77,11 @@ def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row
                 raise ProofError(f"rank {rank}, {each}: started before {invocations[at].body} adds to what it sums")
 
 
-def _check(when: str, given: Sequence[BucketCollective], wanted: Sequence[BucketCollective]) -> None:
-    """Raise ProofError unless the same are given as wanted, each once, in whatever order."""
-    if len(given) == len(wanted) and all(a == b for a, b in zip(given, wanted, strict=True)):
+def _check(when: str, listed: Sequence[BucketCollective], wanted: Sequence[BucketCollective]) -> None:
+    """Raise ProofError unless a list has the wanted collectives, each once, in any order."""
+    if len(listed) == len(wanted) and all(a == b for a, b in zip(listed, wanted, strict=True)):
         return
-    expected, counts = Counter(wanted), Counter(given)
+    expected, counts = Counter(wanted), Counter(listed)
     for collective in (*expected, *counts):
         if expected[collective] != counts[collective]:
             times = f"{counts[collective]} times instead of {expected[collective]}"

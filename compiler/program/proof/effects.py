@@ -1,7 +1,7 @@
-"""The states that values go through: of a namespace, of a rank's memory, and what bodies do to them.
+"""The states of namespaces and of a rank's memory, and the effects of bodies on them.
 
-Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
-micro-batches meet it: a proof takes time for each invocation, not for each instruction.
+Namespaces with the same values share one state, and the effect of a body on a state is found once for all
+micro-batches. So the time of a proof grows with the number of invocations, not of instructions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from compiler.ir import Buffer, Instruction
 from compiler.ir.expert_placement import Received
 from compiler.program.proof.structure import Bodies
 
-Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
+Name: TypeAlias = tuple[int, str]  # (stage, name of a value in it)
 Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
 _STAGED = "_staged"
 
 
 def staged_name(site: str) -> str:
-    """The name of what the exchanges of a layer stage."""
+    """The name of the staging buffers of a layer's exchanges."""
     return f"{site}{_STAGED}"
 
 
@@ -30,22 +30,22 @@ def is_staged(name: str) -> bool:
 
 
 class Staged(NamedTuple):
-    """Bytes that an exchange holds from its start to its wait, and those that its wait needs in their place."""
+    """Bytes of staging that an exchange holds from its start to its wait, and that its wait then needs instead."""
 
     held: int = 0
     at_wait: int = 0
 
 
-Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], Received], Staged]  # of its start, of
-# what it reads and what its wait writes
-Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
-Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it
-Place: TypeAlias = int  # number of a namespace of a rank: of stages that follow each other there, and a micro-batch
+# (start of an exchange, buffers it reads, buffers its wait writes, rows) -> staging
+Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], Received], Staged]
+Change: TypeAlias = tuple[int, int, int, int]  # of memory: fixed bytes, bytes, and the peaks of both on the way
+Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # states before -> (states after, change)
+Place: TypeAlias = int  # number of a namespace on a rank: one per run of consecutive stages and micro-batch
 
 
 @dataclass
 class Storage:
-    """A piece of memory and how many values and sends hold it."""
+    """A piece of memory, and the number of values and sends that hold it."""
 
     fixed_bytes: int
     bytes: int
@@ -55,7 +55,7 @@ class Storage:
 
 @dataclass
 class LiveMemory:
-    """Live and peak bytes of a rank: without received rows, and with them."""
+    """Live and peak bytes of a rank, without and with received rows."""
 
     fixed_bytes: int = 0
     bytes: int = 0
@@ -81,14 +81,14 @@ class LiveMemory:
             self.peak_bytes = self.bytes
 
     def touch(self, fixed_bytes: int, bytes: int) -> None:
-        """These are there for a moment."""
+        """Count bytes that exist only for a moment."""
         if self.fixed_bytes + fixed_bytes > self.peak_fixed_bytes:
             self.peak_fixed_bytes = self.fixed_bytes + fixed_bytes
         if self.bytes + bytes > self.peak_bytes:
             self.peak_bytes = self.bytes + bytes
 
     def follow(self, change: Change) -> None:
-        """Go through what was found from no live bytes on."""
+        """Apply a change that was found from no live bytes."""
         fixed_bytes, num_bytes, peak_fixed_bytes, peak_bytes = change
         if self.fixed_bytes + peak_fixed_bytes > self.peak_fixed_bytes:
             self.peak_fixed_bytes = self.fixed_bytes + peak_fixed_bytes
@@ -99,31 +99,31 @@ class LiveMemory:
 
     @property
     def change(self) -> Change:
-        """The change since the memory was made, for another memory to follow."""
+        """The change since this memory was empty, for another memory to `follow`."""
         return self.fixed_bytes, self.bytes, self.peak_fixed_bytes, self.peak_bytes
 
 
 @dataclass(frozen=True)
 class NamespaceState:
-    """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
+    """A namespace between two bodies. Other fields refer to storages by their index in `storages`."""
 
     live: tuple[tuple[Name, Buffer, int], ...] = ()
-    written: frozenset[tuple[int, str, bool]] = frozenset()  # by (stage, name, whether a backward made it again)
-    sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
+    written: frozenset[tuple[int, str, bool]] = frozenset()  # (stage, name, whether a backward recomputed it)
+    sent: tuple[tuple[str, int], ...] = ()  # by producing action; neither released nor received by the rank itself yet
     away: tuple[tuple[Name, int], ...] = ()  # on the host
-    reported: tuple[tuple[Name, int], ...] = ()  # to the executor, which has it to the end
+    reported: tuple[tuple[Name, int], ...] = ()  # told to the executor, which keeps them to the end
     storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
 
 
 @dataclass
 class Namespace:
-    """Values of one micro-batch, of stages that follow each other on the rank: mostly of one stage."""
+    """Values of one micro-batch in consecutive stages on a rank, which are mostly a single stage."""
 
     live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
     written: set[tuple[int, str, bool]] = field(default_factory=set)
     sent: dict[str, Storage] = field(default_factory=dict)
-    away: dict[Name, Storage] = field(default_factory=dict)  # on the host, with the storage that it will have
-    reported: dict[Name, Storage] = field(default_factory=dict)  # to the executor
+    away: dict[Name, Storage] = field(default_factory=dict)  # on the host, with the storage for its return
+    reported: dict[Name, Storage] = field(default_factory=dict)  # told to the executor
 
     @staticmethod
     def of(state: NamespaceState) -> Namespace:
@@ -136,12 +136,12 @@ class Namespace:
         for name, at in state.reported:
             storages[at].name = storages[at].name or name[1]
         sent = {action: storages[at] for action, at in state.sent}
-        away, reported = ({name: storages[at] for name, at in of} for of in (state.away, state.reported))
+        away, reported = ({name: storages[at] for name, at in held} for held in (state.away, state.reported))
         return Namespace(live, set(state.written), sent, away, reported)
 
     @property
     def held(self) -> tuple[Storage, ...]:
-        """What takes memory of the device; one storage may be there several times."""
+        """The storages in device memory; one storage may be listed several times."""
         return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.reported.values())
 
     def state(self) -> NamespaceState:
@@ -161,16 +161,16 @@ class Namespace:
 class Effects:
     """The effects of bodies and releases on states, each found once.
 
-    It serves all programs of a plan, in which many bodies recur, for one number of received rows.
+    One instance serves all programs of a plan, which share many bodies, for one number of received rows.
     """
 
     bodies: Bodies = field(default_factory=Bodies)
     states: list[NamespaceState] = field(default_factory=lambda: [NamespaceState()])
     numbers: dict[NamespaceState, int] = field(default_factory=lambda: {NamespaceState(): 0})
-    found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
+    found: dict[Hashable, Found] = field(default_factory=dict)  # by everything that decides the effect on the states
     messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
-    inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
-    staging: Staging | None = None  # and that exchanges need; likewise
+    inside: Inside | None = None  # bytes that segments need inside, besides what they return; None: not counted
+    staging: Staging | None = None  # bytes that exchanges stage; None: not counted
 
     def find(
         self, before: tuple[int, ...], act: Callable[[list[Namespace], LiveMemory], None]
@@ -181,7 +181,7 @@ class Effects:
         return tuple(self._number(each.state()) for each in names), memory.change
 
     def _number(self, state: NamespaceState) -> int:
-        number = self.numbers.setdefault(state, len(self.states))  # its hash is that of all values: taken once
+        number = self.numbers.setdefault(state, len(self.states))  # a single lookup: it hashes all values of the state
         if number == len(self.states):
             self.states.append(state)
         return number

@@ -1,14 +1,15 @@
-"""Third pass, over each rank alone: values are written once, read while live, freed in the end; and peak bytes.
+"""Third pass, over each rank alone: values are written once, read while live and freed in the end. It finds peak bytes.
 
-Posts and releases stand at fixed places of a rank's program, so its memory does not depend on the interleaving.
-A value lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as one of: a value
-in it, a value that aliases it, an unreleased send of it; that of a value that is told lives to the end. A receive's
-buffer lives from its post, an exchange's results from its start; with one expert rank these are what it was given,
-whose storage it holds on to. What a rank sends to itself stays in its storage: the send's hold goes over to the value
-received. So stages that follow each other on one rank share a namespace. That all posted messages are sent, awaited
-and released once, and what is handed over is received once, is the second pass's finding.
+Posts and releases have fixed places in a rank's program, so its memory does not depend on the interleaving. A value
+lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as a value in it, a value
+that aliases it, or an unreleased send of it. The storage of a value that is told to the executor lives to the end. The
+buffer of a receive lives from its post, and the results of an exchange from its start; with one expert rank the results
+are the operands of the exchange, whose storage it keeps. A message that a rank sends to itself stays in its storage,
+which passes from the send to the received value, so consecutive stages on one rank share a namespace. The second pass
+has proven that each posted message is sent, awaited and released once, and that each message inside a rank is received
+once.
 
-Where a namespace stands is a number, and what a body does to it is looked up (compiler/program/proof/effects.py).
+The state of a namespace is a number, and the effect of a body on it is looked up (compiler/program/proof/effects.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from runtime.contract.names import BodyName, Site
 def check_values(
     program: Program, schedule: Schedule, rank: int, rows: int | Received | Rows, effects: Effects
 ) -> LiveMemory:
-    """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
+    """Check every read, write and free of `rank`; returns its memory with the peak bytes. Raises ProofError."""
     state = RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         state.invoke(invocation, step)
@@ -43,7 +44,7 @@ def check_values(
 
 
 class RankValues:
-    """The namespaces and memory of one rank as its program goes on."""
+    """The namespaces and memory of one rank while its program runs."""
 
     def __init__(
         self,
@@ -54,22 +55,23 @@ class RankValues:
         effects: Effects,
         fixed_rows: int | Received = 0,
     ) -> None:
-        """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
+        """`fixed_rows`: the received rows that count as fixed bytes; the same for all users of one `effects`."""
         self.schedule, self.fixed_rows = schedule, received(fixed_rows)
         self.rows = rows if callable(rows) else received(rows)
         self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.places = _places(schedule, rank)
         self.slots = {body.name: [self.places[each.stage] for each in body.actions] for body in program.bodies[rank]}
-        self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))  # of the states
+        # By place, the number of the namespace's state.
+        self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
-        self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that made a message
+        self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that produced a message
         self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
-        self.posted: Storage | None = None  # what a post takes
+        self.posted: Storage | None = None  # the buffer of a post
         self.memory = LiveMemory()
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
-        """Go through one invocation, with what is posted before it and released after it."""
+        """Run one invocation, with the posts before it and the releases after it."""
         name, micro_batches, posts, releases = invocation
         if posts:
             self._post(invocation, step, self.memory)
@@ -95,12 +97,12 @@ class RankValues:
             self._release(message)
 
     def _found(self, name: BodyName, sizes: Hashable, slots: tuple[int, ...]) -> Found:
-        """The effects that were found of a body on the micro-batches of so many places."""
+        """The effects that were found so far of a body, for given rows and slots."""
         number = self.effects.bodies.number(self.rank, self.bodies[name][0])
         return self.effects.found.setdefault((number, sizes, self.message_number, slots), {})
 
     def _release(self, message: Message) -> None:
-        """A send needs its storage no longer."""
+        """Let go of the storage of a send."""
         action, micro_batch = message
         if action not in self.sent:
             self.sent[action] = self.places[action.stage], self.effects.found.setdefault(action, {})
@@ -114,11 +116,11 @@ class RankValues:
         self.memory.follow(effect[1])
 
     def spaces(self) -> dict[Place, Namespace]:
-        """The namespaces as they stand, to be gone on with without the rank."""
+        """A copy of the rank's current namespaces, for `watch`."""
         return {place: Namespace.of(self.effects.states[number]) for place, number in enumerate(self.numbers) if number}
 
     def watch(self, invocation: Invocation, step: Step, spaces: dict[Place, Namespace], memory: LiveMemory) -> None:
-        """Go through the next invocation, up to its releases, instruction by instruction, on `spaces` and `memory`."""
+        """Run the next invocation up to its releases, instruction by instruction, on `spaces` and `memory`."""
         body, waits = self.bodies[invocation.body]
         actions = actions_of(step)
         places, slots = _different([self.places[action.stage][action.micro_batch] for action in actions])
@@ -146,7 +148,7 @@ class RankValues:
         memory: LiveMemory,
     ) -> None:
         results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
-        staged: dict[int, tuple[Storage, Storage]] = {}  # likewise: what they hold, and what their wait needs
+        staged: dict[int, tuple[Storage, Storage]] = {}  # likewise: staging that they hold, and that their wait needs
         for index, instruction in enumerate(body.instructions):
             action, names = actions[instruction.slot], namespaces[slots[instruction.slot]]
             for name in instruction.reads:
@@ -159,7 +161,7 @@ class RankValues:
                 results[waits[index]] = {}
                 for buffer in body.instructions[waits[index]].writes:
                     storage = self._storage(buffer, instruction.site, action.micro_batch)
-                    if buffer.alias:  # one of what it reads, which is live
+                    if buffer.alias:  # of an operand, which is live
                         storage = names.live[action.stage, buffer.alias][1]
                     memory.hold(storage)
                     results[waits[index]][buffer.name] = storage
@@ -171,8 +173,8 @@ class RankValues:
             elif instruction.kind == "to_host":
                 _go(action.stage, instruction, names)
             elif instruction.kind == "from_host":
-                given = self._come(action, instruction, names, memory)
-                self._write(action, instruction, names, given, memory)
+                storages = self._come(action, instruction, names, memory)
+                self._write(action, instruction, names, storages, memory)
             elif instruction.kind == "send":
                 buffer, storage = names.live[action.stage, instruction.reads[0]]
                 self._check_message(action, instruction, buffer)
@@ -194,7 +196,7 @@ class RankValues:
                 self._write(action, instruction, names, results.pop(index, {}), memory)
                 if instruction.kind == "run" and self.effects.inside:
                     both = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
-                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, of.rows) for of in both))
+                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, r.rows) for r in both))
                 if index in staged:
                     held, at_wait = staged.pop(index)
                     memory.drop(held)
@@ -204,7 +206,7 @@ class RankValues:
     def _staged(
         self, start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], micro_batch: int
     ) -> tuple[Storage, Storage]:
-        """What an exchange holds until its wait, and what that needs then."""
+        """The staging that an exchange holds until its wait, and the staging that the wait needs."""
         assert self.effects.staging
         fixed = self.effects.staging(start, read, written, self.fixed_rows)
         here = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
@@ -212,14 +214,14 @@ class RankValues:
         return Storage(fixed.held, here.held, name=name), Storage(fixed.at_wait, here.at_wait, name=name)
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
-        assert buffer is not None, "a message of a program that has messages"
+        assert buffer is not None, "the program has messages"
         if not buffer.row_bytes:
             return Storage(fixed := buffer.fixed_bytes, fixed, name=buffer.name)
         here = buffer.bytes_at(*self._rows(site, micro_batch))
         return Storage(buffer.bytes_at(*self.fixed_rows), here, name=buffer.name)
 
     def _rows(self, site: str, micro_batch: int) -> Received:
-        """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""
+        """The rows that the rank receives in the layer of a site; the recorded ones if rows are recorded."""
         if isinstance(self.rows, Received):
             return self.rows
         return received(self.rows(self.rank, Site(site).block, micro_batch))
@@ -229,11 +231,11 @@ class RankValues:
         action: Action,
         instruction: Instruction,
         names: Namespace,
-        given: dict[str, Storage],
+        storages: dict[str, Storage],
         memory: LiveMemory,
     ) -> None:
-        """Bind what an instruction writes: to storage it was given, to that of the value it aliases, or to its own."""
-        again = instruction.phase == "F" != action.kind  # by a backward, which first runs a forward again
+        """Bind each written value to its storage in `storages`, to that of the value it aliases, or to a new one."""
+        again = instruction.phase == "F" != action.kind  # a backward recomputes a forward first
         pending = list(instruction.writes)
         while pending:
             later = []
@@ -242,7 +244,7 @@ class RankValues:
                 once = (*name, again)
                 if once in names.written or name in names.live:
                     raise self._error(action, instruction, f"{buffer.name} is written twice")
-                storage = given.get(buffer.name)
+                storage = storages.get(buffer.name)
                 if buffer.alias and storage is None:
                     if alias not in names.live:
                         later.append(buffer)
@@ -250,7 +252,7 @@ class RankValues:
                     storage = names.live[alias][1]
                 if storage is None:
                     storage = self._storage(buffer, instruction.site, action.micro_batch)
-                if buffer.name not in given:
+                if buffer.name not in storages:
                     memory.hold(storage)
                 names.live[name] = (buffer, storage)
                 names.written.add(once)
@@ -261,15 +263,15 @@ class RankValues:
     def _come(
         self, action: Action, instruction: Instruction, names: Namespace, memory: LiveMemory
     ) -> dict[str, Storage]:
-        """The storages of values that come back, of which each holds its own."""
-        given = {}
+        """The storages of values that return from the host."""
+        storages = {}
         for buffer in instruction.writes:
             storage = names.away.pop((action.stage, buffer.name), None)
             if storage is None:
                 raise self._error(action, instruction, f"{buffer.name} is not on the host")
             memory.hold(storage)
-            given[buffer.name] = storage
-        return given
+            storages[buffer.name] = storage
+        return storages
 
     def _check_message(self, action: Action, instruction: Instruction, buffer: Buffer) -> None:
         expected = self.message
@@ -278,7 +280,7 @@ class RankValues:
             raise self._error(
                 action,
                 instruction,
-                f"{buffer.name} is {buffer.dtype}{list(buffer.shape)}, a message of the program {shape}",
+                f"{buffer.name} is {buffer.dtype}{list(buffer.shape)}, but a message of the program is {shape}",
             )
 
     def _free(self, action: Action, instruction: Instruction, names: Namespace, name: str, memory: LiveMemory) -> None:
@@ -292,7 +294,7 @@ class RankValues:
 
 
 def _go(stage: int, instruction: Instruction, names: Namespace) -> None:
-    """What is live is on the host too. What shares a storage will share one again when it is back."""
+    """Copy live values to the host. Values that share a storage will share one again when they return."""
     copies: dict[int, Storage] = {}
     for name in instruction.reads:
         storage = names.live[stage, name][1]
@@ -301,12 +303,12 @@ def _go(stage: int, instruction: Instruction, names: Namespace) -> None:
 
 
 def received(rows: int | Received) -> Received:
-    """A number of rows as what a rank receives without nodes."""
+    """Rows as a `Received`; a plain number stands for rows that no rank forwards."""
     return rows if isinstance(rows, Received) else Received(rows)
 
 
 def _places(schedule: Schedule, rank: int) -> dict[int, list[Place]]:
-    """Where the values of each stage of a rank live, by micro-batch. Stages that follow each other there share it."""
+    """By stage and micro-batch, the place of its values on a rank. Consecutive stages share one."""
     turn, count = min(schedule.turn, schedule.num_micro_batches), schedule.num_micro_batches
 
     def first(stage: int, micro_batch: int) -> int:
@@ -323,7 +325,7 @@ def _places(schedule: Schedule, rank: int) -> dict[int, list[Place]]:
 
 
 def _different(places: list[Place]) -> tuple[list[Place], tuple[int, ...]]:
-    """Each place once, and which of these every given one is."""
+    """The distinct places, and for each given place its index among them."""
     if len(places) == 1:
         return places, (0,)
     first, second = places
@@ -331,5 +333,5 @@ def _different(places: list[Place]) -> tuple[list[Place], tuple[int, ...]]:
 
 
 def release(action: str, namespaces: list[Namespace], memory: LiveMemory) -> None:
-    """A send of the namespace's action needs its storage no longer."""
+    """Let go of the storage of an action's send in the namespace."""
     memory.drop(namespaces[0].sent.pop(action))

@@ -1,7 +1,7 @@
-"""What every instruction of a stage reads, writes and names, from the plan's stage and the cuts of its segments alone.
+"""The operands of every instruction of a stage, derived only from the plan's stage and the cuts of its segments.
 
-An independent second derivation of what lowering writes down: the proof compares the two, order included, for emitted
-code passes operands by place.
+This is a second derivation, independent of lowering. The proof compares the two, with their order, as emitted code
+passes operands by position.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from compiler.ir.program import GATHERS
 Cuts = Mapping[str, Cut]  # by site of use
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 Names = tuple[str, ...]
-Of = tuple[Names, Names, Names, tuple[Buffer, ...]]  # the first four of Operands
-# Reads, parameters, weights that W reads, writes; the values in which parameters and weights are, if they are in any.
+Of = tuple[Names, Names, Names, tuple[Buffer, ...]]  # the first four items of Operands
+# Values read, parameters, weights that W reads, values written; then, for each parameter and weight, the value that
+# holds it if it was gathered.
 Operands = tuple[Names, Names, Names, tuple[Buffer, ...], Names, Names]
 
 
@@ -36,7 +37,7 @@ def steps_of(stage: Stage) -> Steps:
 
 
 def gathers(use: Use, phase: str, plan: Plan) -> bool:
-    """Whether the segment needs weights in a phase that its rank has a part of."""
+    """Whether the segment needs weights in a phase of which its rank holds a shard."""
     here = plan.sharded.get(use.site)
     args = signature_of(use, phase, plan.cuts).args
     return (
@@ -47,7 +48,7 @@ def gathers(use: Use, phase: str, plan: Plan) -> bool:
 
 
 def scatters(use: Use, plan: Plan) -> bool:
-    """Whether the W of the segment adds to gradients that its rank keeps a part of."""
+    """Whether the W of the segment adds to gradients of which its rank keeps a shard."""
     here, args = plan.sharded.get(use.site), signature_of(use, "W", plan.cuts).args
     return here is not None and any(
         tensor in here.tensors for local, tensor in use.params if accumulator_of(local) in args
@@ -55,7 +56,7 @@ def scatters(use: Use, plan: Plan) -> bool:
 
 
 def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -> Operands:
-    """What an instruction of this kind, phase and site must have. It is one that its stage needs."""
+    """The operands that an instruction must have. Its stage must need an instruction of its kind, phase and site."""
     here = plan.sharded.get(instruction.site)
     if instruction.kind == "run":
         use = steps[instruction.site, "run"]
@@ -68,7 +69,7 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -
 
 
 def _with_values(found: Of, phase: str, here: Sharded) -> Operands:
-    """The operands of a segment where tensors of it are divided: those are in values that it reads."""
+    """The operands of a segment with sharded tensors, which it reads from gathered values."""
     reads, params, weights, writes = found
     gathered = f"{here.weights.name}_{phase}" if here.weights else ""
     added = here.gradients.name if phase == "W" else gathered
@@ -78,13 +79,13 @@ def _with_values(found: Of, phase: str, here: Sharded) -> Operands:
 
 
 def _places(names: Names, here: Sharded, value: str) -> Names:
-    """The value that each tensor is in, if one of them is in any."""
+    """For each tensor, the value that holds it, or ""; empty if no value holds any of them."""
     found = tuple([value if name in here.tensors else "" for name in names])
     return found if any(found) else ()
 
 
 def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
-    """A gather's wait writes weights, zeros are gradients, and a scatter reads them until its wait."""
+    """The wait of a gather writes weights, zeros write gradients, and a scatter reads gradients until its wait."""
     kind = instruction.wait or instruction.kind
     if kind == "scatter":
         return (here.gradients.name,), (), (), ()
@@ -116,29 +117,29 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
         values = [value for value, constant in stage.tangents if constant == instruction.site]
         return (), (), (), tuple(Buffer(gradient_of(value), (), _dtype(stage, value, cuts)) for value in values)
     assert kind in ("record", "tell")
-    given = stage.records if kind == "record" else stage.tells
-    return tuple(value for name, value in given if name == instruction.site), (), (), ()
+    pairs = stage.records if kind == "record" else stage.tells
+    return tuple(value for name, value in pairs if name == instruction.site), (), (), ()
 
 
 def _of_rows(instruction: Instruction, steps: Steps) -> Of:
-    """Rows that ranks put together in a forward are taken apart, as gradients, in its backward."""
+    """Rows that a forward gathers are scattered, as gradients, in its backward, and the other way round."""
     kind, forward = instruction.wait or instruction.kind, instruction.phase == "F"
     gathers = (kind in GATHERS) == forward
     step = steps[instruction.site, "choices" if kind == "gather_choices" else "gather" if gathers else "scatter"]
     assert isinstance(step, Communication)
-    (given,), (taken,) = (step.sizes, step.outputs) if forward else (step.arriving, step.returned)
-    return (given.name,), (), (), (taken,) if instruction.wait else ()
+    (sent,), (received,) = (step.sizes, step.outputs) if forward else (step.arriving, step.returned)
+    return (sent.name,), (), (), (received,) if instruction.wait else ()
 
 
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     cut, signature = cuts[use.site], signature_of(use, phase, cuts)
     values, tensors = _values(use, cut), dict(use.params)
-    for each in cut.quantised:  # a parameter in eight bits has its name, and what follows it says which of its tensors
+    for each in cut.quantised:  # the name of an FP8 parameter's tensor is the parameter's, with a suffix
         tensors |= each.names_of(tensors[each.param])
     buffers = {b.name: b for b in (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)}
     accumulators = {accumulator_of(local): tensor for local, tensor in use.params}
     params = tensors | accumulators
-    added, read = (tuple(of[local] for local in signature.args if local in of) for of in (accumulators, tensors))
+    added, read = (tuple(names[a] for a in signature.args if a in names) for names in (accumulators, tensors))
     writes = (buffers[local] for local in signature.returns)
     return (
         tuple(values[local] for local in signature.args if local not in params),
@@ -148,7 +149,7 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
 
 
 def _values(use: Use, cut: Cut) -> dict[str, str]:
-    """Local names of a segment → values of its stage: what is saved or deferred begins with the site."""
+    """Local names of a segment → values of its stage; names of saved and deferred values begin with the site."""
     outer = dict(zip((i.name for i in use.segment.inputs), use.inputs, strict=True))
     outer |= zip((o.name for o in use.segment.outputs), use.outputs, strict=True)
     outer |= {f"{local}_scales": f"{value}_scales" for local, value in outer.items()}
@@ -157,26 +158,27 @@ def _values(use: Use, cut: Cut) -> dict[str, str]:
 
 
 def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
-    """Values it reads, and what its wait writes; a backward takes gradients the other way.
+    """Values that an exchange reads, and buffers that its wait writes. A backward moves gradients the other way.
 
-    A dispatch sends all its inputs but the last, the counts, which go ahead and come back as the route, which every
-    exchange of the layer reads, and as offsets, its last output. Where rows go through nodes, the order goes ahead with
-    the counts, two tables come back that all others read, and each gives what it forwarded behind its results.
+    A dispatch sends all of its inputs but the last, the counts. These go ahead, and return as the route, which every
+    exchange of the layer reads, and as offsets, the last output of the dispatch. Where rows are forwarded inside nodes,
+    the order goes ahead with the counts, two tables return that all other exchanges read, and each exchange also
+    returns the rows that it forwarded.
     """
-    given, taken, route = step.sizes, step.outputs, f"{step.site}_route"
+    sent, received, route = step.sizes, step.outputs, f"{step.site}_route"
     copies, forwards = f"{step.site}_copies", f"{step.site}_forwards"
     maps = (copies, forwards, route) if step.order else (route,)
     if kind == "counts":
-        routed = (Buffer(route, (2, given[-1].shape[0]), "int64"), taken[-1])
+        routed = (Buffer(route, (2, sent[-1].shape[0]), "int64"), received[-1])
         if not step.order:
-            return (given[-1].name,), routed
-        tables = (Buffer(copies, given[0].shape[:1], "int64"), Buffer(forwards, (2, "X"), "int64"))
-        return (given[-1].name, step.order), (*routed, *tables)
+            return (sent[-1].name,), routed
+        tables = (Buffer(copies, sent[0].shape[:1], "int64"), Buffer(forwards, (2, "X"), "int64"))
+        return (sent[-1].name, step.order), (*routed, *tables)
     if phase != "F":
         return (*(b.name for b in step.arriving), *maps), (*step.returned, *step.forwarded_back)
     if kind == "dispatch":
-        given, taken = given[:-1], taken[:-1]
-    return (*(b.name for b in given), *maps), (*taken, *step.forwarded)
+        sent, received = sent[:-1], received[:-1]
+    return (*(b.name for b in sent), *maps), (*received, *step.forwarded)
 
 
 def _gradient(buffer: Buffer) -> Buffer:

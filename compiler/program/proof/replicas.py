@@ -1,6 +1,6 @@
-"""Fourth pass, over the plan: whoever computes a part of a gradient holds the parameter, and is in its one bucket.
+"""Fourth pass, over the plan: every rank that computes a part of a gradient holds the parameter and is in its bucket.
 
-A bucket names the stages that use its parameters, all of them and no others.
+Each parameter has one bucket. A bucket names exactly the stages that use its parameters.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from runtime.contract.slices import tiling_problem
 
 
 def check_holders(plan: Plan) -> None:
-    """Raise ProofError unless every parameter is held where it is used, and is in one bucket of its holders."""
+    """Raise ProofError unless every parameter is held by the ranks that use it, and is in one bucket of its holders."""
     stages, params = _stages(plan)
     uses = {tensor: _ranks_of(plan, each) for tensor, each in stages.items()}
-    right: set[Hashable] = set()  # what experts of one rank have in common is looked at once
+    right: set[Hashable] = set()  # experts of one rank share these facts, which are checked once
     for replica in plan.replicas:
         users, param = uses.get(replica.tensor, frozenset()), params.get(replica.tensor)
         every = plan.mesh.expert_group if param and param.stack else plan.mesh.tp if replica.slice else 1
@@ -33,7 +33,7 @@ def check_holders(plan: Plan) -> None:
 
 
 def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, Param]]:
-    """Tensor -> the stages that use it, and what a segment takes of it."""
+    """By tensor, the stages that use it, and its parameter in a segment."""
     stages: dict[str, set[int]] = {}
     params: dict[str, Param] = {}
     for stage in plan.stages:
@@ -46,27 +46,32 @@ def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, Param]]:
 
 
 def _ranks_of(plan: Plan, stages: frozenset[int]) -> frozenset[int]:
-    """The pipeline ranks that store one of some stages."""
+    """The pipeline ranks that store any of the stages."""
     return frozenset(rank for rank in range(plan.mesh.pp) if not stages.isdisjoint(plan.stages_of(rank)))
 
 
 def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], every: int, together: int) -> None:
-    """All columns of every pipeline rank that uses the tensor; of an expert or a slice, one in each of its groups, or
-    so many together: those that have the slices of an expert."""
+    """Check that all columns of every pipeline rank that uses the tensor hold it.
+
+    An expert or a slice is held by `together` neighbouring columns in each group of `every` columns; `together` is 1
+    unless those columns hold the slices of one expert.
+    """
     width = plan.mesh.columns
     expected = Counter({rank: width // every * together for rank in users})
-    holders = list(replica.holders)  # of thousands of ranks: what follows is mesh.coordinates of each
-    given = Counter([holder // width for holder in holders])
+    holders = list(replica.holders)  # may be thousands: the next lines inline mesh.coordinates
+    counts = Counter([holder // width for holder in holders])
     coordinates = {holder % width % every // together for holder in holders}
-    if len({*holders}) < len(holders) or given != expected or len(coordinates) > 1:
+    if len({*holders}) < len(holders) or counts != expected or len(coordinates) > 1:
         raise ProofError(
             f"reduce {replica.key}: held by ranks {list(replica.holders)}, but used on pipeline ranks {sorted(users)}"
         )
 
 
 def _check_slices(plan: Plan, params: Mapping[str, Param]) -> None:
-    """The slices of a parameter are all of it. Neighbouring columns have them, each the one that segments take there:
-    what one product gives is what the next one reads."""
+    """Check that the slices of a parameter cover all of it, and that each column holds the slice its segments take.
+
+    Neighbouring columns hold the slices in order, so the output of one product is the input of the next.
+    """
     table: dict[str, list[Replica]] = defaultdict(list)
     for replica in plan.replicas:
         table[replica.name].append(replica)
@@ -85,7 +90,7 @@ def _check_slices(plan: Plan, params: Mapping[str, Param]) -> None:
 
 
 def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
-    """Every trained parameter is in exactly one bucket, of holders and stages equal to its own, if it is shared."""
+    """Check that every shared parameter is in exactly one bucket, whose holders and stages equal its own."""
     buckets = [(name, bucket) for bucket in plan.buckets for name in bucket.replicas]
     counts = Counter(name for name, _ in buckets)
     replicas = {replica.key: replica for replica in plan.replicas}
@@ -100,35 +105,38 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
         if found is None or found.holders != bucket.holders:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")
         if sorted_stages[found.tensor] != bucket.stages:
-            raise ProofError(f"reduce {name}: bucket {bucket.name} is of other stages")
+            raise ProofError(f"reduce {name}: bucket {bucket.name} has other stages")
         if bucket.still != (found.role == "still"):
-            raise ProofError(f"reduce {name}: bucket {bucket.name} has what is trained, and what is not")
+            raise ProofError(f"reduce {name}: bucket {bucket.name} mixes trained and frozen parameters")
 
 
 def _check_divided(plan: Plan) -> None:
-    """A bucket is divided if several ranks of a pipeline rank hold it. Every segment that reads it, and no other, puts
-    it together, with the padding of equal parts for all holders."""
+    """Check that a bucket is sharded if several columns hold it, and gathered by exactly the segments that read it.
+
+    A gathered bucket is padded so that all holders have shards of one size.
+    """
     readers: dict[str, set[str]] = defaultdict(set)
     for use in plan.uses:
         for _, tensor in use.params:
             readers[tensor].add(use.site)
-    of = {replica.key: replica for replica in plan.replicas}
-    sizes: dict[str, dict[Columns, int]] = defaultdict(dict)  # of the buckets of each site, by columns, with padding
+    by_key = {replica.key: replica for replica in plan.replicas}
+    sizes: dict[str, dict[Columns, int]] = defaultdict(dict)  # by site and columns, elements of buckets with padding
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
-        members, count = [of[name] for name in bucket.replicas], len(bucket.holders)
+        members, count = [by_key[name] for name in bucket.replicas], len(bucket.holders)
         wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1 and not bucket.still
         if bool(bucket.sites) != wanted or any(wanted and readers[each.tensor] != {*bucket.sites} for each in members):
-            raise ProofError(f"scatter {bucket.name}: bucket is divided among segments {list(bucket.sites)}")
+            raise ProofError(f"scatter {bucket.name}: bucket is sharded for segments {list(bucket.sites)}")
         for site in bucket.sites:
             padded = -(-sum(each.num_elements for each in members) // count) * count
             sizes[site][bucket.holders.columns] = sizes[site].get(bucket.holders.columns, 0) + padded
             tensors[site].update(each.tensor for each in members)
     if plan.sharded.keys() != sizes.keys():
-        raise ProofError(f"scatter: segments {sorted(plan.sharded.keys() ^ sizes.keys())} put other tensors together")
+        differing = sorted(plan.sharded.keys() ^ sizes.keys())
+        raise ProofError(f"scatter: segments {differing} gather other tensors than the buckets say")
     for site, here in plan.sharded.items():
         buffers = [here.gradients, *([here.weights] if here.weights else [])]
         held = {sum(size for columns, size in sizes[site].items() if each[0] in columns) for each in sizes[site]}
         shapes = {buffer.shape for buffer in buffers}
         if here.tensors != tensors[site] or shapes != {(size,) for size in held} or len(buffers) != plan.zero - 1:
-            raise ProofError(f"scatter {site}: it puts other tensors together than its buckets have")
+            raise ProofError(f"scatter {site}: it gathers other tensors than its buckets hold")

@@ -1,7 +1,7 @@
-"""First pass, over bodies: each holds exactly the instructions its stage needs, with the operands its stage says, in
-their order, and ends every exchange it starts.
+"""First pass, over bodies: each has exactly the instructions that its stage needs, with the operands of its stage in
+order, and waits for every exchange that it starts.
 
-It leaves to the later passes only *when* things happen. A body is looked at once, however often it is invoked.
+The later passes check only *when* things happen. Each body is checked once, however often it is invoked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compiler.program.proof.operands import Operands, gathers, operands, runs, s
 from compiler.schedule.schedule import Schedule, ScheduleError
 from runtime.contract.actions import Action, Pair, Step, actions_of, parse_step
 
-Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
+Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or kind of the awaited exchange)
 Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
@@ -30,14 +30,14 @@ EXCHANGES = (
 
 
 class Bodies:
-    """The bodies of programs, by number, with what was found of each: made once, however many programs have it.
+    """The bodies of programs by number, with facts about each that are found once for all programs.
 
-    Bodies that differ in whom they talk to alone have one number, as long as that is not the own rank.
+    Bodies that differ only in their peers share a number, unless a peer is the rank itself.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, tuple[Body, int]] = {}  # by identity; the body stays, so that no other one gets it
-        self._alike: dict[Hashable, int] = {}  # by all but whom a body talks to
+        self._numbers: dict[int, tuple[Body, int]] = {}  # by identity, which is unique while the body is kept here
+        self._alike: dict[Hashable, int] = {}  # by everything but the peers
         self._waits: dict[int, Waits] = {}
         self._counts: dict[int, tuple[int, int]] = {}
 
@@ -50,7 +50,7 @@ class Bodies:
         return found[1]
 
     def waits(self, rank: int, body: Body) -> Waits:
-        """The wait of each exchange; ProofError where one has none."""
+        """The wait of each exchange. Raises ProofError if one has none."""
         number = self.number(rank, body)
         if number not in self._waits:
             self._waits[number] = waits_of(rank, body)
@@ -65,17 +65,16 @@ class Bodies:
 
 
 def _but_peer(rank: int, instruction: Instruction) -> Hashable:
-    """All of an instruction but the other rank it talks to. Bodies that are made together have most of them in common:
-    identity tells, as long as the bodies stay."""
+    """All of an instruction but its peer. Bodies share most instructions without a peer: identity stands for these."""
     i = instruction
     if i.peer < 0:
         return id(i)
-    said = i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes
-    return *said, i.params, i.weights, i.params_in, i.weights_in, i.peer == rank
+    fields = i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes
+    return *fields, i.params, i.weights, i.params_in, i.weights_in, i.peer == rank
 
 
 class Structure:
-    """The first pass, over the programs of one plan. A body that was found right is not looked at again."""
+    """The first pass, over the programs of one plan. Each body is checked once."""
 
     def __init__(self, plan: Plan) -> None:
         self.bodies = Bodies()
@@ -84,7 +83,10 @@ class Structure:
         self._actions: dict[tuple[str, int], Action] = {}  # by text and micro-batch
 
     def schedule_of(self, program: Program) -> Schedule:
-        """The schedule of a program, legal (each F, then B or I…W, once, on the placement's rank) on the plan."""
+        """The schedule of a program, checked to be legal on the plan.
+
+        Each F must run once on the rank of its placement, and then B, or I and W. Raises ProofError otherwise.
+        """
         plan, num_ranks, invoked = self._plan, len(program.bodies), len(program.invocations)
         if invoked != num_ranks or plan.mesh.pp != num_ranks:
             raise ProofError(f"{num_ranks} ranks have bodies, {invoked} invocations, and the plan has {plan.mesh.pp}")
@@ -102,13 +104,13 @@ class Structure:
         return schedule
 
     def check(self, program: Program) -> None:
-        """Raise ProofError unless every body holds what its actions need, and nothing else."""
+        """Raise ProofError unless every body has exactly the instructions that its actions need."""
         for rank, bodies in enumerate(program.bodies):
             names = [body.name for body in bodies]
             if len(set(names)) < len(names):
                 raise ProofError(f"rank {rank}: two bodies have one name")
             if set(names) != {invocation.body for invocation in program.invocations[rank]}:
-                raise ProofError(f"rank {rank}: there is a body that nothing invokes")
+                raise ProofError(f"rank {rank}: a body is never invoked, or an invoked one is missing")
             for body in bodies:
                 number = self.bodies.number(rank, body)
                 if number not in self._right:
@@ -134,15 +136,15 @@ class Structure:
         self.bodies.waits(rank, body)
 
     def _steps(self, program: Program, rank: int) -> Iterator[Step]:
-        """The steps that the invocations of a rank run, from the texts of its bodies' actions."""
+        """The steps that the invocations of a rank run, parsed from the actions of its bodies."""
         texts = {body.name: body.actions for body in reversed(program.bodies[rank])}
         for invocation in program.invocations[rank]:
             name, micro_batches = invocation.body, invocation.micro_batches
-            of = texts.get(name, ())
-            if len(of) != len(micro_batches) or len(of) not in (1, 2):
+            actions = texts.get(name, ())
+            if len(actions) != len(micro_batches) or len(actions) not in (1, 2):
                 raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
             taken = []
-            for key in zip(of, micro_batches, strict=True):
+            for key in zip(actions, micro_batches, strict=True):
                 if key not in self._actions:
                     self._actions[key] = _action(rank, name, *key)
                 taken.append(self._actions[key])
@@ -150,7 +152,7 @@ class Structure:
 
 
 def waits_of(rank: int, body: Body) -> Waits:
-    """Index of each exchange's start → that of the wait which ends it: exactly one, later, with the same operands."""
+    """Index of each exchange's start → index of its wait: exactly one, later, with the same operands."""
     started: dict[tuple[int, Key], int] = {}
     ends: Waits = {}
     for index, instruction in enumerate(body.instructions):
@@ -184,7 +186,7 @@ def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
 
 
 def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
-    """What an action of a stage must hold, each exactly once."""
+    """The instructions that an action of a stage must have, each exactly once."""
     once: list[Key] = []
     if "F" in phases:
         once += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
@@ -200,7 +202,7 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
         for phase in _phases_of(step, phases):
             if isinstance(step, Communication):
                 keys = _exchange_keys(step, phase)
-                # a backward that moves rows again does so by the counts of the forward
+                # a backward that dispatches again uses the counts of the forward
                 once += keys if phase in phases else [key for key in keys if "counts" not in key]
             elif runs(step, phase, plan.cuts):
                 once.append(("run", phase, step.site, ""))
@@ -211,7 +213,7 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
 
 
 def _phases_of(step: Use | Communication, phases: str) -> str:
-    """The phases of a step that an action carries out: a backward may run its forward again."""
+    """The phases of a step that an action runs; a backward may recompute the forward first."""
     return f"F{phases}" if step.again and "I" in phases else phases
 
 
@@ -226,44 +228,46 @@ def _exchange_keys(step: Communication, phase: str) -> list[Key]:
 
 
 def _started(kind: str, phase: str, site: str) -> list[Key]:
-    """An exchange and its wait."""
+    """The start and the wait of an exchange."""
     return [(kind, phase, site, ""), ("wait", phase, site, kind)]
 
 
 def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
-    """What a forward of a stage makes, and a backward reads and does not make again; but for loaded data, and for
-    integers, which count and place rows."""
+    """The values that a forward of a stage keeps for the backward: those it reads and does not recompute.
+
+    Loaded data is not among them, nor are integers, which count and place rows.
+    """
     steps = steps_of(stage)
 
-    def of(phases: str) -> list[tuple[str, Operands]]:
+    def operands_of(phases: str) -> list[tuple[str, Operands]]:
         keys = sorted(_needs(stage, phases, plan))
         needed = [Instruction(k, 0, "", p, site, wait=w if k == "wait" else "") for k, p, site, w in keys]  # type: ignore[arg-type]
         return [(i.kind, operands(i, stage, steps, plan)) for i in needed]
 
-    backward = [found for _, found in of("IW")]
+    backward = [found for _, found in operands_of("IW")]
     read = {name for found in backward for name in found[0]} - {each.name for found in backward for each in found[3]}
-    made = [each for kind, found in of("F") if kind not in ("load", *EXCHANGES) for each in found[3]]
-    return tuple(sorted((b for b in made if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
+    written = [b for kind, found in operands_of("F") if kind not in ("load", *EXCHANGES) for b in found[3]]
+    return tuple(sorted((b for b in written if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
 
 
 def _check_copy(where: str, instructions: list[Instruction], kind: str, saved: tuple[Buffer, ...]) -> None:
-    """An O or an R has the one instruction that copies what a forward of its stage saved."""
+    """Check that an O or R has exactly one instruction, which copies the values that a forward of its stage saved."""
     _check_counts(where, instructions, frozenset({(kind, "F", "", "")}))
     (only,) = instructions
     names = tuple(buffer.name for buffer in saved)
     wanted = (names, ()) if kind == "to_host" else ((), saved)
     if (only.reads, only.writes) != wanted or only.params or only.weights or only.params_in or only.weights_in:
-        raise ProofError(f"{where}: {kind} has other operands than what a forward of its stage saves")
+        raise ProofError(f"{where}: {kind} has other operands than a forward of its stage saves")
 
 
 def _check_scattered(where: str, instructions: list[Instruction]) -> None:
-    """Gradients are scattered behind the W that adds to them; that both are there once, and live, is known."""
+    """Check that gradients are scattered after the W that adds to them. Other checks ensure that each is there once."""
     added: set[str] = set()
     for i in instructions:
         if (i.kind, i.phase) == ("run", "W"):
             added.add(i.site)
         elif i.kind == "scatter" and i.site not in added:
-            raise ProofError(f"{where}: {_name(i)} starts before its gradients are there")
+            raise ProofError(f"{where}: {_name(i)} starts before its gradients are added")
 
 
 def _key(instruction: Instruction) -> Key:

@@ -102,7 +102,7 @@ WRONG = {
     "steers the terminal": (text(name="a\x1b[2J"), "t.json: name: it has characters that cannot be printed"),
     "factor of seconds": (
         text(factors=[{"class": "launch", "factor": 2.0, "source": "s", "date": "2025"}]),
-        "factors[0]: 'launch' is no class with a rate",
+        "factors[0]: 'launch' is not a class with a rate",
     ),
     "a list": ("[]", "t.json: input should be an object"),
     "no json": ('{\n  "name": x}', "t.json:2:11: this is not JSON"),

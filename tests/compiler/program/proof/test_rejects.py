@@ -65,7 +65,7 @@ def test_a_message_that_is_posted_after_it_is_awaited() -> None:
     assert row[0].posts
     late = (row[0]._replace(posts=()), row[1]._replace(posts=row[0].posts))
     assert rejected(with_invocations(program, 1, late), plan) == (
-        "rank 1, F1.0: recv F0.0 awaits what is not posted, or awaited already"
+        "rank 1, F1.0: recv F0.0 has no posted receive, or was awaited already"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_message_of_another_shape(change: dict[str, object]) -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
     assert program.message is not None
     assert re.match(
-        r"rank \d, [FB]\d\.\d: (send|receive) [FI]: \w+ is float64\[12, 16\], a message of the program",
+        r"rank \d, [FB]\d\.\d: (send|receive) [FI]: \w+ is float64\[12, 16\], but a message of the program",
         rejected(replace(program, message=replace(program.message, **change)), plan),  # type: ignore[arg-type]
     )
     assert "the program has no message buffer" in rejected(replace(program, message=None), plan)
@@ -252,7 +252,7 @@ def test_programs_that_are_no_legal_schedule() -> None:
     assert rejected(doubled, plan) == "rank 0: two bodies have one name"
     idle = replace(program.bodies[0][0], name="F0_again")
     unused = replace(program, bodies=((*program.bodies[0], idle), program.bodies[1]))
-    assert rejected(unused, plan) == "rank 0: there is a body that nothing invokes"
+    assert rejected(unused, plan) == "rank 0: a body is never invoked, or an invoked one is missing"
 
 
 def test_programs_of_another_plan() -> None:
