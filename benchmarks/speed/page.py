@@ -143,7 +143,7 @@ def _precisions(contest: Mapping[str, Any]) -> str:
     lines = [
         f"## {contest['title']}\n",
         f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32: the ratio to the",
-        "same layout in FP32. CPUs cannot multiply numbers of 8 or 4 bits, so these are widened to FP32 or BF16 first.\n",
+        "same layout in FP32. CPUs cannot multiply numbers of 8 or 4 bits, so they are widened to FP32 or BF16.\n",
         "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process |",
         "|---|--:|--:|--:|--:|--:|",
     ]
