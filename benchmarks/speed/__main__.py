@@ -50,7 +50,7 @@ def main() -> int:
         contests = chosen(args.quick, args.only)
         found = {**about(rounds), "contests": [measured(contest, rounds) for contest in contests]}
         for contest in found["contests"]:
-            print(table(contest, found["cores"]), flush=True)
+            print(table(contest), flush=True)
         if args.update:
             found = updated(before(found), found)
         elif args.quick or args.only:

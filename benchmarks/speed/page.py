@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "speed"  # a file for each kind of processor
 PAGE = ROOT / "docs" / "performance.md"
 MB = 10**6
-_COMPILING = "How long `dsc compile` takes: [compile-speed.md](compile-speed.md).\n"
+SHOWN = ("torch", "transformers")  # whose versions the page says
 Kind = Literal["ratio", "share", "at most"]  # of a goal
-HEAD = "| | layout | tokens/s | × theirs | of the limit | a second of a core | of its limit | memory | first loss |"
-RULE = "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+HEAD = "| | layout | tokens/s | × theirs | a second of a core | of the limit | memory |"
+RULE = "|---|---|--:|--:|--:|--:|--:|"
+LEFT_OUT = ("bench-8 fp32",)  # contests that no goal is about: they are in the results alone
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,13 @@ def file_of(processor: str) -> Path:
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The whole page: the goals on each machine, and the tables of the first one."""
     newest = found[0]
-    tables = (table(contest, newest["cores"]) for contest in newest["contests"])
+    tables = (table(each) for each in newest["contests"] if each["name"] not in LEFT_OUT)
     parts = (
         _head(found),
         _goals(found),
         f"The tables below are of {newest['processor']}.\n",
         *tables,
         _method(),
-        _COMPILING,
     )
     return "\n".join(parts)
 
@@ -69,9 +69,9 @@ def _head(found: Sequence[Mapping[str, Any]]) -> str:
     return f"""# Speed
 
 This page shows how fast dsc trains on CPUs beside what you could use instead: `transformers`, and torch's pipelining.
-All rows of a table are measured in turn on one machine and do the same work. `make bench` takes these measurements, in
-some 15 minutes, and writes this page. [performance-log.md](performance-log.md) lists what was tried to make dsc faster.
-For GPUs, see [kernels.md](kernels.md).
+All rows of a table do the same work, in turn, on one machine. `make bench` measures them in some 15 minutes and writes
+this page. [performance-log.md](performance-log.md) lists what was tried to make dsc faster. For GPUs, see
+[kernels.md](kernels.md); for `dsc compile`, [compile-speed.md](compile-speed.md).
 
 Each goal compares dsc with the fastest alternative. The ratio depends on the processor:
 
@@ -80,12 +80,12 @@ Each goal compares dsc with the fastest alternative. The ratio depends on the pr
 
 
 def _machine(found: Mapping[str, Any]) -> str:
-    packages = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    packages = ", ".join(f"{name} {found['versions'][name]}" for name in SHOWN if name in found["versions"])
     rates = [rate for contest in found["contests"] if (rate := _core_rate(contest))]
     return (
         f"- {found['processor']}, {found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GiB, products at "
-        f"{' and '.join(f'{rate / 1e9:.0f}' for rate in rates[:2])} GFLOP/s a core\n  in FP32 and BF16; {packages};\n"
-        f"  {found['rounds']} rounds, {found['date']}"
+        f"{' and '.join(f'{rate / 1e9:.0f}' for rate in rates[:2])} GFLOP/s a core\n  in FP32 and BF16; "
+        f"{packages}; {found['rounds']} rounds, {found['date']}"
     )
 
 
@@ -124,15 +124,15 @@ def best(found: Iterable[Figures], group: str, one_thread: bool = False, holds: 
 # ---------------------------------------------------------------- a contest
 
 
-def table(contest: Mapping[str, Any], cores: int) -> str:
+def table(contest: Mapping[str, Any]) -> str:
     """A contest: every row, also those that failed."""
     if contest["precision"] == "each":
         return _precisions(contest)
     found = figures(contest)
     others = best(found.values(), "theirs")
     limit = next((f.limit for f in found.values()), None)
-    lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit, cores), ""] if limit else []), HEAD, RULE]
-    lines += [_line(row, found.get(row["name"]), others, cores) for row in contest["rows"] if row["group"] != "limit"]
+    lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit), ""] if limit else []), HEAD, RULE]
+    lines += [_line(row, found.get(row["name"]), others) for row in contest["rows"] if row["group"] != "limit"]
     return "\n".join([*lines, ""])
 
 
@@ -143,16 +143,15 @@ def _precisions(contest: Mapping[str, Any]) -> str:
     lines = [
         f"## {contest['title']}\n",
         f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32: the ratio to the",
-        "same layout in FP32. CPUs cannot multiply numbers of 8 or 4 bits, so these are widened to FP32 or BF16 first.",
-        "[precision.md](precision.md) describes the precisions.\n",
-        "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process | first loss |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "same layout in FP32. CPUs cannot multiply numbers of 8 or 4 bits, so they are widened to FP32 or BF16.\n",
+        "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     for name in names:
         one, four = found.get(f"{name} on 1"), found.get(f"{name} on 4")
         row = next(row for row in contest["rows"] if row["name"] == f"{name} on 1")
         if one is None:
-            lines.append(f"| `{name}` | {_cell(row['failed'].splitlines()[0] or 'no rounds')} | | | | | |")
+            lines.append(f"| `{name}` | {_cell(row['failed'].splitlines()[0] or 'no rounds')} | | | | |")
             continue
         cells = [
             f"{one.tokens_per_processor_s:,.0f}",
@@ -160,7 +159,6 @@ def _precisions(contest: Mapping[str, Any]) -> str:
             f"{four.tokens_per_s:,.0f}" if four else "",
             _times(_ratio(four, found.get("fp32 on 4"))),
             f"{one.peak_bytes / MB:,.0f} MB",
-            f"{row['losses'][0]:.4f}",
         ]
         lines.append(" | ".join([f"| `{name}`", *cells]) + " |")
     return "\n".join([*lines, ""])
@@ -176,29 +174,27 @@ def _core_rate(contest: Mapping[str, Any]) -> float:
     return float(limit * (contest["product_flops"] + contest["attention_flops"]) / contest["tokens"])
 
 
-def _of_limit(contest: Mapping[str, Any], limit: float, cores: int) -> str:
+def _of_limit(contest: Mapping[str, Any], limit: float) -> str:
     flops, rate = contest["product_flops"] + contest["attention_flops"], _core_rate(contest)
     return (
         f"[{contest['spec']}](../{contest['spec']}): {flops / 1e9:.1f} GFLOP a step of {contest['tokens']:,} tokens, "
-        f"{contest['product_flops'] / 1e9:.1f} of them in\nproducts, which one thread alone does at "
-        f"{rate / 1e9:.0f} GFLOP/s. Limit: {limit:,.0f} tokens/s a core, {cores * limit:,.0f} on {cores}."
+        f"{contest['product_flops'] / 1e9:.1f} of them in\nproducts, which one thread does at "
+        f"{rate / 1e9:.0f} GFLOP/s. Limit: {limit:,.0f} tokens/s a core."
     )
 
 
-def _line(row: Mapping[str, Any], f: Figures | None, others: Figures | None, cores: int) -> str:
+def _line(row: Mapping[str, Any], f: Figures | None, others: Figures | None) -> str:
     title = f"**dsc**, {row['title']}" if row["group"] == "ours" else row["title"]
     layout = f"{row['processes']} × {row['threads']}"
     if f is None:
         why = row["failed"].splitlines()[0] if row["failed"] else "no rounds"
-        return f"| {title} | {layout} | {_cell(why)} | | | | | | |"
+        return f"| {title} | {layout} | {_cell(why)} | | | | |"
     cells = [
         f"{f.tokens_per_s:,.0f}",
         f"{f.tokens_per_s / others.tokens_per_s:.2f}" if others else "",
-        "" if f.one_thread else _share(f.tokens_per_s / cores, f.limit),
         f"{f.tokens_per_processor_s:,.0f}",
         _share(f.tokens_per_processor_s, f.limit),
         f"{f.peak_bytes / MB:,.0f} MB",
-        f"{row['losses'][0]:.4f}",
     ]
     return " | ".join([f"| {title}", layout, *cells]) + " |"
 
@@ -301,23 +297,19 @@ Columns:
 - *layout*: processes × threads.
 - *× theirs*: the ratio to the fastest row that is not dsc.
 - *a second of a core*: tokens per second of processor time of all processes. Compare rows of one thread by it.
-- *memory*: the peak of all processes of the row, as if nothing else ran. A file that several processes map counts once.
-- *of the limit*: the limit is one thread that computes only the products of the step, at their shapes, into memory that
-  is already allocated. These are dsc's own products; torch's reach about half of their speed in FP32
-  ([products.txt](../benchmarks/results/products.txt)). Attention counts its causal half.
+- *of the limit*: that, as a share of the limit: one thread that computes only the products of the step. These are dsc's
+  own products; torch's reach about half of their speed in FP32 ([products.txt](../benchmarks/results/products.txt)).
+- *memory*: the peak of all processes of the row.
 
 Method:
 
-- Each row takes 4 steps to warm up, and then waits (SIGSTOP) until it is its turn. Rows take turns: A/B/C/A/B/C.
-  Numbers are medians over rounds. The benchmark checks that no row used the processor outside its turns.
-- A step includes everything: samples, forward, backward, clipping by the global norm, AdamW, reading the loss. One
-  clock times all rows from outside.
-- All rows have the same initial weights, samples, batch (8 sequences of 256) and recipe. Later losses differ in the
-  fourth digit, because `transformers` does not balance experts.
-- The others run with their best options. Every choice (attention by sdpa or eager, the batch in one part or two, AdamW
-  fused or foreach) is tried first, and the fastest is taken. Compiled rows use sdpa, one part, fused. The user must ask
-  for grouped_mm (`experts_implementation`), and wait some minutes for the compiler.
-- Layers for torch's pipelining are split so that the rank with the head has fewer.
+- Each row takes 4 steps to warm up. Then the rows take turns: A/B/C/A/B/C. Numbers are medians over rounds. The
+  benchmark checks that no row used the processor outside its turns.
+- A step includes everything: samples, forward, backward, clipping by the global norm, AdamW, reading the loss.
+- All rows have the same initial weights, samples, batch (8 sequences of 256), recipe and first loss.
+- The others run with their best options: attention by sdpa or eager, the batch in one part or two, AdamW fused or
+  foreach.
 
-[benchmarks/results/speed](../benchmarks/results/speed) has all rounds, and the options of each row (`choice`).
+[benchmarks/results/speed](../benchmarks/results/speed) has all rounds, the options of each row, and 8 layers
+in FP32 on 2 cores.
 """
