@@ -1,1 +1,1 @@
-"""The planner: what a run takes, predicted from its spec before anything runs. Torch-free."""
+"""The planner: predicts the time, memory and cost of a run from its spec, before anything runs. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Which spec is meant: SPEC, SPEC:RUN or SPEC:RUN.2 with overrides → a resolved spec with its files, `auto` decided."""
+"""Resolve SPEC, SPEC:RUN or SPEC:RUN.2 with overrides to a spec with its files and with every `auto` decided."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A resolved spec with the files that it names, where its values are written, and the file it came from."""
+    """A resolved spec with the files that it names, the places of its values, and its own file."""
 
     spec: Spec
     origins: Mapping[str, Span]
     path: Path
-    ranking: Ranking | None = None  # of the plans that were tried, where the spec leaves something open
-    argument: str = ""  # by which a command chooses it: SPEC, SPEC:RUN, SPEC:RUN.2
+    ranking: Ranking | None = None  # of the plans that were tried, if the spec has `auto`
+    argument: str = ""  # as given to a command: SPEC, SPEC:RUN, SPEC:RUN.2
 
 
 def choose(
@@ -36,13 +36,16 @@ def choose(
     table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
-    """The chosen spec; SpecError with all its mistakes. `tell` shows how far a search is."""
+    """Resolve the argument of a command. `tell` is called with lines on the progress of a search.
+
+    Raises SpecError with all mistakes of the spec.
+    """
     file, run = split(str(find()) if argument is None else argument)
     resolved = resolve(file, run, overrides)
     spec, origins, path = resolved.spec, resolved.origins, Path(file)
     files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates, spec.train.initial
     if table is not None or any(files) or spec.model.customs or spec.train.grpo:
-        from compiler.plan.read_files import with_files  # only specs that name files wait for it
+        from compiler.plan.read_files import with_files  # imported only for specs that name files
 
         spec = with_files(spec, origins, path.parent, resolved.opened, table, runs_in(file))
     ranking = None
@@ -58,7 +61,7 @@ def choose_phases(
     table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Chosen]:
-    """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
+    """Resolve all phases of the chosen run; most runs have one. Raises SpecError with the mistakes of all phases."""
     file, run = split(str(find()) if argument is None else argument)
     names = phases_in(file, run)
     if len(names) < 2:
@@ -75,7 +78,7 @@ def choose_phases(
 
 
 def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:
-    """Why a right spec does not run yet."""
+    """The reasons why a valid spec cannot be trained yet."""
     found = train_refusals(chosen.spec, chosen.origins)
     if chosen.spec.train.initial is not None:
         from compiler.plan.read_files import to_come
@@ -87,14 +90,14 @@ def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:
 def _decided(
     resolved: Resolved, file: str, run: str | None, overrides: Sequence[str], tell: Callable[[str], None]
 ) -> Ranking:
-    """All plans that were tried, the best first. The spec has the files that it names.
+    """Search for the values of `auto`; returns all plans that were tried, the best first.
 
-    `tell` shows how far the search is, and is called with "" at its end.
+    `tell` is called with lines on the progress of the search, and with "" at its end.
     """
     spec = resolved.spec
     plans = [(choice, other.with_files(spec.files)) for choice, other in alternatives(file, run, overrides)]
     plans = _placeable(resolved, plans)
-    from compiler.predict.search import search  # with networkx; only specs that leave something open wait for it
+    from compiler.predict.search import search  # imports networkx, which only specs with `auto` need
 
     tell(f"looking for the best of {plural(len(plans), 'plan')}")
     try:
@@ -106,7 +109,7 @@ def _decided(
 
 
 def _placeable(resolved: Resolved, plans: list[tuple[Choice, Spec]]) -> list[tuple[Choice, Spec]]:
-    """The plans that the placement of experts is for, if the spec names one: others could not go on with it."""
+    """The plans that match the spec's placement of experts, if it names one. Raises SpecError if none does."""
     from compiler.plan.spec_files import expert_placement_of
 
     expert_placement = expert_placement_of(resolved.spec)
@@ -115,7 +118,8 @@ def _placeable(resolved: Resolved, plans: list[tuple[Choice, Spec]]) -> list[tup
     degree = expert_placement.num_ranks
     found = [(choice, other) for choice, other in plans if other.parallel.expert == degree]
     if not found:
-        message = f"{resolved.spec.parallel.placement} is for expert = {degree}, which no choice for `auto` is"
-        hint = f"place the experts anew, or leave more open, so that {degree} divides data·tensor"
+        file = resolved.spec.parallel.placement
+        message = f"{file} is for expert = {degree}, but no choice for `auto` gives that degree"
+        hint = f"place the experts again, or set more keys to `auto`, so that {degree} divides data·tensor"
         raise SpecError([Diagnostic("P0101", message, resolved.origins.get("parallel.placement"), hint)])
     return found

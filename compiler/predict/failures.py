@@ -1,14 +1,15 @@
-"""Failures of a cluster → the share of the time that a run trains, and the interval of checkpoints that is best.
+"""The goodput of a run under failures of its cluster, and the best interval of checkpoints.
 
-Failures come at random, one in `mtbf` of the whole cluster in the mean. One loses what was trained behind the newest
-checkpoint that was written to its end, and a restart, in which the next failure may come. So with an interval of τ
-seconds of training, a copy of δ that training waits for, a write of w behind it under the next steps, a restart of R
-and λ = 1 / mtbf, a run from one restart to the next failure lasts 1/λ in the mean and keeps
+Failures are random, with a mean time of `mtbf` between failures of the whole cluster. A failure loses the training
+since the newest complete checkpoint, and the time of a restart, during which the next failure may come.
+Let τ be the seconds of training between checkpoints, δ the copy that training waits for, w the write that follows under
+the next steps, R the restart, and λ = 1 / mtbf. A run from a restart to the next failure lasts 1/λ on average and keeps
 
     τ · Σ P(k writes end before the failure) = τ · exp(-λw) / (exp(λ(τ + δ)) - 1)
 
-which over what it and its restart take, exp(λR) / λ, is the goodput. Without w this is J. T. Daly's model, "A higher
-order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22, 2006.
+of training. Divided by the time of the run and its restart, exp(λR) / λ, this is the goodput. Without w this is J. T.
+Daly's model, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+Systems 22, 2006.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from dsl.schema.cluster import MTBF_S, Failures
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The share of the time in which a run trains what stays, and what it is made of."""
+    """The share of the time that is training which is not lost to failures."""
 
     mtbf_s: float  # of the whole cluster
-    copy_s: float  # that training waits for in a save
-    write_s: float  # behind the copy, under the next steps
+    copy_s: float  # that training waits for when it saves
+    write_s: float  # after the copy, under the next steps
     restart_s: float
-    best_steps: int  # from one checkpoint to the next
-    best: float  # the share with it
-    of_spec: float | None  # the share with those of the spec; None where it asks for none
+    best_steps: int  # between checkpoints, for the largest goodput
+    best: float  # goodput with that interval
+    of_spec: float | None  # goodput with the interval of the spec; None if it saves none
     checkpoint_bytes: int
 
     @property
     def share(self) -> float:
-        """With the checkpoints of the spec; with the best ones where it asks for none."""
+        """Goodput with the checkpoints of the spec, or with the best interval if it saves none."""
         return self.best if self.of_spec is None else self.of_spec
 
 
 def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: float) -> Goodput | None:
-    """What failures take from a run; None on CPUs whose cluster has no block `failures`.
+    """The goodput of a run; None for CPUs whose cluster has no block `failures`.
 
-    `copy_s`: in which the slowest device copies to its host what it saves.
+    `copy_s`: seconds in which the slowest device copies its part of a checkpoint to the host.
     """
     failures = spec.cluster.failures or (Failures() if spec.has_hosts else None)
     if failures is None:
@@ -68,36 +69,40 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
 
 
 def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
-    """Bytes of the tensors of a checkpoint: of each parameter that has state its master weight, that state and the
-    moving average; and balancing biases and tables."""
+    """Bytes of a checkpoint's tensors.
+
+    For each parameter with optimizer state these are its master weight, that state and the moving average. Balancing
+    biases and tables are saved too.
+    """
     average = ITEMSIZE[average_dtype(spec.precision)] if spec.train.ema else 0
     optimizer = spec.train.optimizer
     of_weight = ITEMSIZE[spec.precision.master] + average
-    of = [of_weight + state_bytes(spec.precision, row) for row in optimizer.rows]
+    of_row = [of_weight + state_bytes(spec.precision, row) for row in optimizer.rows]
 
     def bytes_of(each: Replica) -> int:
         if each.role in WITH_STATE:
-            return each.num_elements * of[optimizer.is_rest(each.matrices)]
+            return each.num_elements * of_row[optimizer.is_rest(each.matrices)]
         return 0 if spec.adapter else untrained_bytes(spec, each)
 
     return sum(map(bytes_of, replicas))
 
 
 def share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> float:
-    """The goodput with a checkpoint behind every `interval_s` of training, 0 to 1.
+    """The goodput, 0 to 1, with a checkpoint after every `interval_s` of training.
 
-    A save waits until the one before is written.
+    A save waits until the previous one is written.
     """
-    first = interval_s + copy_s + write_s  # until the first write of a start has ended
-    cycle = max(interval_s, write_s) + copy_s  # and from one end to the next
+    first = interval_s + copy_s + write_s  # from a start until its first checkpoint is written
+    cycle = max(interval_s, write_s) + copy_s  # from one written checkpoint to the next
     kept = math.exp(-(first + restart_s) / mtbf_s) / -math.expm1(-cycle / mtbf_s)
     return interval_s / mtbf_s * kept
 
 
 def best_steps(step_s: float, mtbf_s: float, copy_s: float, write_s: float) -> int:
-    """The interval of the largest goodput, in whole steps.
+    """The interval with the largest goodput, in whole steps.
 
-    Its derivative is 0 where 1 - exp(-λ(τ + δ)) = λτ. The left side falls below the right one there and stays there.
+    The derivative of the goodput is 0 where 1 - exp(-λ(τ + δ)) = λτ. There the left side falls below the right one, and
+    it stays below.
     """
     low, high = 0.0, 1.0  # of λτ
     for _ in range(60):
@@ -109,14 +114,15 @@ def best_steps(step_s: float, mtbf_s: float, copy_s: float, write_s: float) -> i
     return max(sorted(around), key=lambda steps: share(steps * step_s, mtbf_s, copy_s, write_s, 0.0))
 
 
-def assumed(spec: Spec, found: Goodput | None) -> Sequence[str]:
-    """What a prediction takes for granted of failures."""
-    if found is None:
+def assumed(spec: Spec, goodput: Goodput | None) -> Sequence[str]:
+    """The assumptions of a prediction about failures, a sentence each."""
+    if goodput is None:
         return ()
-    hours, minutes = MTBF_S / 3600, found.restart_s / 60
+    hours, minutes = MTBF_S / 3600, goodput.restart_s / 60
     if spec.cluster.failures is not None:
-        return ("failures come at random, as often as the cluster says",)
+        return ("failures are random and as frequent as the cluster states",)
     return (
-        f"one device brings a failure in {hours:,.0f} hours, as of 16,384 H100 in arXiv 2407.21783; a restart takes"
-        f" {minutes:g} min; a node writes {Failures().store / 1e9:g} GB/s of a checkpoint: `failures` in the cluster",
+        f"a device fails once in {hours:,.0f} hours, as measured on 16,384 H100 in arXiv 2407.21783; a restart takes"
+        f" {minutes:g} min; a node writes checkpoints at {Failures().store / 1e9:g} GB/s; `failures` in the cluster"
+        " changes these",
     )

@@ -1,8 +1,8 @@
-"""What a step takes at least, however its layers are split over stages: known before they are.
+"""A lower bound of a step's time for any split of its layers over stages.
 
-The pipeline ranks share the work of every micro-batch, so the one that has most has the mean of it at least. None of
-its actions is shorter than what it has for either lane, nor than the way of the hidden state through its blocks, on
-which compute and exchanges wait for each other. Overlapped actions are no shorter than their lanes.
+The pipeline ranks share the work of every micro-batch, so the busiest rank has at least the mean. An action takes at
+least the time of each of its lanes, and of the hidden state's path through its blocks, on which compute and exchanges
+wait for each other. Overlapped actions take at least the time of each lane.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dsl.closed_forms import ramp
 from dsl.closed_forms.stages import may_overlap
 
 NS = 10**9
-Work = tuple[int, int, int]  # nanoseconds: of compute, of exchanges, and of the longest way through
+Work = tuple[int, int, int]  # nanoseconds of compute, of exchanges, and of the longest path
 
 
 def least_step_s(model: CutModel) -> float:
-    """Seconds that a step of the largest batch takes at least on the devices of the model's spec."""
+    """A lower bound of the seconds of a step of the largest batch, on the devices of the model's spec."""
     spec = model.spec
     kinds = list({id(rates): rates for rates in rank_rates(spec)}.values())
     on_kinds = [_works(rates, model) for rates in kinds]
@@ -40,7 +40,7 @@ def least_step_s(model: CutModel) -> float:
 
 
 def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
-    """What the blocks of a model have to do in a forward and in a backward on one kind of device."""
+    """The work of each block of a model in a forward and in a backward, on one kind of device."""
     found: dict[tuple[int, str], Work] = {}
     result: dict[str, list[Work]] = {"F": [], "B": []}
     before = ""
@@ -55,7 +55,7 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
 
 
 def _work(nodes: Sequence[ChainNode], source: str, target: str) -> Work:
-    """The work of a chain; its longest way is from what reads one value to what makes another."""
+    """The work of a chain. Its longest path leads from nodes that read `source` to nodes that write `target`."""
     jobs, held = jobs_of([nodes]), [node for node in nodes if node.ordered]
     ways: list[int | None] = []
     for node, time, earlier in zip(held, jobs.least, jobs.after, strict=True):

@@ -1,15 +1,15 @@
-"""FLOPs of training on a token, by the definition that DeepSeek-V3's published MFU comes out exactly with.
+"""FLOPs of training on one token, by the definition that exactly reproduces DeepSeek-V3's published MFU.
 
-Three forwards of the main model, since a backward is two, and two forwards of a product whose weight is not trained;
-counted from the ops of its segments, so that what a layer computes is what MFU is of. The definition is not all the
-work that a device does:
+The count is three forwards of the main model, as a backward is two, and two forwards of a product whose weight is not
+trained. It sums over the ops of the model's segments, so that MFU is about the layers as they are computed. It does not
+include all the work of a device:
 
-- Products of activations with weights count, those of the gates (`linear_wide`) do not. No other op of a forward does
-  but the attention core: norms, activations and the embedding, which is looked up, are left out.
-- The attention core is q·k and the weights' sum of values: over the keys that an op computes for (`causal`, half of
-  the sequence), and over twice as many (`full`), as if nothing were masked.
-- A delta rule counts in full: no part of its products is masked.
-- The MTP block is left out, and what a backward computes again counts once, as do products in eight bits.
+- Products of activations with weights count, except for those of the gates (`linear_wide`). Of the other ops, only the
+  attention core counts: norms, activations and the embedding lookup do not.
+- The attention core is q·k and the weighted sum of values. `causal` counts the keys that the op computes, half of the
+  sequence, and `full` counts twice as many, as if nothing were masked.
+- A delta rule counts in full, as no part of its products is masked.
+- The MTP block does not count. Recomputation does not count, and an FP8 product counts like any other.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ from compiler.model.segments.node_costs import works_of
 from compiler.predict.prediction import Flops
 
 PRODUCTS, CORE, STATES, GATE = ("gemm", "grouped_gemm"), "attention", "delta_rule", "linear_wide"
-CHOOSING = ("select_keys", "indexer_loss")  # work of an indexer, of which the definition knows the products of weights
+CHOOSING = ("select_keys", "indexer_loss")  # ops of an indexer that do not count; its products with weights do
 FORWARDS = 3  # a backward is two
 
 
 def flops_per_token(steps: Iterable[Use | Communication], tokens: int) -> Flops:
-    """FLOPs of one token. `steps`: those of a model whose micro-batch has so many tokens."""
+    """FLOPs of one token. `steps`: the steps of a model whose micro-batch has `tokens` tokens."""
     products = core = rows = 0
-    found: dict[Hashable, tuple[tuple[int, int], int]] = {}  # by the key of a segment; core: of a forward
+    counted: dict[Hashable, tuple[tuple[int, int], int]] = {}  # by the key of a segment, as `_forward` returns it
     for step in steps:
         if isinstance(step, Communication):
             rows = int(step.sizes[0].shape[0]) if step.kind == "dispatch" else rows
         elif not step.site.predicts_ahead:
             key = step.segment.key
-            if key not in found:
-                found[key] = _forward(step.segment)
-            (fixed, by_row), of_core = found[key]
+            if key not in counted:
+                counted[key] = _forward(step.segment)
+            (fixed, by_row), of_core = counted[key]
             products += fixed + by_row * rows
             core += of_core
     return Flops((products + FORWARDS * core) / tokens, (products + 2 * FORWARDS * core) / tokens)
 
 
 def _forward(segment: Segment) -> tuple[tuple[int, int], int]:
-    """The FLOPs of the products of a segment, forward and backward, with those of a received row; and of a forward of
-    its attention core.
+    """FLOPs of a segment: of its products, forward and backward, fixed and per received row; and of its attention core.
 
-    Fusion, storage and recompute change no forward of this definition, so the segment is taken without them.
+    The core counts one forward. Fusion, storage and recompute do not change the count, so they are taken off first.
     """
     plain = replace(segment, recompute=(), remade=(), stored=(), fused=())
     fixed = by_row = core = 0

@@ -1,8 +1,8 @@
-"""What the completions of a step take, in a run that learns from rewards.
+"""The time and memory of generating completions, in a run that learns from rewards.
 
-A rollout takes as many rounds as the longest completion has tokens, times the sequences that share a slot. A round is
-one forward of a row for each slot through all stages, one after the other; where it is short, it takes as long as
-reading the weights and what attention has seen. Before them each prompt is read once.
+A rollout has as many rounds as the longest completion has tokens, times the sequences that share a slot. A round is a
+forward of one token per slot through all stages in turn. It takes at least the time to read the weights and the KV
+caches. Each prompt is read once before the rounds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from dsl.schema import Gqa, Mla, Spec
 
 
 def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], slower: float) -> GenerationTime | None:
-    """Predict what completions take of a step of the largest batch, if each is as long as it may be. None without any.
+    """Predict the generation time of a step of the largest batch, with completions of the maximum length.
 
-    `ranks`: memories of pipeline ranks. `slower`: by how much all takes longer because ranks share cores.
+    Returns None if the run generates nothing. `ranks`: memories of pipeline ranks. `slower`: the factor by which
+    everything takes longer because ranks share cores.
     """
     if (grpo := spec.train.grpo) is None:
         return None
@@ -57,7 +58,7 @@ def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], s
 
 
 def _of_rows(spec: Spec, rows: int, rates: Sequence[Rates]) -> tuple[Spec, Lowering]:
-    """The spec of a micro-batch of so many rows that see nothing before them, and its plan."""
+    """The spec with micro-batches of `rows` sequences of one token, and its plan."""
     short = spec.model_copy(update={"train": spec.train.model_copy(update={"sequence": 1, "micro_batch": rows})})
     return short, Lowering(make_plan(short), rates)
 
@@ -69,19 +70,19 @@ def _forward_s(spec: Spec, lowering: Lowering) -> float:
 
 
 def _cache_bytes(spec: Spec, lowering: Lowering, slots: int) -> list[int]:
-    """Bytes of keys and values on a device of each pipeline rank: of each slot, as many rows as a sequence has."""
-    plan, found = lowering.plan, [0] * lowering.plan.mesh.pp
+    """Bytes of KV caches on a device of each pipeline rank: one row per token of a sequence in each slot."""
+    plan, num_bytes = lowering.plan, [0] * lowering.plan.mesh.pp
     for stage in plan.stages:
         rank = plan.stage_placement.rank_of(plan.mesh.pp, 1, stage.index, 0)
         for layer in {step.site.layer for step in stage.steps if step.site.layer is not None}:
             width = _width(spec.model.attention_of(layer))
-            found[rank] += slots * spec.train.sequence * width * ITEMSIZE[TORCH_DTYPE[spec.precision.compute]]
-    return found
+            num_bytes[rank] += slots * spec.train.sequence * width * ITEMSIZE[TORCH_DTYPE[spec.precision.compute]]
+    return num_bytes
 
 
 def _width(attention: object) -> int:
-    """Numbers that are kept of a token by one layer."""
+    """Elements that the cache of one layer keeps per token."""
     if isinstance(attention, Mla):
         return attention.heads * (attention.head_dim.nope + attention.head_dim.value) + attention.head_dim.rope
-    assert isinstance(attention, Gqa), "a rule of specs"
+    assert isinstance(attention, Gqa), "a rule of specs ensures this"
     return 2 * attention.kv_heads * attention.head_dim

@@ -1,12 +1,12 @@
-"""How far a step may be from what is predicted, from what is known of its rates class by class.
+"""How far a step may be from its prediction, from the errors of its rates, class by class.
 
-A class of kernels is wrong by how far each of its rows is from what the others say of its shape (rms of logarithms), by
-no less than `LEAST`; by `UNKNOWN` where there is one row, or none. Rates that were measured alone are those of a kernel
-that has the device for itself: the upper end has besides, of every class, what it took longer or less in the one public
-profile of training (the factors of the table `PROFILED`), unless the table has a factor of its own. A factor that was
-carried over from another device may be none here, or twice as large: both ends have it. Errors of classes are
-independent, so they are added as squares, each by the class's share of the busiest rank; factors are of one profile, so
-they are added as they are.
+The error of a class is the distance of each of its rows from the rate that the other rows imply for its shape (rms of
+logarithms). It is at least `LEAST`, and `UNKNOWN` if there are fewer than two rows. Rates that were measured alone
+belong to a kernel that has the device to itself. Therefore the upper end also applies the factors of the one public
+profile of training (the table `PROFILED`) to classes for which the table has no factor. A factor that was carried over
+from another device may be absent here or twice as large, so both ends include it. Errors of classes are independent
+and are added as squares, weighted by the class's share of the busiest rank. Factors come from one profile and are added
+as they are.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import actions_of
 
 LEAST, UNKNOWN = 0.05, 0.20
-MOST_COMPARED = 400  # rows of a class, each with all others: every k-th where a table has more
+MOST_COMPARED = 400  # rows of a class that are compared with all others; of more rows, every k-th is taken
 PROFILED = "h800-calibrated"
 
 
 def class_seconds(stage: Stage, cuts: Mapping[str, Cut], rates: Rates, rows: int) -> dict[str, float]:
-    """Seconds that a micro-batch computes in a stage, forward and backward, by kernel class."""
+    """By kernel class, the seconds that a micro-batch computes in a stage, forward and backward."""
     seconds: dict[str, float] = defaultdict(float)
     for use in (step for step in stage.steps if isinstance(step, Use)):
         for _, cost in cuts[use.site].costs:
@@ -40,7 +40,7 @@ def class_seconds(stage: Stage, cuts: Mapping[str, Cut], rates: Rates, rows: int
 
 
 def rank_seconds(plan: Plan, rates: Rates, rows: int, schedule: Schedule, rank: int) -> dict[str, float]:
-    """Seconds that a pipeline rank computes in a step, by kernel class."""
+    """By kernel class, the seconds that a pipeline rank computes in a step."""
     actions = [action for step in schedule.actions[rank] for action in actions_of(step)]
     counts = Counter(action.stage for action in actions if action.kind == "F")
     total: dict[str, float] = defaultdict(float)
@@ -51,7 +51,7 @@ def rank_seconds(plan: Plan, rates: Rates, rows: int, schedule: Schedule, rank: 
 
 
 def interval_of(step_s: float, seconds: Mapping[str, float], exposed_s: float, rates: Rates) -> Interval:
-    """Around a step whose busiest rank computes `seconds` by class, and waits `exposed_s` for exchanges beside it."""
+    """The interval of a step whose busiest rank computes `seconds` by class, and waits `exposed_s` for exchanges."""
     busy = sum(seconds.values()) + exposed_s
     exchange = "dispatch_network" if rates.experts.spread.nodes > 1 else "dispatch_node"
     tensor = rates.sharing["tp"]
@@ -73,24 +73,24 @@ def interval_of(step_s: float, seconds: Mapping[str, float], exposed_s: float, r
 
 
 def error_of(rates: Rates, kind: str) -> float:
-    """How far the rate of a class may be off, as a share of its time."""
+    """The error of the rate of a class, as a share of its time."""
     if kind == "launch":
         return UNKNOWN
-    spreads = [spread_of(points) for (of, _), points in rates.points.items() if of == kind]
+    spreads = [spread_of(points) for (name, _), points in rates.points.items() if name == kind]
     return max([LEAST, *spreads]) if spreads else UNKNOWN
 
 
 def spread_of(points: Sequence[Point]) -> float:
-    """How well each row's rate follows from the other rows; `UNKNOWN` where there are no others."""
+    """How far the rate of each row is from the one that the other rows imply; `UNKNOWN` if there are no others."""
     if len(points) < 2 or not all(shape for shape, _ in points):
         return UNKNOWN
-    points = points[:: -(-len(points) // MOST_COMPARED)]  # each with all others
+    points = points[:: -(-len(points) // MOST_COMPARED)]
     off = [log(rate_at([*points[:k], *points[k + 1 :]], shape) / rate) for k, (shape, rate) in enumerate(points)]
     return exp(sqrt(sum(each**2 for each in off) / len(off))) - 1
 
 
 def factors_of(rates: Rates) -> dict[str, float]:
-    """How much longer classes took in a profile of training, of those for which the table itself does not say."""
+    """How much longer classes took in a profile of training, for classes without a factor in the table."""
     if rates.table not in shipped_tables() or PROFILED not in shipped_tables() or rates.cores is not None:
         return {}
     listed = {factor.kind for factor in shipped_table(rates.table).factors}

@@ -1,4 +1,4 @@
-"""A prediction as the document of docs/json.md: what is not known is null."""
+"""A prediction as the JSON document of docs/json.md, with null for unknown values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ VERSION = 1
 
 
 def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
-    """`why`: of a plan that does not fit, with edits that mend it.
+    """The document of a prediction. `why`: why the plan does not fit, with edits that make it fit.
 
-    Times in seconds, memory in bytes, money in USD; shares from 0 to 1. Pipeline ranks and stages count from 0.
+    Times are in seconds, memory in bytes, money in USD, and shares from 0 to 1. Pipeline ranks and stages count from 0.
     """
     p = prediction
     return {
@@ -74,7 +74,7 @@ def _order(gain: OrderGain | None) -> dict[str, Any] | None:
 
 
 def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Prediction]) -> dict[str, Any]:
-    """The documents of the phases of a run, and what the run takes in all."""
+    """The documents of the phases of a run, and their totals."""
     usd = [each.money.usd for each in phases if each.money.usd is not None]
     return {
         "version": VERSION,
@@ -116,11 +116,11 @@ def _rows(rank: RankTime) -> dict[str, float]:
 
 
 def _goodput(prediction: Prediction) -> dict[str, Any] | None:
-    found = prediction.goodput
-    if found is None:
+    goodput = prediction.goodput
+    if goodput is None:
         return None
-    seconds = prediction.whole.seconds / found.share if found.share else None  # of the whole run
-    return asdict(found) | {"share": found.share, "seconds": seconds}
+    seconds = prediction.whole.seconds / goodput.share if goodput.share else None  # of the whole run
+    return asdict(goodput) | {"share": goodput.share, "seconds": seconds}
 
 
 def _memory(prediction: Prediction) -> dict[str, Any]:

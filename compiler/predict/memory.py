@@ -1,4 +1,4 @@
-"""The memory of a rank over a step: amounts by kind, the peak, and the reasons why a plan does not fit."""
+"""The memory of a rank over a step: bytes by kind, the peak, and why a plan does not fit."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ from dsl.facts.devices import group_nodes
 from dsl.schema import Moe, Spec
 from runtime.contract.actions import Action, is_copy
 
-# --- What a rank holds at its peak: every value by name, and what it is there for
+# --- The values that a rank holds at its peak, by name and kind
 #
-# kept: made by other segments and kept for the backward, as inputs of segments and rows that were received · saved:
-# made by a forward for its backward · deferred: made by a backward for the weight gradients behind it, which other
-# actions run · gradient: of activations, in the action that runs · buffer: sent or received by the exchanges of the
-# action that runs, or staged by them · message: posted, received or sent between pipeline ranks, until it is known to
-# have arrived · inside: within one segment for a moment
+# The kinds are
+#
+#     kept        outputs of segments, and received rows, that are kept for the backward of the segments that read them
+#     saved       made by a forward for its own backward
+#     deferred    made by a backward for later weight gradients, which other actions run
+#     gradient    gradients of activations, in the action that runs
+#     buffer      sent, received or staged by the exchanges of the action that runs
+#     message     posted, received or sent between pipeline ranks, until it is known to have arrived
+#     inside      needed for a moment inside one segment
 
 NAMELESS = {"message": "between pipeline ranks", "inside": "of the segment that runs"}
 _LAYER = re.compile(r"^(d_)?[LM]\d+_")
@@ -40,16 +44,15 @@ _LAYER = re.compile(r"^(d_)?[LM]\d+_")
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak of the values of one rank; `buffers`: what exchanges of the action send and receive, and messages under
-    way."""
+    """The peak of the values of one rank."""
 
     bytes: int
-    buffers: int
-    held: tuple[HeldTensor, ...]  # values of one name in any layer and micro-batch together, the largest first
+    buffers: int  # of the action's exchanges, and of messages in flight
+    held: tuple[HeldTensor, ...]  # summed by name over layers and micro-batches, the largest first
 
 
 class _PeakMemory(LiveMemory):
-    """A memory that knows the storages live at its peak; a message that was posted is none until it is received."""
+    """A memory that records the storages that are live at its peak. A posted message has no storage until received."""
 
     def __init__(self, num_bytes: int, live: Iterable[Storage]) -> None:
         super().__init__(bytes=num_bytes, peak_bytes=num_bytes)
@@ -79,10 +82,10 @@ class _PeakMemory(LiveMemory):
 
 
 def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, kinds: Mapping[str, str]) -> Peak:
-    """Return the tensors that are live at the peak of a rank.
+    """The tensors that are live at the peak of a rank.
 
-    `values`: of the rank before its first invocation. `top`: the invocation of the peak. `kinds`: as
-    `saved_and_deferred` returns them.
+    `values`: the rank's values before its first invocation. `top`: the invocation of the peak. `kinds`: the result of
+    `saved_and_deferred`.
     """
     steps = list(zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True))
     for invocation, step in steps[:top]:
@@ -109,39 +112,40 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     named, held = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for storage in watch.at_peak:
         named[kind(storage), storage.name] += storage.bytes
-    for (of, name), size in named.items():
-        held[of, _LAYER.sub(r"\1", name) or NAMELESS[of]] += size
+    for (value_kind, name), size in named.items():
+        held[value_kind, _LAYER.sub(r"\1", name) or NAMELESS[value_kind]] += size
     held["message", NAMELESS["message"]] += watch.peak_bytes - watch.inside - sum(s.bytes for s in watch.at_peak)
     held["inside", NAMELESS["inside"]] += watch.inside
     rows = sorted(held.items(), key=lambda row: (-row[1], row[0]))
     return Peak(
         bytes=watch.peak_bytes,
-        buffers=sum(size for (of, _), size in rows if of in ("buffer", "message")),
-        held=tuple(HeldTensor(name, size, of) for (of, name), size in rows if size),
+        buffers=sum(size for (value_kind, _), size in rows if value_kind in ("buffer", "message")),
+        held=tuple(HeldTensor(name, size, value_kind) for (value_kind, name), size in rows if size),
     )
 
 
 def saved_and_deferred(plan: Plan) -> dict[str, str]:
-    """The values that segments make beyond inputs and outputs, by name: whether they are saved or deferred."""
-    found: dict[str, str] = {}
+    """By name, the kind of each value that segments make besides their outputs: saved or deferred."""
+    kinds: dict[str, str] = {}
     for site, cut in plan.cuts.items():
         prefix = site.replace(".", "_")
-        found |= {f"{prefix}_{buffer.name}": "saved" for buffer in cut.saved}
-        found |= {f"{prefix}_{buffer.name}": "deferred" for buffer in cut.deferred}
-    return found
+        kinds |= {f"{prefix}_{buffer.name}": "saved" for buffer in cut.saved}
+        kinds |= {f"{prefix}_{buffer.name}": "deferred" for buffer in cut.deferred}
+    return kinds
 
 
-# --- What exchanges need beside the tensors that they are given and return: copies that are under way
+# --- The staging of exchanges: copies in flight, besides the operands and results
 #
 # Ranks whose channels are collectives (NCCL, or gloo between machines) send and receive rows in one contiguous tensor.
-# Rows that lie by expert are therefore packed before they are sent and get room before they are moved to their places
-# (runtime/comm/collective.py). With `route = nodes` a rank chooses the rows to send for both hops, and adds rows on the
-# way back (runtime/comm/nodes.py). A run's ledger does not see these tensors, and they are no values of the program.
-INTEGERS = ("int32", "int64")  # tables and counts, which are not moved
+# Rows that lie by expert are therefore packed before they are sent, and received into a buffer before they are moved to
+# their places (runtime/comm/collective.py). With `route = nodes`, a rank gathers the rows to send for both hops, and
+# adds rows on the way back (runtime/comm/nodes.py). These tensors are no values of the program, and a run's ledger does
+# not see them.
+INTEGERS = ("int32", "int64")  # tables and counts, which are not staged
 
 
 def staging_of(spec: Spec) -> Staging | None:
-    """What each exchange of a spec's program stages; None where none stages anything."""
+    """A function that returns the staging of each exchange of a spec's program; None if no exchange stages anything."""
     parallel = spec.parallel
     if parallel.expert_group == parallel.tensor == parallel.context == 1 and parallel.zero < 2:
         return None
@@ -149,23 +153,23 @@ def staging_of(spec: Spec) -> Staging | None:
     collective = spec.has_hosts or (across and not spec.by_nodes)
 
     def staged(start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], rows: Received) -> Staged:
-        if start.kind == "scatter_rows":  # the sums are made in a room as large as what is summed
+        if start.kind == "scatter_rows":  # sums go to a buffer as large as the operands
             return Staged(sum(each.bytes_at(*rows) for each in read))
-        if start.kind == "gather_sequences":  # which are put in the order of sequences when they are there
+        if start.kind == "gather_sequences":  # reordered by sequence on arrival
             return Staged(at_wait=sum(each.bytes_at(*rows) for each in written))
-        if start.kind == "scatter_sequences":  # which is put in the order of ranks first
+        if start.kind == "scatter_sequences":  # reordered by rank before they are sent
             return Staged(2 * sum(each.bytes_at(*rows) for each in read))
         if start.kind == "scatter":
-            # gloo has no reduce-scatter: the parts of the other holders come to a second buffer
+            # gloo has no reduce-scatter, so the other holders' parts arrive in a second buffer
             several = not spec.has_hosts and spec.cluster.num_nodes > 1
             return Staged(sum(each.bytes_at(*rows) for each in read) if several else 0)
         if start.kind not in ("dispatch", "combine") or spec.parallel.expert_group == 1:
             return Staged()
         forward = (start.kind == "dispatch") == (start.phase == "F")
         if not spec.by_nodes:
-            # forward: room for the rows that come; back: the rows that go, packed
-            lying = written if forward else read
-            return Staged(sum(_bytes(each, rows.rows, rows) for each in _moved(lying)) if collective else 0)
+            # to the experts: a buffer for the rows that arrive; back: the packed rows that are sent
+            by_expert = written if forward else read
+            return Staged(sum(_bytes(each, rows.rows, rows) for each in _moved(by_expert)) if collective else 0)
         tensors = [_two_hops(each, forward, rows, collective) for each in _moved(read)]
         return Staged(sum(first for first, _ in tensors), _most(tensors))
 
@@ -173,20 +177,20 @@ def staging_of(spec: Spec) -> Staging | None:
 
 
 def _two_hops(tensor: Buffer, forward: bool, rows: Received, collective: bool) -> tuple[int, int]:
-    """What an exchange between nodes stages of a tensor in its first hop and in its second.
+    """Bytes that an exchange between nodes stages of a tensor in its first hop and in its second.
 
-    A tensor of one dimension has a gate weight for each row: it goes as it is, and comes back as it went.
+    A one-dimensional tensor holds the gate weight of each row. It is sent and returned without staging copies.
     """
     is_gate = len(tensor.shape) == 1
-    by_expert = _bytes(tensor, rows.rows, rows) if collective else 0  # packed, or room for what comes
+    by_expert = _bytes(tensor, rows.rows, rows) if collective else 0  # packed, or a buffer for arrivals
     forwarded, copies = _bytes(tensor, rows.forwarded, rows), _bytes(tensor, rows.copies, rows)
-    if forward:  # the copies that go; rows for each expert, of the copies that came
+    if forward:  # copies to send; then rows for each expert, made from the copies that arrived
         return 0 if is_gate else copies, forwarded + by_expert
-    return by_expert, forwarded if is_gate else 2 * copies  # rows by expert; sums that go, and those that come
+    return by_expert, forwarded if is_gate else 2 * copies  # rows by expert; then sums to send, and sums that arrive
 
 
 def _most(tensors: Sequence[tuple[int, int]]) -> int:
-    """The most bytes in a wait: the second hop of each tensor begins behind its first, one tensor after another."""
+    """The most bytes during a wait, in which each tensor in turn ends its first hop and begins its second."""
     firsts = sum(first for first, _ in tensors)
     most = seconds = 0
     for first, then in tensors:
@@ -205,33 +209,32 @@ def _bytes(tensor: Buffer, count: int, rows: Received) -> int:
 
 
 def _crosses_nodes(spec: Spec) -> bool:
-    """Whether an expert group lies on several nodes."""
+    """Whether an expert group spans several nodes."""
     return any(group_nodes(node.devices, spec.parallel.expert_group) != 1 for _, node in spec.cluster.parts)
 
 
-# --- Memory of every pipeline rank over a step: what it always holds, and what the actions of its schedule hold
+# --- The memory of each pipeline rank over a step: its state, and the values of its schedule's actions
 #
-# The schedule is lowered to the program that would run, and that is gone through as the proof goes through it: a value
-# lives from the instruction that writes it to the one that frees it, a message until it is known to have arrived. So
-# for what compiles, the peak of values is that of the certificate, and of the ledger of a run, to the byte. Beside it
-# stand what a segment needs inside, between its instructions, and what exchanges stage, which neither of them sees.
+# The schedule is lowered to the program that would run, and that program is followed as in its proof: a value lives
+# from the instruction that writes it to the one that frees it, and a message until it is known to have arrived. For
+# specs that compile, the peak of values therefore equals that of the certificate, and of a run's ledger, to the byte.
+# Two amounts are added that neither of them sees: what a segment needs inside, and what exchanges stage.
 
 MAX_POINTS = 400  # of a curve
-UPDATE = "update"  # stands where a peak has its action
+UPDATE = "update"  # in place of the action, if the peak is in the update
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Bytes of the values of a rank over its invocations: the most during each, what is left behind it, and the most
-    during each if the most rows came."""
+    """Bytes of the values of a rank for each of its invocations."""
 
-    peaks: tuple[int, ...]
-    ends: tuple[int, ...]
-    worst: tuple[int, ...]
+    peaks: tuple[int, ...]  # the most during it
+    ends: tuple[int, ...]  # after it
+    worst: tuple[int, ...]  # the most during it if the rank receives the most rows
 
     @property
     def top(self) -> int:
-        """The invocation of the peak, the first of them."""
+        """The first invocation with the peak."""
         return self.peaks.index(max(self.peaks))
 
 
@@ -243,13 +246,12 @@ def rank_memories(
     rows: Rows | None = None,
     program: Program | None = None,
 ) -> tuple[RankMemory, ...]:
-    """The peak of a step and its parts, on a device of each pipeline rank; with a `timeline` (in milliseconds) the
-    bytes over the seconds of the step too. Torch-free; O(actions).
+    """The peak of a step and its parts, on a device of each pipeline rank. Takes O(actions) time.
 
-    Every rank receives as many rows in a layer as it sends, with the most padding these can need; `worst_bytes` is what
-    the fullest would hold if in every layer all rows of its expert group came to it. With `rows`, as a run recorded
-    them, it is those rows, and what segments need inside and what exchanges stage are left out: the view of the run's
-    ledger. `program`: of the schedule, if it is there.
+    With a `timeline` (in milliseconds), the result also has the bytes over the seconds of the step. Each rank counts as
+    receiving as many rows in a layer as it sends, with the most padding these can need. `worst_bytes` counts all rows
+    of the expert group in every layer. With the `rows` that a run recorded, the result counts these rows, without the
+    inside of segments and without staging, as the run's ledger does. `program`: of the schedule, if it was made before.
     """
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
@@ -265,8 +267,8 @@ def rank_memories(
         curve = curve_of(values, program, schedule)
         values = RankValues(program, schedule, rank, rows or held(spec), effects, most)
         peak = peak_of(values, program, schedule, curve.top, kinds)
-        assert peak.bytes == curve.peaks[curve.top], "both go through the same instructions"
-        found = RankMemory(
+        assert peak.bytes == curve.peaks[curve.top], "both follow the same instructions"
+        memory = RankMemory(
             pp_rank=rank,
             capacity_bytes=device_of(spec, plan, rank).memory,
             peak_bytes=state.total + peak.bytes,
@@ -282,12 +284,12 @@ def rank_memories(
             held=peak.held,
             host_bytes=state.host + host_buffers(spec, lowering, schedule, rank) if spec.has_hosts else state.host,
         )
-        result.append(found if rows else _at_least(found, state, scratch[rank]))
+        result.append(memory if rows else _with_update(memory, state, scratch[rank]))
     return tuple(result)
 
 
 def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) -> int:
-    """Bytes of the buffers of a rank's host for activations: for each stage as many as are away at once."""
+    """Bytes of the host buffers of a rank for offloaded activations: by stage, as many as are away at once."""
     away, most = Counter[int](), Counter[int]()
     for step in schedule.actions[rank]:
         if isinstance(step, Action) and is_copy(step):
@@ -297,23 +299,23 @@ def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) 
     return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in most.items())
 
 
-def _at_least(found: RankMemory, state: DeviceBytes, scratch: int) -> RankMemory:
-    """The memory of a rank whose update, after the last action, needs `scratch` bytes besides its state."""
-    if state.total + scratch <= found.peak_bytes:
-        return found
+def _with_update(memory: RankMemory, state: DeviceBytes, scratch: int) -> RankMemory:
+    """The memory of a rank with its update, which needs `scratch` bytes besides its state."""
+    if state.total + scratch <= memory.peak_bytes:
+        return memory
     return replace(
-        found,
+        memory,
         peak_bytes=state.total + scratch,
         activations=scratch,
         buffers=0,
         peak_action=UPDATE,
-        worst_bytes=max(found.worst_bytes or 0, state.total + scratch),
+        worst_bytes=max(memory.worst_bytes or 0, state.total + scratch),
         held=(),
     )
 
 
 def curve_of(values: RankValues, program: Program, schedule: Schedule) -> MemoryCurve:
-    """A rank's bytes over its invocations, from its first on."""
+    """A rank's bytes over all of its invocations."""
     points, memory = [], values.memory
     for invocation, step in zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True):
         memory.peak_fixed_bytes, memory.peak_bytes = memory.fixed_bytes, memory.bytes
@@ -323,21 +325,21 @@ def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Memory
 
 
 def worst_rows(spec: Spec) -> int:
-    """Rows it receives if every token of its expert group chooses as many of its experts as a token can."""
+    """Rows that a rank receives if every token of its expert group chooses as many of the rank's experts as it can."""
     p = spec.parallel
     most = max((min(moe.top_k, moe.experts // p.expert) for moe in mixtures(spec)), default=0)
     return p.expert_group * spec.tokens_of_rank * most
 
 
 def worst_held_rows(spec: Spec) -> int:
-    """Those rows with the most padding that they can need."""
+    """`worst_rows`, with the most padding that they can need."""
     rows, ranks, alignment = worst_rows(spec), spec.parallel.expert, spec.row_alignment
     return max((most_rows(rows, moe.experts // ranks, alignment) for moe in mixtures(spec)), default=0)
 
 
 # ---------------------------------------------------------------- over time
 def _over_time(curve: MemoryCurve, timeline: Timeline, rank: int, state: DeviceBytes) -> tuple[tuple[float, int], ...]:
-    """(second, bytes) of a device, all that it holds: three points a step, or fewer where these are too many."""
+    """(second, all bytes held) of a device: three points per step of the schedule, thinned to `MAX_POINTS`."""
     points: list[tuple[float, int]] = [(0.0, state.total)]
     unit = float(timeline.unit) / 1000
     for (start, end), peak, left in zip(timeline.ticks[rank], curve.peaks, curve.ends, strict=True):
@@ -347,7 +349,7 @@ def _over_time(curve: MemoryCurve, timeline: Timeline, rank: int, state: DeviceB
 
 
 def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """At most `most` of the points, in order: the least and the greatest of each run of points that fall together."""
+    """At most `most` of the points, in order: the least and the greatest of each run of neighbouring points."""
     if len(points) <= most:
         return list(points)
     size = -(-2 * len(points) // (most - 2))
@@ -360,39 +362,39 @@ def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float,
     return [*chosen, points[-1]]
 
 
-# --- Why a plan does not fit: which rank holds too much, at which action, by how many bytes, and what that is made of
+# --- Why a plan does not fit: which rank holds too much, at which action, by how many bytes, and in which parts
 
 GIB = 2**30
 WORDS = {
     "kept": "inputs kept for the backward",
     "saved": "saved by forwards",
-    "deferred": "kept for weight gradients that are put off",
+    "deferred": "kept for deferred weight gradients",
     "gradient": "gradients of activations",
     "buffer": "buffers of exchanges",
     "message": "pipeline messages",
-    "inside": "inside of one segment",
+    "inside": "temporaries of one segment",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A device that holds more than it has. `parts`: all that it holds at its peak, by kind, the largest first."""
+    """A device whose peak exceeds its memory. `parts`: everything that it holds at the peak, by kind, largest first."""
 
     pp_rank: int
     action: str
     peak_bytes: int
     capacity_bytes: int
     parts: tuple[HeldTensor, ...]
-    largest: tuple[HeldTensor, ...]  # values of one name in any layer and micro-batch together
+    largest: tuple[HeldTensor, ...]  # values, summed by name over layers and micro-batches
 
     @property
     def over_bytes(self) -> int:
-        """By how much."""
+        """Bytes by which the peak exceeds the device's memory."""
         return self.peak_bytes - self.capacity_bytes
 
 
 def overflows(memories: Sequence[RankMemory]) -> tuple[Overflow, ...]:
-    """The pipeline ranks whose devices hold too much, the fullest first; of equally full ones the first."""
+    """The pipeline ranks whose devices hold too much, the fullest first and equally full ones in order."""
     full = [_overflow(memory) for memory in memories if not memory.fits]
     return tuple(sorted(full, key=lambda each: (-each.over_bytes, each.pp_rank)))
 
@@ -415,40 +417,41 @@ def _overflow(memory: RankMemory) -> Overflow:
 
 
 def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most: int = 5) -> tuple[str, ...]:
-    """Lines: what is too full and by how much, then what it is made of; none where everything fits."""
-    found = overflows(memories)
-    if not found:
+    """Lines that say which device is too full and by how much, then what it holds; none if everything fits."""
+    full = overflows(memories)
+    if not full:
         return ()
-    worst = found[0]
+    worst = full[0]
     device = device_of(spec, plan, worst.pp_rank)
     lines = [
         f"pipeline rank {worst.pp_rank} holds {gib(worst.peak_bytes)} at {worst.action}, {gib(worst.over_bytes)} more "
         f"than the {gib(worst.capacity_bytes)} of device {device.name}"
     ]
-    if len(found) > 1:
-        ranks = ", ".join(str(rank) for rank in sorted(each.pp_rank for each in found[1:]))
-        lines.append(f"so do pipeline ranks {ranks}" if len(found) > 2 else f"so does pipeline rank {ranks}")
+    if len(full) > 1:
+        ranks = ", ".join(str(rank) for rank in sorted(each.pp_rank for each in full[1:]))
+        several = len(full) > 2
+        lines.append(f"pipeline rank{'s' * several} {ranks} {'do' if several else 'does'} not fit either")
     lines += [f"  {gib(part.bytes):>10}  {part.name}" for part in worst.parts]
-    lines.append("the largest values, of all layers and micro-batches together:")
+    lines.append("the largest values, summed over layers and micro-batches:")
     lines += [f"  {gib(held.bytes):>10}  {held.name}, {WORDS[held.kind]}" for held in worst.largest[:most]]
     return tuple(lines)
 
 
 def gib(num_bytes: int) -> str:
-    """`84.1 GiB`, and smaller numbers in the unit that suits them."""
+    """Bytes in a suitable unit, such as `84.1 GiB`."""
     for scale, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.1f} {unit}"
     return f"{num_bytes} bytes"
 
 
-# ---------------------------------------------------------------- what is assumed
+# ---------------------------------------------------------------- assumptions
 def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -> tuple[str, ...]:
-    """Return the assumptions behind the memory of a plan, a sentence each."""
+    """The assumptions behind the memory of a plan, a sentence each."""
     mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
     rows = "every expert rank receives as many rows as it sends; " if mixed else ""
     lines = [
-        f"memory: {rows}allocators lose nothing to fragments; contexts and libraries take none",
+        f"memory: {rows}the allocator loses nothing to fragmentation; CUDA contexts and libraries take no memory",
         *_of_eight_bits(spec, plan),
         *_of_rows(spec, memories),
     ]
@@ -461,15 +464,15 @@ def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
         return []
     kept = spec.precision.attention_output or spec.precision.compute
     return [
-        f"memory: beside its weights a device holds those of products in {spec.precision.linear} twice, one transposed "
-        f"for input gradients: {gib(copies)} at most",
-        f"memory: what attention returns is kept in {kept}, as its backward reads it, and quantised again for the "
-        "weight gradient behind it",
+        f"memory: besides its weights, a device holds two copies of them in {spec.precision.linear} for products, one "
+        f"transposed for input gradients: {gib(copies)} at most",
+        f"memory: the output of attention is kept in {kept}, as its backward reads it, and quantised again for the "
+        "weight gradient that follows",
     ]
 
 
 def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
-    """The worst case, and how likely it is if every token chose its experts evenly and by itself."""
+    """The worst case, and its probability if every token chose its experts evenly and independently."""
     mixtures = [layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)]
     ranks, group = spec.parallel.expert, spec.parallel.expert_group
     worst = max((memory.worst_bytes or 0 for memory in memories), default=0)
@@ -481,6 +484,6 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
     return [
         f"memory: if all {tokens:,} tokens of an expert group went to one rank in each layer ({worst_rows(spec):,} "
-        f"rows), it would hold {gib(worst)}; with even and independent choices of experts, this happens in a layer "
-        f"with probability 10^{chance:,.0f}"
+        f"rows), the rank would hold {gib(worst)}; with even and independent choices of experts, this happens in a "
+        f"layer with probability 10^{chance:,.0f}"
     ]

@@ -1,4 +1,4 @@
-"""What a device of each pipeline rank holds all the time: weights, gradients, and its part of the optimizer's state."""
+"""The memory that a device of each pipeline rank always holds: weights, gradients, and its part of optimizer state."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ from dsl.closed_forms.memory import (
 )
 from dsl.schema import Device, Spec
 
-# --- What the fullest device lacks at least, however layers are split over stages: known before they are
+# --- A lower bound of the memory that the fullest device lacks, for any split of layers over stages
 #
-# Ranks that store the same stages are a cell. The fullest device of a cell holds no less than the mean of its ranks,
-# each at a moment of its own, and a layer adds no less to that mean than in the stage where it adds least. So layers of
-# one kind, and those that nowhere add less, are given one after the other to the cell that then holds least: what the
-# fullest cell has in the end, it has on any split.
+# Ranks that store the same stages form a cell. The fullest device of a cell holds at least the mean of its ranks, each
+# at some moment of its schedule, and a layer adds at least as much to that mean as in the stage where it adds least.
+# Layers of one kind, with those that add no less in any cell, are therefore assigned one by one to the cell that then
+# holds least. The fullest cell at the end is a bound for every split.
 
 
 def missing_with(holding: Holding, placement: StagePlacement, runs: Runs) -> tuple[int, int]:
-    """The most bytes that the device of a pipeline rank lacks at least with these layers on each stage, and the rank;
-    below 0 where all may fit."""
+    """A lower bound of the bytes that the fullest device lacks with these layers on each stage, and its pipeline rank.
+
+    The bound is below 0 if everything may fit.
+    """
     num_ranks, last = len(holding.room), len(runs) - 1
     blocks: list[list[Bytes]] = [[*holding.layers[begin:end]] for begin, end in runs]
     blocks[0].append(holding.first)
@@ -55,27 +57,27 @@ def missing_with(holding: Holding, placement: StagePlacement, runs: Runs) -> tup
 
 
 def missing_anywhere(holding: Holding, placement: StagePlacement) -> int:
-    """Bytes that the fullest device lacks at least on any split of the layers; below 0 where all may fit."""
+    """A lower bound of the bytes that the fullest device lacks for any split of the layers; below 0 if all may fit."""
     kinds = Counter(holding.layers)
     cells = _cells(holding, placement, kinds)
     return int(max(_fullest(cells, kind, kinds) for kind in kinds)) - max(holding.room)
 
 
 def _shared(holding: Holding, stages: Sequence[int], last: int) -> int:
-    """What a rank that has both ends holds once and not twice."""
+    """Bytes that a rank with both the first and the last stage holds only once."""
     return holding.shared if {0, last} <= {*stages} else 0
 
 
 @dataclass(frozen=True)
 class _CellBytes:
-    """Bytes of the fullest device of a cell at least: without layers that may be anywhere, and what each adds."""
+    """Lower bounds of the bytes on the fullest device of a cell."""
 
-    empty: float
-    adds: Mapping[Bytes, float]
+    empty: float  # without the layers that may be in any cell
+    adds: Mapping[Bytes, float]  # what a layer of each kind adds
 
 
 def _fullest(cells: Sequence[_CellBytes], kind: Bytes, kinds: Mapping[Bytes, int]) -> float:
-    """What the fullest cell has in the end, of layers of a kind and of those that nowhere add less."""
+    """Bytes of the fullest cell after the layers of a kind, and those that add no less in any cell, are assigned."""
     count = sum(n for other, n in kinds.items() if all(cell.adds[other] >= cell.adds[kind] for cell in cells))
     waiting = [(cell.empty + cell.adds[kind], cell.adds[kind]) for cell in cells]
     most = max(cell.empty for cell in cells)
@@ -88,7 +90,7 @@ def _fullest(cells: Sequence[_CellBytes], kind: Bytes, kinds: Mapping[Bytes, int
 
 
 def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, int]) -> list[_CellBytes]:
-    """The cells of a pipeline. Of the moments of a rank, those count at which it holds most of all its stages."""
+    """The cells of a pipeline. Each rank counts at the moment at which it would hold most of all layers."""
     num_ranks = len(holding.room)
     last = placement.num_stages(num_ranks) - 1
     found: dict[tuple[int, ...], list[tuple[int, Moment]]] = defaultdict(list)
@@ -108,7 +110,7 @@ def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, in
 def _cell(
     stages: Sequence[int], moments: Sequence[tuple[int, Moment]], kinds: Iterable[Bytes], last: int
 ) -> _CellBytes:
-    """The mean of the ranks of a cell, each at its moment. Every stage but the two outer ones has a layer."""
+    """The mean of the ranks of a cell, each at its moment. Every stage but the first and the last has a layer."""
     held = fmean(each for each, _ in moments)
     means = {
         kind: [fmean(held_by(moment[run], kind) for _, moment in moments) for run in range(len(stages))]
@@ -124,22 +126,22 @@ def _cell(
 
 
 class Elements(NamedTuple):
-    """Elements of parameters, with padding: of those that devices keep, and of those that they update at most."""
+    """Elements of parameters by pipeline rank, with padding: those that a device keeps, and those that it updates."""
 
-    weights: Counter[int]  # by pipeline rank
+    weights: Counter[int]
     gradients: Counter[int]
-    owned: Counter[int]
-    rest: Counter[int]  # that the last of the rows of the optimizer updates
+    owned: Counter[int]  # that the first row of the optimizer updates, at most
+    rest: Counter[int]  # that its last row updates
 
 
 def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
-    """Bytes of the fullest device of every pipeline rank; activations are left at 0.
+    """Bytes on the fullest device of each pipeline rank, without activations.
 
-    Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
-    updates one (arXiv 1910.02054), or owners have parameters whole (compiler/plan/sharding.py); of buckets that
-    segments put together, it keeps the parts of those that it divides them with (`Bucket.parts`), of gradients
-    (zero = 2) and of weights (zero = 3). The balancing biases have the dtype of gradients, tables four bytes an
-    element. Weights that products read in eight bits are held so twice more.
+    Parameters with the same holders lie in one flat buffer. With ZeRO, the buffer is padded to equal parts and each
+    holder updates one (arXiv 1910.02054), or each parameter has one owner (compiler/plan/sharding.py). Of sharded
+    buckets, a device keeps only its shard (`Bucket.parts`): of gradients with zero = 2, and also of weights with
+    zero = 3. Balancing biases have the dtype of gradients, and tables have four bytes per element. Weights of FP8
+    products are held twice more, in FP8.
     """
     rows = [bytes_per_element(spec, row) for row in spec.train.optimizer.rows]
     size, kept, untrained = rows[0], kept_elements(spec, plan), Counter[int]()
@@ -149,7 +151,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
                 untrained[rank] += size_of
     copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
     checkpoint, saved = spec.train.checkpoint, (0,) * plan.mesh.pp
-    if checkpoint is not None and checkpoint.background:  # they are written from a copy in the memory of the host
+    if checkpoint is not None and checkpoint.background:  # written from a copy in host memory
         saved = saved_bytes(spec, plan)
     return tuple(
         DeviceBytes(
@@ -164,8 +166,10 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
 
 
 def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
-    """By row of the optimizer, the most elements that move at a time between a device of each pipeline rank and its
-    host: a part of what it owns of a bucket, or a whole parameter."""
+    """By row of the optimizer and pipeline rank, the most elements that move at once between a device and its host.
+
+    A move is a part of the elements that the device owns in a bucket, or a whole parameter.
+    """
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
     most = [[0] * plan.mesh.pp for _ in spec.train.optimizer.rows]
     for bucket in plan.buckets:
@@ -178,7 +182,7 @@ def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
 
 
 def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """Bytes of a host, for a device of each pipeline rank, through which master weights go to the moving average."""
+    """Bytes of host memory per device of each pipeline rank that stage master weights for the moving average."""
     if not spec.has_hosts or spec.train.ema is None or "master" in spec.offload:
         return (0,) * plan.mesh.pp
     size = ITEMSIZE[spec.precision.master]
@@ -186,10 +190,11 @@ def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
 
 
 def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """Bytes of a checkpoint that a device of each pipeline rank, at most, answers for.
+    """The most bytes of a checkpoint that a device of each pipeline rank saves.
 
-    Without ZeRO the first holder of a bucket saves it, with it each holder saves its part of the optimizer's state, and
-    of weights that are not whole on the first one: master weights, or gathered ones (runtime/state/snapshot.py).
+    Without ZeRO, the first holder of a bucket saves it. With ZeRO, each holder saves its part of the optimizer state,
+    and of weights that the first holder does not have in full: master weights, or sharded ones
+    (runtime/state/snapshot.py).
     """
     precision = spec.precision
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
@@ -220,15 +225,15 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
 
 
 def untrained_bytes(spec: Spec, replica: Replica) -> int:
-    """Bytes of a balancing bias or of a table; 0 of anything else."""
+    """Bytes of a balancing bias or a table; 0 for anything else."""
     size = {"bias": ITEMSIZE[spec.precision.gradients], "table": BYTES[TABLE_DTYPE]}
     return replica.num_elements * size.get(replica.role, 0)
 
 
 def kept_elements(spec: Spec, plan: Plan) -> Elements:
-    """What a device of each pipeline rank keeps of weights and gradients, and updates.
+    """The elements of weights and gradients that a device of each pipeline rank keeps, and those that it updates.
 
-    Devices keep as much as data rank 0 does. They update as much too, but where owners have parameters whole.
+    All data ranks keep as much as data rank 0. They also update as much, unless each parameter has one owner.
     """
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
     weights, gradients, owned, rest = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
@@ -250,12 +255,12 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
 
 
 def is_whole(spec: Spec, bucket: Bucket) -> bool:
-    """Whether owners have parameters of a bucket whole."""
+    """Whether each parameter of a bucket has one owner, which updates all of it."""
     return spec.train.optimizer.unit == "matrix" and not bucket.rest
 
 
 def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
-    """By pipeline rank: the largest sum of the amounts of parameters that one of its devices owns whole."""
+    """By pipeline rank, the largest sum of amounts over the parameters that one of its devices owns."""
     by_device, most = Counter[int](), Counter[int]()
     for bucket in (bucket for bucket in plan.buckets if not bucket.rest):
         holders = tuple(bucket.holders)
@@ -268,8 +273,11 @@ def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
 
 
 def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """Bytes that the update of a parameter needs besides what a device holds, at most, by pipeline rank: for its
-    products, and for the parts of offloaded state that are on the device, which are of one row at a time."""
+    """By pipeline rank, the most bytes that the update of a parameter needs besides the state that a device holds.
+
+    They are for the products of the update, and for parts of offloaded state, which are moved for one row of the
+    optimizer at a time.
+    """
     optimizer, itemsize = spec.train.optimizer, ITEMSIZE[spec.precision.compute]
     scratch: dict[tuple[object, ...], int] = {}
     slots = [HOST_SLOTS * offloaded_bytes(spec, row) for row in optimizer.rows]
@@ -283,17 +291,17 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
             needed, of_row = scratch[shapes, type(row)], most[optimizer.is_rest(replica.matrices)]
             for rank in replica.holders.pipeline_ranks if needed else ():
                 of_row[rank] = max(of_row[rank], needed)
-    needs = [map(add, own, room) for own, room in zip(most, rooms, strict=True)]
+    needs = [map(add, scratch_of_row, room) for scratch_of_row, room in zip(most, rooms, strict=True)]
     return tuple(map(max, zip(*needs, strict=True)))
 
 
 def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
-    """The pipeline ranks whose data rank 0 is a holder."""
+    """The pipeline ranks on which data rank 0 is a holder."""
     return [rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in holders]
 
 
 def quantised_weights(plan: Plan) -> tuple[int, ...]:
-    """Bytes of the eight-bit copies on a device of every pipeline rank: of each weight, its scales, both transposed."""
+    """Bytes of FP8 copies on a device of each pipeline rank: of each weight with its scales, as is and transposed."""
     result = []
     for rank in range(plan.mesh.pp):
         tensors: dict[str, int] = {}
@@ -306,7 +314,7 @@ def quantised_weights(plan: Plan) -> tuple[int, ...]:
 
 
 def device_of(spec: Spec, plan: Plan, rank: int) -> Device:
-    """The device of a pipeline rank: all its data ranks are on one kind."""
+    """The device of a pipeline rank, whose data ranks are all on one kind."""
     left = plan.mesh.rank(rank, 0)
     for nodes, node in spec.cluster.parts:
         if left < nodes * node.devices:
@@ -316,7 +324,7 @@ def device_of(spec: Spec, plan: Plan, rank: int) -> Device:
 
 
 def proven_memories(spec: Spec, plan: Plan, certificates: Iterable[ProofFacts]) -> tuple[DeviceBytes, ...]:
-    """Bytes of a device of every pipeline rank at its peak: in the fullest of the proven programs, or in the update."""
+    """Peak bytes on a device of each pipeline rank: the highest of the proven programs and the update."""
     peaks = [*(certificate.peak_bytes for certificate in certificates), update_scratch(spec, plan)]
     return tuple(
         replace(state, activations=max(peak[rank] for peak in peaks))

@@ -1,9 +1,9 @@
-"""Which micro-batch of a step goes where in its schedule, where documents make them cost differently.
+"""The order of a step's micro-batches in its schedule, if their documents make them differ in cost.
 
-What a micro-batch costs is known when its samples are: a sequence of short documents has little attention. The plan
-knows how much that can be: all of attention, whose share of a step's FLOPs is counted. So the order is searched for
-costs that lie evenly between none of attention and all of it, and says of each position the rank of its micro-batch
-among those of the step. The runtime ranks them (runtime/step/micro_batches.py).
+The cost of a micro-batch is known once its samples are drawn: a sequence of short documents has little attention. The
+plan knows only the range: from no attention to full attention, whose share of a step's FLOPs is counted. The search
+assumes costs that are evenly spaced over this range. Its result gives, for each position in the schedule, the rank of
+its micro-batch when those of the step are sorted by cost. The runtime sorts them (runtime/step/micro_batches.py).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from runtime.data.samples import AnySamples
 
 
-_EFFORT = 0.1  # of the search for the largest batch: a second or two; others take the best of its starts
+_EFFORT = 0.1  # of the search for the largest batch, a second or two; smaller batches take the best starting order
 
 
 def weights_between(share: float, count: int) -> tuple[Fraction, ...]:
-    """Weights of micro-batches, ascending: evenly from all but this share of a step to all of it, to a thousandth."""
+    """Ascending weights of `count` micro-batches, evenly spaced from 1 - `share` to 1 and rounded to a thousandth."""
     least, gap = 1 - share, share / max(1, count - 1)
     return tuple(Fraction(max(1, round(1000 * (least + gap * k))), 1000) for k in range(count))
 
 
 def attention_share(lowering: Lowering) -> float:
-    """The attention core's part of the FLOPs of a step."""
+    """The share of a step's FLOPs that is in the attention core."""
     plan = lowering.plan
     flops = flops_per_token([step for stage in plan.stages for step in stage.steps], 1)
     return (flops.full - flops.causal) / flops.causal
@@ -48,7 +48,10 @@ def attention_share(lowering: Lowering) -> float:
 def micro_batch_orders(
     spec: Spec, lowering: Lowering, schedules: Mapping[ProgramName, Schedule]
 ) -> dict[ProgramName, tuple[int, ...]]:
-    """By program, the rank of the micro-batch at each position, the cheapest being 0; none where they go as drawn."""
+    """By program, the rank by cost of the micro-batch at each position, the cheapest being 0.
+
+    Empty unless the spec orders micro-batches by cost.
+    """
     trained = {name: each for name, each in schedules.items() if name.trains}
     if spec.schedule.order != "cost":
         return {}
@@ -61,33 +64,34 @@ def micro_batch_orders(
 
 
 def costs_of_orders(lowering: Lowering, *schedules: Schedule) -> Costs:
-    """Costs of the plan's actions, and of the copies of schedules that have some, by which orders are searched."""
+    """Costs for the search of orders: those of the plan's actions, and of host copies if a schedule has any."""
     copy = copy_time(lowering) if any(map(has_copies, schedules)) else None
     return replace(costs_of_searches(lowering), O=copy, R=copy)
 
 
 def order_of(lowering: Lowering, schedule: Schedule, costs: Costs, effort: float = _EFFORT) -> tuple[int, ...]:
-    """At each position of a schedule that trains, the rank of its micro-batch, the cheapest being 0."""
-    if schedule.num_ranks == 1:  # one rank takes as long in any order
+    """For each position of a training schedule, the rank by cost of its micro-batch, the cheapest being 0."""
+    if schedule.num_ranks == 1:  # the order does not matter on one rank
         return tuple(range(schedule.num_micro_batches))
-    from compiler.schedule.order import best_order  # it brings numpy
+    from compiler.schedule.order import best_order  # imports numpy
 
     weights = weights_between(attention_share(lowering), schedule.num_micro_batches)
     return tuple(best_order(schedule, replace(costs, micro_batches=weights), effort))
 
 
-# --- What `order = cost` saves of the first steps of a run, from the text that was prepared for it
+# --- The time that `order = cost` saves in the first steps of a run, from the text that was prepared for it
 #
-# A step is drawn from the text as the run draws it. Its micro-batches take what the plan says, less what the documents
-# of their sequences leave out of attention, and are run once as drawn and once by the order of the plan (ADR 42). Where
-# experts lie on several data ranks these wait for each other, so a position takes what its dearest micro-batch takes.
+# Steps are drawn from the text as the run draws them. A micro-batch takes the planned time, less the attention that the
+# documents of its sequences leave out. Each step is simulated once in the order drawn and once in the planned order
+# (ADR 42). Data ranks that share experts wait for each other, so a position takes as long as their costliest
+# micro-batch.
 
-_STEPS = 8  # the first ones of the largest batch
-_GROUPS = 8  # of data ranks that wait for each other, looked at
+_STEPS = 8  # how many steps are simulated, the first ones of the largest batch
+_GROUPS = 8  # how many groups of data ranks that wait for each other are simulated
 
 
 def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Schedule, data: str) -> OrderGain:
-    """The gain on the first steps of some samples."""
+    """The time of the first steps of `samples`, as drawn and in the planned order; `data` names their folder."""
     import numpy as np
 
     from runtime.data.order import put_by_cost
@@ -106,7 +110,7 @@ def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Sched
 
 
 def _weights(seen: Numbers, spec: Spec, plan: Plan, share: float) -> Numbers:
-    """[group, micro-batch]: by position, what the dearest micro-batch of each group of data ranks costs."""
+    """Weights [group, position]: of the costliest micro-batch in each group of data ranks that wait for each other."""
     mesh, size, sequence = plan.mesh, spec.train.micro_batch, spec.train.sequence
     together = max(1, mesh.expert_group // (mesh.cp * mesh.tp)) if mesh.ep > 1 else 1
     most = size * (sequence * (sequence + 1) // 2)

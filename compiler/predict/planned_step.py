@@ -1,4 +1,4 @@
-"""A lowered spec → the predicted step of its largest batch: times and memory of every rank, stages, and the network."""
+"""The predicted step of a lowered spec's largest batch: times and memory of each rank, its stages, and the network."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from compiler.program.lowered import Lowered
 from dsl.schema import Spec
 from runtime.contract.names import ProgramName
 
-MOST_DRAWN = 64  # devices of a cluster that is drawn, and not told in classes alone
+MOST_DRAWN = 64  # devices of the largest cluster that is drawn as a graph; larger ones are listed by class of link
 PURPOSES = ("experts", "gradients", "pipeline")
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")  # of `RankMemory`
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")  # fields of `RankMemory`
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """A segment or exchange of a stage, and the seconds that a micro-batch holds its lane, forward and backward."""
+    """A segment or exchange of a stage, and the seconds for which a micro-batch occupies its lane in both phases."""
 
     site: str
     kind: str
@@ -31,7 +31,7 @@ class StagePart:
 
 @dataclass(frozen=True)
 class StageDrawn:
-    """A stage of the placement; `sends`: bytes of a micro-batch that go to the next stage, of values that it made."""
+    """A stage of the placement. `sends`: bytes that a micro-batch's forward sends to the next stage."""
 
     row: StageRow
     parts: tuple[StagePart, ...]
@@ -40,13 +40,13 @@ class StageDrawn:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A class of links: what one carries, and what a step moves over all of them, by purpose."""
+    """A class of links: the rate of one link, and the bytes that a step moves over all of them."""
 
     name: str
-    links: int  # ends of links, one for each device
-    bandwidth: float  # byte/s of each, achieved
+    links: int  # one for each device
+    bandwidth: float  # achieved byte/s of each link
     latency_s: float
-    moved: tuple[int, ...]  # bytes of each of PURPOSES
+    moved: tuple[int, ...]  # bytes for each of PURPOSES
 
     @property
     def total(self) -> int:
@@ -54,19 +54,19 @@ class Level:
 
     @property
     def seconds(self) -> float:
-        """Seconds for which all links together would carry the bytes, were all busy."""
+        """Seconds that all links together would take to carry the bytes if all were busy."""
         return self.total / self.links / self.bandwidth
 
 
 @dataclass(frozen=True)
 class PlannedNetwork:
-    """The cluster. `nodes`: world ranks of each node, `joints`: a device and its switch, or two switches; if few."""
+    """The cluster. `nodes`, `joints` and `ranks` are empty for more than `MOST_DRAWN` devices."""
 
     num_nodes: int
     num_devices: int
     levels: tuple[Level, ...]
-    nodes: tuple[tuple[int, ...], ...] = ()
-    joints: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[tuple[int, ...], ...] = ()  # world ranks of each node
+    joints: tuple[tuple[str, str], ...] = ()  # a device and its switch, or two switches
     ranks: tuple[int, ...] = ()  # pipeline rank of each world rank
 
 
@@ -78,26 +78,26 @@ class PlannedStep:
     ranks: tuple[RankMemory, ...]
     stages: tuple[StageDrawn, ...]
     network: PlannedNetwork
-    flops: Flops  # of training on a token
-    goodput: Goodput | None = None  # beside failures; None where nothing is known of them
-    mfu: Flops | None = None  # share of the BF16 peak; None where a device has none
-    generation: GenerationTime | None = None  # of the completions that a step learns from
-    calibrated: bool = True  # False where times are those of another CPU
+    flops: Flops  # of training on one token
+    goodput: Goodput | None = None  # with failures; None if nothing is known about them
+    mfu: Flops | None = None  # share of the BF16 peak; None if a device states none
+    generation: GenerationTime | None = None  # of the completions that a step trains on
+    calibrated: bool = True  # False if the times are those of another CPU
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step and of the completions that it learns from."""
+        """Seconds of a step, with the generation of the completions that it trains on."""
         return self.step.seconds + (self.generation.seconds if self.generation else 0.0)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of the whole cluster, the time of the completions included."""
+        """Tokens per second of the whole cluster, with the time of generation."""
         return self.step.tokens / self.seconds
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """The timed plan of the largest batch, and what is planned from it."""
+    """The timed plan of the largest batch, and its prediction."""
 
     timed: TimedPlan
     planned: PlannedStep
@@ -111,16 +111,16 @@ def predict_step(spec: Spec, lowered: Lowered) -> PredictedStep:
     return PredictedStep(timed, planned_of(timed, predicted(timed, memories(timed, program))))
 
 
-def planned_of(found: TimedPlan, prediction: Prediction) -> PlannedStep:
-    """`prediction`: of the timed plan."""
-    drawn = _stages(found, prediction.stages), network_of(found)
+def planned_of(timed: TimedPlan, prediction: Prediction) -> PlannedStep:
+    """The planned step of a timed plan with its prediction."""
+    drawn = _stages(timed, prediction.stages), network_of(timed)
     p = prediction
     return PlannedStep(p.step, p.ranks, *drawn, p.flops, p.goodput, p.mfu, p.generation, p.calibrated)
 
 
-def _stages(found: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
+def _stages(timed: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
     """Each stage at the rates of the first rank that holds it."""
-    graph = model_graph(found.lowering.chains(row.stage, row.ranks[0]) for row in rows)
+    graph = model_graph(timed.lowering.chains(row.stage, row.ranks[0]) for row in rows)
     drawn = []
     for row in rows:
         mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
@@ -133,13 +133,13 @@ def _stages(found: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...
 # ---------------------------------------------------------------- network
 
 
-def network_of(found: TimedPlan) -> PlannedNetwork:
-    """Links by class with a step's traffic, and the cluster as a graph where it is small."""
-    fabric, mesh = found.rates[0].fabric, found.plan.mesh
-    levels = _levels(fabric, traffic(fabric, found.plan, found.schedule))
+def network_of(timed: TimedPlan) -> PlannedNetwork:
+    """Links by class with a step's traffic, and the graph of a small cluster."""
+    fabric, mesh = timed.rates[0].fabric, timed.plan.mesh
+    levels = _levels(fabric, traffic(fabric, timed.plan, timed.schedule))
     if fabric.num_devices > MOST_DRAWN:
         return PlannedNetwork(fabric.num_nodes, fabric.num_devices, levels)
-    # with networkx, which no report of many devices waits for
+    # Imports networkx, which a report of many devices does not need.
     from compiler.machine.topology.device_graph import graph_of
 
     graph = graph_of(fabric)
@@ -161,21 +161,22 @@ def network_of(found: TimedPlan) -> PlannedNetwork:
 
 
 def _levels(fabric: Fabric, moved: Mapping[str, Mapping[str, int]]) -> tuple[Level, ...]:
-    """Levels of the network that a step crosses, with the slower links where nodes differ."""
+    """The levels of the network that a step crosses. If nodes differ, the slower links count."""
     links = [nodes.links for nodes in fabric.nodes]
-    found = []
+    levels = []
     for name in LEVELS:
         each = tuple(moved.get(purpose, {}).get(name, 0) for purpose in PURPOSES)
         if any(each):
             bandwidth = min(link.rate("message", name, LARGE) for link in links)
-            found.append(Level(name, fabric.num_devices, bandwidth, max(link.latency_of(name) for link in links), each))
-    return tuple(found)
+            latency_s = max(link.latency_of(name) for link in links)
+            levels.append(Level(name, fabric.num_devices, bandwidth, latency_s, each))
+    return tuple(levels)
 
 
-OF_A_DEVICE = ("device", "nic")  # kinds of nodes
+OF_A_DEVICE = ("device", "nic")  # kinds of graph nodes that are part of a device
 
 
 def _name(node: tuple[object, ...]) -> str:
-    """A device with its NIC is one; a switch is `leaf 3.0`: rail and number."""
+    """The name of a graph node: `device 3` for a device and its NIC, `leaf 3.0` for a switch (rail and number)."""
     kind, *place = node
     return f"device {place[0]}" if kind in OF_A_DEVICE else f"{kind} {'.'.join(map(str, place))}"

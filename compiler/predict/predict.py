@@ -1,4 +1,4 @@
-"""`predict`: spec → what a step takes, what it costs, and whether it fits. One model for every spec; no torch."""
+"""`predict`: the time of a step, its cost, and whether it fits, from a spec. One model for all specs, without torch."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ TRILLION = 10**12
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """A plan with its step, before memory and money are looked into."""
+    """A plan with its timed step, before memory and cost are computed."""
 
     spec: Spec
     lowering: Lowering
     schedule: Schedule
     timeline: Timeline  # in milliseconds
-    shared: float  # by how much all is longer, since ranks share cores
+    shared: float  # factor by which everything takes longer because ranks share cores
     step: StepPrediction
     times: StepTimes
-    tails: tuple[Tail, ...]  # what follows the last action, of each pipeline rank
+    tails: tuple[Tail, ...]  # of each pipeline rank
 
     @property
     def plan(self) -> Plan:
@@ -72,15 +72,15 @@ class TimedPlan:
 
 
 def timed(spec: Spec, rates: Rates | None = None) -> TimedPlan:
-    """What a step of the largest batch takes. `rates`: as of `predict`."""
+    """The timed plan of a spec's largest batch. `rates`: as for `predict`."""
     lowering = Lowering(make_plan(spec), rates or rank_rates(spec))
     return timed_on(spec, lowering, Scheduler(spec, lowering).largest())
 
 
 def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> TimedPlan:
-    """What a step of a schedule takes on the stages of the spec's plan.
+    """The timed plan of a schedule on the stages of the spec's plan.
 
-    `least`: what it takes at least, whatever order the instructions of its actions are in.
+    `least`: instead, a lower bound for any order of the instructions of its actions.
     """
     plan, each = lowering.plan, lowering.rates
     times = step_times(lowering, schedule, least)
@@ -89,7 +89,7 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     groups = [groups_of(plan, rank) for rank in range(plan.mesh.pp)]
     of_ranks = zip(groups, works_of(spec, plan, groups), each, strict=True)
     tails = [tail_of(spec, plan.mesh, held, work, reduce_s, r) for held, work, r in of_ranks]
-    if plan.overlap_reduce and spec.has_hosts:  # cores that sum gradients compute nothing beside it
+    if plan.overlap_reduce and spec.has_hosts:  # a CPU core that reduces gradients cannot compute
         seconds = reduce_seconds(spec, groups, reduce_s)
         left = left_of_reductions(plan, schedule, times, timeline, seconds)
         tails = [replace(tail, reduction_s=left_s) for tail, left_s in zip(tails, left, strict=True)]
@@ -107,36 +107,35 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     return TimedPlan(spec, lowering, schedule, timeline, shared, step, times, tuple(tails))
 
 
-def memories(found: TimedPlan, program: Program | None = None) -> tuple[RankMemory, ...]:
-    """What each pipeline rank of a timed plan holds. `program`: of its schedule, if it is there."""
-    return rank_memories(found.spec, found.lowering, found.schedule, found.timeline, program=program)
+def memories(plan: TimedPlan, program: Program | None = None) -> tuple[RankMemory, ...]:
+    """The memory of each pipeline rank of a timed plan. `program`: of its schedule, if it was made before."""
+    return rank_memories(plan.spec, plan.lowering, plan.schedule, plan.timeline, program=program)
 
 
 def predict(spec: Spec, rates: Rates | None = None) -> Prediction:
-    """What a run takes at its largest batch.
+    """Predict a run at its largest batch.
 
-    `rates`: what its devices achieve; None: of the spec's own table, or the best there is for each kind of device. The
-    spec has passed its checks; it need not be one that trains yet.
+    `rates`: rates of all devices; None for those of the spec's table, or the best known for each kind of device. The
+    spec must have passed its checks. It may be one that cannot be trained yet.
     """
-    found = timed(spec, rates)
-    return predicted(found, memories(found))
+    plan = timed(spec, rates)
+    return predicted(plan, memories(plan))
 
 
 def _of_one(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | Communication]:
-    """The steps of a model that no tensor or context ranks split: its FLOPs are the same, whoever computes them, and
-    how often."""
+    """The steps of the model without tensor and context ranks, which do not change the FLOPs of a token."""
     if spec.parallel.tensor == spec.parallel.context == 1:
         return steps
     whole = spec.parallel.model_copy(update={"tensor": 1, "context": 1})
     return model_steps(spec.model_copy(update={"parallel": whole}))
 
 
-def predicted(found: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
-    """All that is said of a timed plan; `ranks`: its memories."""
-    spec, plan, each, step = found.spec, found.plan, found.rates, found.step
+def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
+    """The full prediction of a timed plan. `ranks`: its memories."""
+    spec, plan, each, step = timed_plan.spec, timed_plan.plan, timed_plan.rates, timed_plan.step
     steps = [step for stage in plan.stages for step in stage.steps]
     flops = flops_per_token(_of_one(spec, steps), spec.train.micro_batch * spec.train.sequence)
-    generation = generation_of(spec, found.lowering, ranks, max(1.0, found.shared))
+    generation = generation_of(spec, timed_plan.lowering, ranks, max(1.0, timed_plan.shared))
     generation_s = generation.seconds if generation else 0.0
     hours = (step.seconds + generation_s) / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = counted(spec, steps)
@@ -144,7 +143,7 @@ def predicted(found: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
-    goodput = _goodput(found, step.seconds + generation_s)
+    goodput = _goodput(timed_plan, step.seconds + generation_s)
     return Prediction(
         run=spec.name,
         model=spec.model.name,
@@ -169,9 +168,9 @@ def predicted(found: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
         energy=energy_of([(n, device.name) for n, device in devices], hours),
         whole=whole,
         ranks=ranks,
-        stages=stage_rows(found.lowering),
+        stages=stage_rows(timed_plan.lowering),
         exchange=exchange_of(spec, each[0].experts),
-        assumptions=assumptions(spec, plan, each, found.shared, ranks, share_of_keys(found), goodput),
+        assumptions=assumptions(spec, plan, each, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput),
         goodput=goodput,
         generation=generation,
         calibrated=_calibrated(each),
@@ -180,41 +179,41 @@ def predicted(found: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
 
 
 def _calibrated(rates: Sequence[Rates]) -> bool:
-    """Whether all rates are of the devices of the spec."""
+    """Whether all rates belong to the spec's devices."""
     return all(one.calibrated for one in rates)
 
 
-def _goodput(found: TimedPlan, step_s: float) -> Goodput | None:
-    """What failures take from a run of steps of `step_s` seconds, and which checkpoints are best."""
-    spec, plan = found.spec, found.plan
+def _goodput(timed_plan: TimedPlan, step_s: float) -> Goodput | None:
+    """The goodput of a run whose steps take `step_s` seconds, and its best interval of checkpoints."""
+    spec, plan = timed_plan.spec, timed_plan.plan
     copied = max(saved_bytes(spec, plan))
-    return goodput_of(spec, plan.replicas, step_s, max(one.host_time_s(copied) for one in found.rates))
+    return goodput_of(spec, plan.replicas, step_s, max(one.host_time_s(copied) for one in timed_plan.rates))
 
 
-def share_of_keys(found: TimedPlan) -> float:
-    """The share of the step that exchanges of keys and values between context ranks take beyond what hides them.
+def share_of_keys(plan: TimedPlan) -> float:
+    """The share of the step that context ranks spend in exposed exchanges of keys and values.
 
-    Nothing that sends keys otherwise, such as a ring, can save more.
+    It bounds the gain of any other way to send keys, such as a ring.
     """
-    spec, step = found.spec, found.step.seconds
+    spec, step = plan.spec, plan.step.seconds
     if spec.parallel.context == 1:
         return 0.0
-    alone = tuple(replace(rates, sharing={**rates.sharing, "cp": (rank,)}) for rank, rates in enumerate(found.rates))
-    free = timed_on(spec, Lowering(found.plan, alone), found.schedule).step.seconds
-    return max(0.0, 1 - free / step)  # orders are searched, so that one for more may be better by chance
+    alone = tuple(replace(rates, sharing={**rates.sharing, "cp": (rank,)}) for rank, rates in enumerate(plan.rates))
+    free = timed_on(spec, Lowering(plan.plan, alone), plan.schedule).step.seconds
+    return max(0.0, 1 - free / step)  # orders come from a search, so a plan with exchanges may be faster by chance
 
 
 def devices_of(spec: Spec) -> list[tuple[int, Device]]:
-    """How many devices there are of each kind."""
+    """(number of devices, device) of each kind."""
     return [(nodes * node.devices, node.device) for nodes, node in spec.cluster.parts]
 
 
 def shared_by(
     rates: Rates, plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail]
 ) -> float:
-    """By how much a step is longer because the ranks of a node share fewer cores; 1 where each has a device.
+    """The factor by which a step takes longer because the ranks of a node share cores; 1 if each has its own device.
 
-    Cores copy what is sent, too, so a rank holds one whenever it does not wait.
+    Cores also copy messages, so a rank occupies a core whenever it does not wait.
     """
     if rates.cores is None:
         return 1.0
@@ -233,9 +232,9 @@ def mfu_of(flops: Flops, step: StepPrediction, peak: float) -> Flops:
 
 
 def whole_of(spec: Spec, step: StepPrediction, generation_s: float = 0.0) -> WholeRun:
-    """The whole run. A smaller batch saves what its micro-batches take on the busiest rank, and none of the bubble.
+    """The whole run. A smaller batch saves the time of its micro-batches on the busiest rank, but none of the bubble.
 
-    `generation_s`: of completions, beside the step.
+    `generation_s`: seconds per step that generate completions, in addition to the step.
     """
     growth = ramp.of(spec)
     busiest = max(rank.busy_s for rank in step.ranks) / step.num_micro_batches
@@ -248,7 +247,7 @@ def whole_of(spec: Spec, step: StepPrediction, generation_s: float = 0.0) -> Who
 
 
 def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
-    """What each stage runs, and who holds it; times are those on its first rank."""
+    """The layers, ranks, times and parameters of each stage. Times are those on its first rank."""
     plan, rows = lowering.plan, []
     twins = twins_of(plan.stages)
     lanes: dict[tuple[int, int], tuple[float, float]] = {}
@@ -261,8 +260,8 @@ def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
         if twin not in lanes:
             lanes[twin] = lane_seconds(lowering, *twin)
         uses = [step for step in stage.steps if isinstance(step, Use)]
-        of = {name: param for use in uses for param, (_, name) in zip(use.segment.params, use.params, strict=True)}
-        elements = sum(prod(param.shape) for param in of.values() if param.role in HELD)
+        by_name = {name: param for use in uses for param, (_, name) in zip(use.segment.params, use.params, strict=True)}
+        elements = sum(prod(param.shape) for param in by_name.values() if param.role in HELD)
         rows.append(StageRow(stage.index, ranks, layers, others, *lanes[twin], elements))
     return tuple(rows)
 
@@ -271,7 +270,7 @@ OTHERS: Mapping[str, str] = {"embed": "embedding", "head": "head", "M0": "mtp.0"
 
 
 def exchange_of(spec: Spec, experts: ExpertTraffic) -> TokenExchange | None:
-    """What one token costs on the way to the experts of a layer and back."""
+    """Bytes that one token moves to the experts of a layer and back; None for a model without experts."""
     moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None:
         return None

@@ -1,4 +1,4 @@
-"""What a plan is predicted to take: time, memory, money. Frozen; seconds in `_s`, bytes as whole numbers."""
+"""The predicted time, memory and cost of a plan. Names with `_s` hold seconds; bytes are whole numbers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from compiler.ir.stage_placement import StagePlacement
 from compiler.predict.failures import Goodput
 
-CALIBRATE = "dsc calibrate SPEC -o rates.json"  # measures what a CPU achieves
+CALIBRATE = "dsc calibrate SPEC -o rates.json"  # measures the rates of a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
-    """The step of one pipeline rank. The parts are its rows in arXiv 2505.09343, table 4; they sum to the step."""
+    """The step of one pipeline rank. Its parts are the rows of arXiv 2505.09343, table 4, and sum to the step."""
 
     pp_rank: int
     forward_s: float  # 1F: forwards that run alone
     backward_s: float  # 1B: backwards that run alone, whole or for the inputs
     weight_s: float  # 1W: deferred weight gradients that run alone
     overlapped_s: float  # 1F1B: pairs
-    bubble_s: float  # it runs nothing
-    optimizer_s: float  # what is behind the last action: gradient reduction, norm, update
+    bubble_s: float  # in which it runs nothing
+    optimizer_s: float  # after the last action: gradient reduction, norm, update
 
     @property
     def busy_s(self) -> float:
@@ -36,7 +36,7 @@ class RankTime:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Between which two values a time lies, if every rate is off by as much as its class is known to be."""
+    """The interval in which a time lies if every rate has the error that is known of its class."""
 
     low_s: float
     high_s: float
@@ -44,46 +44,47 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What follows the last action of a step, and is not overlapped with it."""
+    """The part of a step after its last action, as far as it does not overlap with the backward."""
 
-    reduction_s: float  # of gradients, to who owns them
-    gather_s: float  # of updated weights, from who owns them; 0 without ZeRO
-    norm_s: float  # of all gradients, to clip them; 0 without clipping
-    update_s: float  # of master weights and moments
-    host_s: float = 0.0  # that the update waits for state in the memory of the host; 0 without offload
+    reduction_s: float  # reducing gradients to their owners
+    gather_s: float  # gathering updated weights from their owners; 0 without ZeRO
+    norm_s: float  # the norm of all gradients, to clip them; 0 without clipping
+    update_s: float  # updating master weights and moments
+    host_s: float = 0.0  # waiting for state in host memory; 0 without offload
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """Its parts, in their order."""
+        """The parts, in order."""
         return self.reduction_s, self.gather_s, self.norm_s, self.update_s, self.host_s
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the whole tail."""
         return sum(self.parts)
 
     def longer(self, factor: float) -> Tail:
-        """All of it by a factor."""
+        """The tail with all parts multiplied by a factor."""
         return Tail(*(factor * part for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
-    """A step of the largest batch. `mean` is that of the pipeline ranks, row by row."""
+    """A step of the largest batch."""
 
     seconds: float
     tokens: int
     schedule: str
     num_micro_batches: int
-    mean: RankTime  # its pp_rank is -1
+    mean: RankTime  # over the pipeline ranks, row by row; its pp_rank is -1
     ranks: tuple[RankTime, ...]
-    tail: Tail  # of the rank whose tail is longest
-    bound_s: float  # no schedule of these actions on this placement takes less, the tail included
-    interval: Interval | None = None  # None where nothing is known of the rates' errors
+    tail: Tail  # of the rank with the longest tail
+    bound_s: float  # lower bound for any schedule of these actions on this placement, with the tail
+    interval: Interval | None = None  # None if the rates' errors are unknown
 
     @property
     def first(self) -> RankTime:
-        """Pipeline rank 0, which has the embedding and where stages are mirrored the head: what is shown of a step."""
+        """Pipeline rank 0, whose rows stand for the step in prints. It has the embedding, and with mirrored stages the
+        head."""
         return self.ranks[0]
 
     @property
@@ -103,7 +104,7 @@ class HeldTensor:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of one device of a pipeline rank, where the experts' load is even; its parts are those at the peak."""
+    """Bytes on one device of a pipeline rank with evenly loaded experts. Its parts are those at the peak."""
 
     pp_rank: int
     capacity_bytes: int
@@ -111,54 +112,54 @@ class RankMemory:
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # saved and deferred, and the temporaries of the action
+    activations: int  # saved and deferred values, and temporaries of the action
     buffers: int  # of dispatch and combine, and of pipeline messages
-    peak_action: str  # F3.0, (F3.7|B12.4)
-    timeline: tuple[tuple[float, int], ...] = ()  # (second of the step, bytes), all that is held
+    peak_action: str  # such as F3.0 or (F3.7|B12.4)
+    timeline: tuple[tuple[float, int], ...] = ()  # (second of the step, all bytes that are held)
     worst_bytes: int | None = None  # the peak if every routed row of the expert group came to this device
     worst_action: str | None = None
-    held: tuple[HeldTensor, ...] = ()  # the most of it at the peak, largest first
-    host_bytes: int = 0  # in the memory of its host: offloaded state, the average of the weights, the copy for a save
+    held: tuple[HeldTensor, ...] = ()  # tensors at the peak, the largest first
+    host_bytes: int = 0  # in host memory: offloaded state, the average of the weights, the copy for a checkpoint
 
     @property
     def fits(self) -> bool:
-        """Whether its device has as much."""
+        """Whether the peak fits the device."""
         return self.peak_bytes <= self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """Which layers a stage runs, and which pipeline ranks hold it."""
+    """The layers of a stage, and the pipeline ranks that hold it."""
 
     stage: int
     ranks: tuple[int, ...]
     layers: tuple[int, ...]  # of the main model
     others: tuple[str, ...] = ()  # embedding, head, mtp.0
-    compute_s: float = 0.0  # of a micro-batch, forward and backward, on one lane and on the other
-    exchange_s: float = 0.0
+    compute_s: float = 0.0  # of a micro-batch on the compute lane, forward and backward
+    exchange_s: float = 0.0  # the same on the communication lane
     parameters: int = 0  # on one of its devices
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """FLOPs of training on one token, forward and backward, nothing computed twice."""
+    """FLOPs of training on one token, forward and backward, without recomputation."""
 
-    causal: float  # attention looks at what came before alone
-    full: float  # as if it looked at the whole sequence
+    causal: float  # attention sees only earlier tokens
+    full: float  # as if attention saw the whole sequence
 
 
 @dataclass(frozen=True, slots=True)
 class TokenExchange:
-    """Bytes that one token costs in one MoE layer, one way."""
+    """Bytes that one token moves in one MoE layer, in one direction."""
 
-    dispatch_bytes: float  # of a copy of the token
+    dispatch_bytes: float  # of one copy of the token
     combine_bytes: float
-    copies: int  # at most, over the links between nodes
+    copies: int  # over the links between nodes, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What is paid for devices; None where the cluster names no price."""
+    """The cost of the devices; None if the cluster states no price."""
 
     usd_per_device_hour: float | None
     usd_per_trillion_tokens: float | None
@@ -167,7 +168,7 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What the devices draw; None where their power is not known."""
+    """The power of the devices; None if it is unknown."""
 
     watts: float | None  # of one device
     kwh_per_trillion_tokens: float | None
@@ -175,7 +176,7 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """The run from its first to its last token, the batch growing as it does."""
+    """The run from its first to its last token, with its batch-size ramp."""
 
     tokens: int
     steps: int
@@ -184,7 +185,7 @@ class WholeRun:
 
 @dataclass(frozen=True, slots=True)
 class OrderGain:
-    """The mean time from the first to the last action of some steps, with micro-batches as drawn and by cost."""
+    """The mean time of some steps, without their tails, with micro-batches as drawn and ordered by cost."""
 
     drawn_s: float
     ordered_s: float
@@ -199,20 +200,20 @@ class OrderGain:
 
 @dataclass(frozen=True, slots=True)
 class GenerationTime:
-    """What the completions of a step take, if each prompt and completion is as long as it may be."""
+    """The generation of completions for a step, with prompts and completions of the maximum length."""
 
-    seconds: float  # of a step: those of a rollout, over the steps that train on it
-    rounds: int  # of a rollout; each gives every slot a token
+    seconds: float  # per step: of a rollout, divided by the steps that train on it
+    rounds: int  # of a rollout; each adds one token per slot
     round_s: float
-    slots: int  # sequences that a column writes at the same time
+    slots: int  # sequences that a column generates at once
     tokens: int  # of all completions
-    cache_bytes: int  # of keys and values, on the device that has most
-    fits: bool  # whether each device has room for them beside weights, gradients and state
+    cache_bytes: int  # of the KV caches, on the device with the most
+    fits: bool  # whether the caches fit each device beside weights, gradients and optimizer state
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What `dsc plan` says of a run."""
+    """The prediction of a run, as `dsc plan` shows it."""
 
     run: str
     model: str
@@ -221,14 +222,14 @@ class Prediction:
     device: str
     degrees: tuple[tuple[str, int], ...]  # pipeline, expert, data, tensor, context, expert_tensor
     stage_placement: StagePlacement
-    rates: str  # which table they are from
+    rates: str  # names of the rate tables
     parameters: int
     active_parameters: int
-    mtp_parameters: int  # of the MTP blocks' own, which the two before do not count
-    adapter_parameters: int  # all that is trained beside the others; 0 where these are trained
+    mtp_parameters: int  # only of the MTP blocks; not counted in the two above
+    adapter_parameters: int  # of adapters; 0 if the model itself is trained
     flops: Flops
     step: StepPrediction
-    mfu: Flops | None  # the share of the BF16 peak, 0 to 1; None where a device has none
+    mfu: Flops | None  # the share of the BF16 peak, 0 to 1; None if a device states none
     device_hours_per_trillion_tokens: float
     money: Money
     energy: Energy
@@ -237,62 +238,62 @@ class Prediction:
     stages: tuple[StageRow, ...]
     exchange: TokenExchange | None  # None without experts
     assumptions: tuple[str, ...]
-    goodput: Goodput | None = None  # beside failures; None where nothing is known of them
+    goodput: Goodput | None = None  # with failures; None if nothing is known about them
     devices_of_node: int = 1
     generation: GenerationTime | None = None  # in a run that learns from rewards
-    calibrated: bool = True  # False where a core of another CPU stands in: times may be off several times over
-    order_gain: OrderGain | None = None  # of `order = cost`; None without it, and where its data is not prepared
+    calibrated: bool = True  # False if a core of another CPU stands in: times may be several times too short or long
+    order_gain: OrderGain | None = None  # of `order = cost`; None without it, or if its data is not prepared
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the memory of a node that its devices take, at most."""
+        """The most bytes of host memory on a node that its devices use."""
         return self.devices_of_node * max(rank.host_bytes for rank in self.ranks)
 
     @property
     def device_hours(self) -> float:
-        """Hours of all devices together, over the whole run."""
+        """Hours of all devices over the whole run."""
         return self.num_devices * self.whole.seconds / 3600
 
     @property
     def fits(self) -> bool:
-        """Whether every device has the memory."""
+        """Whether every device has enough memory."""
         return all(rank.fits for rank in self.ranks) and (self.generation is None or self.generation.fits)
 
     @property
     def generation_share(self) -> float:
-        """The share of a step that generates."""
+        """The share of a step's time that is generation."""
         generation_s = self.generation.seconds if self.generation else 0.0
         return generation_s / (generation_s + self.step.seconds)
 
 
-# --- Hours of devices → money and energy. What is not known is None, never 0
+# --- Device hours → money and energy. Unknown values are None, never 0
 
-# The most that a device draws, by its name: thermal design power of the SXM modules, data sheets of the maker.
+# Maximum power by name of the device: thermal design power of the SXM modules, from the makers' data sheets.
 WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0, "gb200": 1200.0, "mi300x": 750.0}
 
 
 def money_of(price: float | None, hours_per_trillion: float, whole: WholeRun, num_devices: int) -> Money:
-    """Costs of a run at `price`, in USD an hour of one device."""
+    """The cost of a run at `price`, in USD per device hour."""
     if price is None:
         return Money(None, None, None)
     return Money(price, price * hours_per_trillion, price * num_devices * whole.seconds / 3600)
 
 
 def energy_of(devices: Sequence[tuple[int, str]], hours_per_trillion: float) -> Energy:
-    """Energy of (count, name) devices that always draw their design power, without hosts, network and cooling."""
+    """Energy of (count, name) devices that always draw their design power, without hosts, network or cooling."""
     if any(name.lower() not in WATTS for _, name in devices):
         return Energy(None, None)
     watts = sum(count * WATTS[name.lower()] for count, name in devices) / sum(count for count, _ in devices)
     return Energy(watts, watts * hours_per_trillion / 1000)
 
 
-# --- Numbers of a prediction in words, for a terminal and for a page
+# --- Numbers of a prediction as text, for a terminal and for a page
 
 GIB = 2**30
 
 
 def seconds(value: float) -> str:
-    """Four digits: 19.93 s, 137.0 ms, 12.34 us."""
+    """A time with four digits: 19.93 s, 137.0 ms, 12.34 us."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= scale or (unit == "s" and not value):
             return f"{_digits(value / scale)} {unit}"
@@ -324,7 +325,7 @@ def size(value: int) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """0–3, 7, 12–15."""
+    """Ascending numbers as ranges: 0–3, 7, 12–15."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

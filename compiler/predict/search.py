@@ -1,9 +1,10 @@
-"""What is `auto` in a spec: of all plans that keep the rules, the one that fits and whose step is predicted shortest.
+"""The search for the values of `auto` in a spec: the legal plan that fits and has the shortest predicted step.
 
-Every combination of the open degrees, micro-batch and recompute is a candidate. A plan is left out unseen only where a
-bound says that it cannot be the best: no split of the layers or no order of the instructions makes its step short
-enough, or its weights and what its forwards save do not fit. What has the least bound is looked into first, so most are
-left out by a bound for all splits. The SMs that communicate are tried last, on the plans near the best.
+Every combination of the open degrees, micro-batches and recompute is a candidate. A candidate is skipped only if a
+bound shows that it cannot be the best: no split of the layers and no order of the instructions makes its step short
+enough, or its weights and saved activations do not fit. Candidates with the lowest bound come first, so that most of
+the others are skipped by a bound that holds for all splits. SMs for communication are tried last, on plans near the
+best.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from dsl.closed_forms import ramp
 from dsl.schema import Spec, choices
 from dsl.schema.choices import Choice
 
-# --- A spec as far as it has been planned: what a search asks of a plan, the cheap parts before the dear ones
+# --- A partly planned spec: the parts of a plan that a search needs, the cheap ones first
 #
-# Most plans that a search tries lack memory, which is known once there are blocks, or a split of them: long before
-# there is a table of who holds which parameter.
+# Most candidates of a search lack memory. This shows as soon as the blocks, or their split, are known: long before the
+# table of the holders of each parameter.
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What many outlines have, each made once: cuts, by the key of a segment, and the moments of schedules."""
+    """Parts that many outlines share, each made once: cuts by the key of a segment, and moments of schedules."""
 
     cuts: dict[Hashable, Cut] = field(default_factory=dict)
     moments: dict[Hashable, Moments] = field(default_factory=dict)
 
     def cut(self, spec: Spec, *, alike: bool) -> CutModel:
-        """The model of a spec."""
+        """The cut model of a spec, with shared cuts."""
         model = cut_model(spec, self.cuts, alike=alike)
         self.cuts.update(model.cuts_by_key)
         return model
 
     def moments_on(self, spec: Spec, placement: StagePlacement, num_ranks: int, within: bool) -> Moments:
-        """The fullest moments of each rank under the spec's schedule."""
+        """The moments of each rank at which it holds most under the spec's schedule."""
         key = spec.schedule, ramp.micro_batches(spec)[-1], placement, num_ranks, within
         if key not in self.moments:
             self.moments[key] = moments_on(spec, placement, num_ranks, within)
@@ -61,36 +62,38 @@ class Shared:
 
 @dataclass(frozen=True)
 class Outline:
-    """The plan of a spec; each part is made when it is first asked for."""
+    """The plan of a spec, whose parts are made on first use."""
 
     spec: Spec
     shared: Shared
 
     @cached_property
     def model(self) -> CutModel:
-        """The model, in which the first layer stands for all that differ from it in names alone."""
+        """The model, in which one layer stands for all that differ from it only in names."""
         return self.shared.cut(self.spec, alike=True)
 
     @cached_property
     def least_missing(self) -> tuple[int, int | None]:
-        """Bytes that the fullest device surely lacks, below 0 where it may fit; and its pipeline rank, None where it
-        lacks them on any split of the layers."""
+        """A lower bound of the bytes that the fullest device lacks, and its pipeline rank.
+
+        The bound is below 0 if the plan may fit. The rank is None if the bound holds for any split of the layers.
+        """
         anywhere = missing_anywhere(self._splitting.least_holding, self._splitting.placement)
         return (anywhere, None) if anywhere > 0 else self.missing_as_split
 
     @cached_property
     def missing_as_split(self) -> tuple[int, int]:
-        """Bytes that the fullest device surely lacks with layers split as they are planned, and its pipeline rank.
+        """A lower bound of the bytes that the fullest device lacks with the planned split, and its pipeline rank.
 
-        It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
-        micro-batch of a stage keeps, for as many of them as its schedule has under way.
+        It counts weights, gradients and optimizer state, and what a micro-batch of each stage keeps for its backward,
+        times the micro-batches that the schedule has in flight.
         """
         splitting = self._splitting
         return missing_with(splitting.least_holding, splitting.placement, splitting.runs)
 
     @cached_property
     def lowering(self) -> Lowering:
-        """The plan on its devices."""
+        """The full plan on its devices."""
         return Lowering(plan_of(self.shared.cut(self.spec, alike=False), self._splitting.runs), rank_rates(self.spec))
 
     @cached_property
@@ -103,21 +106,21 @@ class Outline:
 # --- search
 
 SMS, RECOMPUTE = "sm.communication", "recompute"
-NEAR = 1.05  # plans for which other numbers of SMs are tried, as a multiple of the shortest step that fits
-EFFORT = 0.02  # of the search for the schedule `auto` of a plan that may be the best: some tenths of a second
+NEAR = 1.05  # other numbers of SMs are tried for plans whose step is at most this multiple of the shortest that fits
+EFFORT = 0.02  # of the schedule search of a plan that may be the best: some tenths of a second
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan that keeps the rules, and how it did."""
+    """A legal plan, and its result in the search."""
 
     choice: Choice
     spec: Spec
-    bound_s: float = 0.0  # its step takes at least as long
-    seconds: float | None = None  # of a step; None where the bound was enough
-    missing_bytes: int | None = None  # what its fullest device lacks; 0: it fits; None: it was not looked into
-    rank: int | None = None  # the pipeline rank of that device; None: it lacks at least so much on any split of layers
+    bound_s: float = 0.0  # lower bound of a step
+    seconds: float | None = None  # of a step; None if the bound was enough
+    missing_bytes: int | None = None  # that its fullest device lacks; 0 if it fits, None if memory was not computed
+    rank: int | None = None  # pipeline rank of that device; None if `missing_bytes` is a bound for any split
 
     @property
     def fits(self) -> bool:
@@ -127,23 +130,26 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What was found: first what fits, by time; then what does not; then what was left out. `best` fits if any does."""
+    """The candidates of a search: those that fit by time, then slower ones, then those that lack memory.
+
+    `best` fits if any candidate does.
+    """
 
     candidates: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate:
-        """The fastest that fits, or what lacks least."""
+        """The fastest candidate that fits or, if none fits, the one that lacks least."""
         return self.candidates[0]
 
     def why(self, candidate: Candidate) -> str:
         """Why a candidate lost."""
         if candidate is self.best:
-            return "the fastest that fits" if candidate.fits else "lacks least"
+            return "the fastest that fits" if candidate.fits else "lacks the least memory"
         if candidate.missing_bytes:
             lacks = f"{candidate.missing_bytes / GIB:.1f} GiB"
             return f"lacks at least {lacks}" if candidate.rank is None else f"lacks {lacks} on rank {candidate.rank}"
-        assert self.best.seconds is not None, "what is no slower has been looked into"
+        assert self.best.seconds is not None, "every candidate that may be faster was timed"
         seconds = candidate.bound_s if candidate.seconds is None else candidate.seconds
         slower = f"{seconds / self.best.seconds - 1:.1%} slower"
         if slower == "0.0% slower":
@@ -157,27 +163,27 @@ def search(
     structures: Iterable[tuple[Choice, Spec]],
     report: Callable[[float], None] = lambda share: None,
 ) -> Ranking:
-    """Every plan of `structures` (dsl.load.alternatives), with every value of the other open keys, ranked.
+    """Rank every plan of `structures` (dsl.load.alternatives) with every value of the other open keys.
 
-    `spec` has first values of the open keys. `report` is told which share of the structures has been looked into.
+    `spec` has the first values of the open keys. `report` is called with the share of the structures that is done.
     """
     seen, again = _SeenSteps(), RECOMPUTE in opened
-    found = [Candidate(choice, one) for choice, one in structures]
-    least = [_with(each, RECOMPUTE, choices.values(each.spec, RECOMPUTE)[-1]) if again else each for each in found]
+    structured = [Candidate(choice, one) for choice, one in structures]
+    least = [_with(each, RECOMPUTE, choices.values(each.spec, RECOMPUTE)[-1]) if again else each for each in structured]
     waiting = [(seen.floor_s(each.spec), at, False) for at, each in enumerate(least)]
     heapify(waiting)
     while waiting:
         bound_s, at, is_split = heappop(waiting)
-        report(1 - len(waiting) / len(found))
+        report(1 - len(waiting) / len(structured))
         least[at] = replace(least[at], bound_s=bound_s)
         if not is_split and bound_s < seen.best:
-            if not all(seen.lacks(each) for each in (_holding_least(found[at]) if again else (found[at],))):
+            if not all(seen.lacks(each) for each in (_holding_least(structured[at]) if again else (structured[at],))):
                 heappush(waiting, (seen.bound_s(least[at]), at, True))
             continue
         for recompute in reversed(choices.values(least[at].spec, RECOMPUTE)) if again else (None,):
             tried = _with(least[at], RECOMPUTE, recompute) if again else least[at]
             if not seen.look_into(tried).missing_bytes:
-                break  # it fits, or is too slow: what computes more again is slower
+                break  # it fits or is too slow, and recomputing more is slower
     if SMS in opened:
         near = seen.best * NEAR
         for candidate in [each for each in seen.candidates if each.fits and (each.seconds or 0) <= near]:
@@ -191,38 +197,38 @@ def search(
 
 
 class _SeenSteps:
-    """What has been looked into, and the shortest step of what fits."""
+    """The candidates that were examined, and the shortest step of those that fit."""
 
     def __init__(self) -> None:
         self.candidates: list[Candidate] = []
         self.best = math.inf
         self._shared = Shared()
-        self._last: Outline | None = None  # what has just been planned is mostly looked into next
+        self._last: Outline | None = None  # mostly asked for again at once
 
     def look_into(self, candidate: Candidate) -> Candidate:
-        """The candidate with its memory and its time, each only as far as it may be the best."""
-        found = self._look(candidate)
-        self.candidates.append(found)
-        if found.fits and found.seconds is not None:
-            self.best = min(self.best, found.seconds)
-        return found
+        """Examine a candidate's memory and time as far as it may be the best; returns it with the results."""
+        examined = self._look(candidate)
+        self.candidates.append(examined)
+        if examined.fits and examined.seconds is not None:
+            self.best = min(self.best, examined.seconds)
+        return examined
 
     def lacks(self, candidate: Candidate) -> bool:
-        """Whether it surely does not fit; then it is seen."""
+        """Whether a candidate surely does not fit; if so, it counts as examined."""
         missing = self._missing(candidate)
         self.candidates += [missing] if missing is not None else []
         return missing is not None
 
     def floor_s(self, spec: Spec) -> float:
-        """What a step takes at least, however its layers are split."""
+        """A lower bound of a step for any split of its layers."""
         return least_step_s(self._outline(spec).model)
 
     def bound_s(self, candidate: Candidate) -> float:
-        """What a step takes at least, with layers split as they are planned."""
+        """A lower bound of a step with the planned split of its layers."""
         return self._timed(candidate, least=True).step.seconds
 
     def find_nearest(self) -> None:
-        """Look into what surely lacks least until it is known to lack least. For where nothing fits."""
+        """If nothing fits: measure the candidate with the least bound until a measured one lacks least."""
         while self.candidates:
             nearest = min(self.candidates, key=_order)
             if nearest.seconds is not None:
@@ -244,7 +250,7 @@ class _SeenSteps:
         return timed_on(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
 
     def _missing(self, candidate: Candidate) -> Candidate | None:
-        """The candidate with what it surely lacks; None where it may fit."""
+        """The candidate with the bytes that it surely lacks; None if it may fit."""
         missing, rank = self._outline(candidate.spec).least_missing
         return replace(candidate, missing_bytes=missing, rank=rank) if missing > 0 else None
 
@@ -254,22 +260,24 @@ class _SeenSteps:
         lacking = self._missing(candidate)
         if lacking is not None:
             return lacking
-        found = self._timed(candidate)
-        if found.step.seconds > self.best * NEAR:
-            return replace(candidate, seconds=found.step.seconds)
-        return _measured(candidate, found)
+        plan = self._timed(candidate)
+        if plan.step.seconds > self.best * NEAR:
+            return replace(candidate, seconds=plan.step.seconds)
+        return _measured(candidate, plan)
 
 
-def _measured(candidate: Candidate, found: TimedPlan) -> Candidate:
+def _measured(candidate: Candidate, plan: TimedPlan) -> Candidate:
     """The candidate with the time of its step and what its fullest device lacks."""
-    fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+    fullest = max(memories(plan), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
-    return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
+    return replace(candidate, seconds=plan.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
 
 
 def _holding_least(candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with the most computed again: layers keep least of a forward, ops less of it where weight gradients
-    are put off."""
+    """The candidate with the two values of recompute that keep least: whole layers, and all ops.
+
+    Ops keep less than layers if weight gradients are deferred.
+    """
     layers, ops, *_ = choices.values(candidate.spec, RECOMPUTE)
     yield from (_with(candidate, RECOMPUTE, each) for each in (layers, ops))
 
@@ -284,20 +292,20 @@ def _with(candidate: Candidate, path: str, value: Any) -> Candidate:
 
 
 def _order(candidate: Candidate) -> tuple[int, float]:
-    """What fits, then what is slower than the best that fits, each by its time; then what lacks memory."""
+    """Sort key: candidates that fit by time, then those that are too slow by time, then those that lack memory."""
     if candidate.missing_bytes:
         return 2, candidate.missing_bytes
     return int(not candidate.fits), candidate.bound_s if candidate.seconds is None else candidate.seconds
 
 
-# --- The plans that a search tried, for people and for programs: the best first, each other with why it lost
+# --- The plans that a search tried, as a table and as JSON: the best first, and for each of the others why it lost
 
 MOST_SHOWN = 12
-SHORT = {"sm.communication": "SMs"}  # heads of columns; else the last part of the path
+SHORT = {"sm.communication": "SMs"}  # column heads; other keys show the last part of their path
 
 
 def table(ranking: Ranking) -> Iterator[tuple[str, ...]]:
-    """Heads, then a row a plan: the values that were open, seconds of a step, and why it lost."""
+    """The column heads, then one row per plan: the values of the open keys, the time of a step, and why it lost."""
     paths = tuple(ranking.best.choice)
     yield (*(SHORT.get(path, path.rpartition(".")[2]) for path in paths), "step", "")
     for candidate in ranking.candidates[:MOST_SHOWN]:
@@ -307,7 +315,7 @@ def table(ranking: Ranking) -> Iterator[tuple[str, ...]]:
 
 
 def document(ranking: Ranking) -> list[dict[str, Any]]:
-    """A row a plan, the best first. `seconds` and `missing_bytes` are null where a bound was enough."""
+    """One row per plan, the best first. `seconds` and `missing_bytes` are null if a bound was enough."""
     return [
         {
             "values": {path: _value(value) for path, value in candidate.choice.items()},
@@ -333,30 +341,31 @@ def _word(value: Any) -> str:
     return (", ".join(value) or "none") if isinstance(value, tuple) else f"{value:,}"
 
 
-# --- A run on other devices than its spec names: as much of its plan as they allow
+# --- A run on other devices than its spec names, with as much of its plan as they allow
 #
-# The batch stays, and with it the samples of each step. First the data ranks change alone, with as many of the expert
-# ranks as divide them; where that breaks a rule or does not fit, the degrees are left to the search; then the schedule.
+# The batch stays, and with it the samples of each step. The first attempts change only the data ranks, with as many
+# expert ranks as divide them. If that breaks a rule or does not fit, the search chooses the degrees, and then the
+# schedule too.
 
-Legal = Callable[[tuple[str, ...]], Spec | None]  # the spec with more overrides, or None where it breaks a rule
-CanBe = Callable[[tuple[str, ...]], bool]  # whether any values of the keys that more overrides open keep the rules
+Legal = Callable[[tuple[str, ...]], Spec | None]  # the spec with more overrides, or None if it breaks a rule
+CanBe = Callable[[tuple[str, ...]], bool]  # whether some values of the keys that the overrides open keep the rules
 
 
 class RefitError(Exception):
-    """No plan of the run is for these devices."""
+    """The run has no plan for these devices."""
 
 
 def refitted(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) -> tuple[str, ...]:
-    """Overrides of the spec, as of `-s`, for `nodes` nodes of `devices` devices each. Raises RefitError.
+    """Overrides `-s` that fit a spec to `nodes` nodes of `devices` devices each. Raises RefitError.
 
-    They may open degrees with `auto`: the fastest plan that fits is for the search to find.
+    They may set degrees to `auto`, so that the search finds the fastest plan that fits.
     """
     if spec.cluster.more is not None:
-        raise RefitError("the cluster has nodes of several kinds, and which of them are left is not known")
+        raise RefitError("the cluster has nodes of several kinds, and it is unknown which of them are left")
     there = (f"cluster.nodes={nodes}", f"cluster.node.devices={devices}")
     for kept in _kept(spec, nodes * devices):
-        found = legal((*there, *kept))
-        if found is not None and predict(found).fits:
+        changed = legal((*there, *kept))
+        if changed is not None and predict(changed).fits:
             return (*there, *kept)
     opened = (*there, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")))
     for overrides in (opened, (*opened, *_searched_schedule(spec))):
@@ -373,7 +382,7 @@ def _searched_schedule(spec: Spec) -> tuple[str, ...]:
 
 
 def _kept(spec: Spec, world: int) -> Iterator[tuple[str, ...]]:
-    """Overrides that change the data ranks alone, and expert ranks as far as they must."""
+    """Overrides that change only the data ranks, and the expert ranks as far as necessary."""
     p = spec.parallel
     data, rest = divmod(world, prod((p.pipeline, p.tensor, p.context)))
     if rest or not data:

@@ -1,4 +1,4 @@
-"""A step: the schedule run at the times of its actions, and what follows it."""
+"""The time of a step: its schedule, simulated at the times of its actions, and its tail."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
 from runtime.contract.actions import Pair, is_copy
 
-# An action alone → its row of arXiv 2505.09343, table 4. A backward for the inputs is a backward there.
+# Lone action → its row in arXiv 2505.09343, table 4, where a backward for the inputs counts as a backward.
 ROWS = {"F": "forward_s", "B": "backward_s", "I": "backward_s", "W": "weight_s"}
 
 
 def rank_times(schedule: Schedule, timeline: Timeline, tail_s: float) -> tuple[RankTime, ...]:
-    """The rows of each pipeline rank. They sum to the step: who has no action and no tail to run waits."""
+    """The rows of each pipeline rank. They sum to the step: time without an action or the tail is bubble."""
     unit = float(timeline.unit) / 1000  # in seconds
-    makespan = int(timeline.makespan / timeline.unit)  # in whole ticks, so that a bubble is no rest of a sum
+    makespan = int(timeline.makespan / timeline.unit)  # in whole ticks, so that the bubble has no rounding error
     ranks = []
     for rank, (steps, ticks) in enumerate(zip(schedule.actions, timeline.ticks, strict=True)):
         rows = dict.fromkeys(("forward_s", "backward_s", "weight_s", "overlapped_s"), 0)
         for step, (start, end) in zip(steps, ticks, strict=True):
             if is_copy(step):
-                continue  # beside what the rank computes
+                continue  # copies run beside compute
             rows["overlapped_s" if isinstance(step, Pair) else ROWS[step.kind]] += end - start
         rows["bubble_s"] = makespan - sum(rows.values())
         ranks.append(RankTime(rank, **{row: ticks * unit for row, ticks in rows.items()}, optimizer_s=tail_s))
@@ -42,7 +42,7 @@ def mean_of(ranks: Sequence[RankTime]) -> RankTime:
 def step_of(
     schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail], tokens: int
 ) -> StepPrediction:
-    """The step. The ranks begin what follows it together, so the slowest tail is that of all."""
+    """The step of a schedule. All ranks begin the tail together, so the slowest tail counts for all."""
     tail = max(tails, key=lambda each: each.seconds)
     ranks = rank_times(schedule, timeline, tail.seconds)
     return StepPrediction(
@@ -58,7 +58,7 @@ def step_of(
 
 
 def least(schedule: Schedule, times: StepTimes) -> Fraction:
-    """No order of these very steps ends sooner: the busiest rank's work, and the longest way of a micro-batch."""
+    """A lower bound of any order of these steps: the work of the busiest rank."""
     return max(
         sum((times.of(step, rank) for step in steps if not is_copy(step)), Fraction(0))
         for rank, steps in enumerate(schedule.actions)

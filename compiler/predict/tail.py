@@ -1,7 +1,7 @@
-"""What follows the last action of a step: gradients are summed and scattered, clipped, applied, and weights gathered.
+"""The tail of a step, after its last action: gradients are reduced, clipped and applied, and weights are gathered.
 
-Of the sums it is what does not run under the backward (compiler/predict/times.py). All else begins behind the
-backward, as in the program (runtime/step/trainer.py). For comparison: ZeRO, arXiv 1910.02054, §5.
+Reductions count only as far as they do not overlap with the backward (compiler/predict/times.py). All else begins after
+the backward, as in the program (runtime/step/trainer.py). For comparison: ZeRO, arXiv 1910.02054, §5.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from dsl.closed_forms.memory import HOST_PART, ITEMSIZE, average_dtype, offloade
 from dsl.schema import Spec
 from runtime.contract.mesh import Mesh
 
-Reduce = Callable[[float, Holders, ReductionKind], float]  # bytes of a device, who holds them, how → seconds
+Reduce = Callable[[float, Holders, ReductionKind], float]  # (bytes on a device, their holders, kind) → seconds
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateWork:
-    """What a device updates: elements, and the FLOPs of matrix products for them; and elements of the rest
-    (`Optimizer.rest`)."""
+    """The work of a device in an update."""
 
-    elements: int
-    flops: int
-    rest: int = 0
+    elements: int  # that the first row of the optimizer updates
+    flops: int  # of the matrix products of their update
+    rest: int = 0  # elements that the last row updates (`Optimizer.rest`)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters that the same devices hold and the same stages use: one reduction."""
+    """Parameters with the same holders and stages, which are reduced together."""
 
     holders: Holders
     stages: tuple[int, ...]
-    elements: int  # on each of them, if it has them whole
+    elements: int  # of all parameters, before sharding
     rest: bool = False  # whether the last of the rows of the optimizer updates them
 
     def kept(self, spec: Spec, zero: int) -> Group:
-        """What a device keeps of something that is divided from level `zero` on, 2 or 3, and who keeps the same: those
-        of its column where the holders of a pipeline rank divide it."""
+        """The shard that a device keeps of a tensor that is sharded from level `zero` (2 or 3) on, and its holders.
+
+        The holders on a pipeline rank share the tensor out, so those in the device's column keep the same shard.
+        """
         if spec.parallel.zero < zero:
             return self
         holders, parts = self.holders, len(self.holders.columns)
@@ -55,8 +56,7 @@ class Group:
 
 
 def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
-    """The trained parameters of the first device of a pipeline rank, by who holds and which stages use them, and by the
-    row of the optimizer."""
+    """The trained parameters of the first device of a pipeline rank, by holders, stages and row of the optimizer."""
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
     held: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
     for bucket in plan.buckets:
@@ -67,7 +67,7 @@ def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
 
 
 def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[UpdateWork, ...]:
-    """What a device of each pipeline rank updates, at most; `groups`: those of each rank."""
+    """The most work of a device of each pipeline rank in an update. `groups`: the groups of each rank."""
     optimizer, zero = spec.train.optimizer, spec.parallel.zero
     if optimizer.unit == "element":
         shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
@@ -87,24 +87,23 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
 def reduce_seconds(
     spec: Spec, groups: Iterable[Sequence[Group]], reduce_s: Reduce
 ) -> dict[tuple[tuple[int, ...], tuple[int, ...]], float]:
-    """(pipeline ranks, stages) → seconds in which their gradients are summed; `groups`: of each pipeline rank."""
+    """(pipeline ranks, stages) → seconds to reduce their gradients. `groups`: the groups of each pipeline rank."""
     size = ITEMSIZE[spec.precision.gradients]
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = defaultdict(float)
+    seconds_of: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = defaultdict(float)
     for group in (each.kept(spec, 2) for each in {each for held in groups for each in held}):
         if len(group.holders) > 1:
             seconds = reduce_s(group.elements * size, group.holders, reduction_of(spec))
-            found[group.holders.pipeline_ranks, group.stages] += seconds
-    return found
+            seconds_of[group.holders.pipeline_ranks, group.stages] += seconds
+    return seconds_of
 
 
 def reduction_of(spec: Spec) -> ReductionKind:
-    """How gradients are summed. Gloo, which serves devices without peaks, has no reduce-scatter."""
+    """The collective that reduces gradients. Gloo, which serves CPUs, has no reduce-scatter."""
     return "reduce_scatter" if spec.parallel.zero and spec.cluster.node.device.bf16 else "all_reduce"
 
 
 def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, reduce_s: Reduce, rates: Rates) -> Tail:
-    """Seconds of the tail of a device that holds these groups, does this work, and achieves these rates, if all
-    gradients are summed in it."""
+    """Seconds of the tail of a device with these groups, work and rates, if no reduction overlaps with the backward."""
     precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
     gradient, weight = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameter]
     update_s = rates.optimizer_time_s
@@ -112,7 +111,7 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, r
     cleared = sum(group.elements for group in summed)
     sums = reduction_of(spec)
     touched = [update_bytes(precision, row) for row in optimizer.rows]
-    if spec.train.ema and not spec.has_hosts:  # a CPU has no time beside the next step
+    if spec.train.ema and not spec.has_hosts:  # on a CPU it cannot overlap with the next step
         touched = [each + 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master] for each in touched]
     moved = work.elements * touched[0] + work.rest * touched[-1]
     # Accumulators are cleared for the next step.
@@ -131,8 +130,10 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, r
 
 
 def host_wait_s(spec: Spec, work: UpdateWork, update_s: float, rates: Rates) -> float:
-    """Seconds for which an update waits for offloaded state: for the first part to come and the last to go, and for
-    each way where it takes longer than the update."""
+    """Seconds for which an update waits for offloaded state.
+
+    It waits until the first part has come and the last has gone, and for transfers that take longer than the update.
+    """
     rows = spec.train.optimizer.rows
     away, away_of_rest = (offloaded_bytes(spec, row) for row in (rows[0], rows[-1]))
     if not away:

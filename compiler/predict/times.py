@@ -1,6 +1,6 @@
-"""What each action and pair of a schedule takes: the instructions of its stages in the order of the two lanes.
+"""The time of each action and pair of a schedule, from the instructions of its stages in their two-lane order.
 
-Nothing is averaged over stages: a slow stage is slow, and a pair gains what its two stages let it gain.
+Nothing is averaged over stages: each action has the time of its own stage, and each pair the gain of its two stages.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ NS, NS_IN_MS = 10**9, 10**6
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Prices of a simulation (compiler/schedule/simulate.py) in ms: of whole nanoseconds, so sums are exact."""
+    """Prices for a simulation (compiler/schedule/simulate.py), in ms. They are whole nanoseconds, so sums are exact."""
 
-    times: Mapping[tuple[Key, int], int]  # of a step, on a pipeline rank
-    compute: Mapping[tuple[Key, int], int]  # what of it the compute lane is busy
-    exchanges: Mapping[tuple[Key, int], int]  # and the communication lane, messages to other ranks among it
+    times: Mapping[tuple[Key, int], int]  # of a step on a pipeline rank
+    compute: Mapping[tuple[Key, int], int]  # for which its compute lane is busy
+    exchanges: Mapping[tuple[Key, int], int]  # for which its communication lane is busy, with messages to other ranks
 
     @property
     def micro_batches(self) -> tuple[Fraction, ...]:
-        """No factors: micro-batches are alike."""
+        """Factors of micro-batches: none, as all are alike."""
         return ()
 
     @property
     def keeps(self) -> Fraction:
-        """All of an activation is counted until its W."""
+        """The share of an activation that is kept until its W: all of it."""
         return Fraction(1)
 
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
-        """Do nothing: these times are of the sizes of the schedule they were made for."""
+        """Do nothing: these times were made for a schedule of the right sizes."""
 
     def of(self, step: Step, rank: int) -> Fraction:
         """Time of a step of the schedule."""
         return Fraction(self.times[key_of(step), rank], NS_IN_MS)
 
     def message(self, source: int, target: int) -> Fraction:
-        """Time of a message behind the step that sends it: none, for the step ends when it is there."""
+        """Time of a message after the step that sends it: 0, as the step ends when its message has arrived."""
         return Fraction(0)
 
     def computed_s(self, steps: Iterable[Step], rank: int) -> float:
-        """What a rank computes in some steps."""
+        """Seconds that a rank computes in these steps."""
         return sum(self.compute[key_of(step), rank] for step in steps) / NS
 
     def exchanged_s(self, step: Step, rank: int) -> float:
-        """What a rank exchanges in a step."""
+        """Seconds that a rank exchanges in a step."""
         return self.exchanges[key_of(step), rank] / NS
 
     def longer(self, factor: float) -> StepTimes:
@@ -69,14 +69,14 @@ class StepTimes:
 
 
 def key_of(step: Step) -> Key:
-    """What the time of a step depends on, beside its rank."""
+    """The kinds and stages of a step, which decide its time on a rank."""
     return tuple((action.kind, action.stage) for action in actions_of(step))
 
 
 def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> StepTimes:
     """Times of all steps of a schedule on a plan's stages.
 
-    `least`: what each step takes in any order of its instructions at least, which is found much sooner.
+    `least`: instead, lower bounds for any order of a step's instructions, which are found much faster.
     """
     steps = _PlannedSteps(lowering, schedule, least)
     times = {
@@ -92,7 +92,7 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
 
 
 class _PlannedSteps:
-    """What steps take on a plan's stages. Twins among stages, and ranks on one kind of device, are looked at once."""
+    """Times of steps on a plan's stages. Equal stages, and ranks on the same kind of device, are timed once."""
 
     def __init__(self, lowering: Lowering, schedule: Schedule, least: bool) -> None:
         self._lowering, self._schedule, self._least = lowering, schedule, least
@@ -101,7 +101,7 @@ class _PlannedSteps:
         self._runs: dict[tuple[Key, int, tuple[int, ...]], OrderEnd] = {}  # by kind of device, and messages
 
     def run(self, step: Step, rank: int) -> OrderEnd:
-        """A step until its last instruction has ended, and its messages are there."""
+        """The time of a step, until its last instruction has ended and its messages have arrived."""
         sends = tuple(
             self._messages.sent_ns(a.kind, a.stage, self._schedule.num_stages, self._rank_of(a.micro_batch))
             for a in actions_of(step)
@@ -124,7 +124,7 @@ class _PlannedSteps:
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
-    """Stage → the stages that run the very same segments and exchanges, ascending."""
+    """Stage → the stages that run the same segments and exchanges, ascending."""
     alike: dict[Hashable, list[int]] = {}
     for stage in stages:
         alike.setdefault(_shape(stage), []).append(stage.index)
@@ -132,7 +132,7 @@ def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
 
 
 def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, float]:
-    """Seconds that a micro-batch holds the compute lane and the communication lane of a rank, there and back."""
+    """Seconds for which a micro-batch occupies the compute and communication lanes of a rank, in both phases."""
     lanes = {False: 0, True: 0}
     for chain in (lowering.chains(stage, rank).of(kind) for kind in "FB"):
         nodes = [node for node in chain if node.ordered]
@@ -142,7 +142,10 @@ def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, floa
 
 
 def _alike(key: Key, twins: Mapping[int, tuple[int, ...]]) -> Key:
-    """The key of which this one is a twin. Two stages stay two: weight gradients of one stage wait for each other."""
+    """The key that stands for this one and its twins.
+
+    Two stages stay two, as weight gradients of one stage wait for each other.
+    """
     (first, stage), *rest = key
     return (
         (first, twins[stage][0]),
@@ -160,10 +163,10 @@ def _shape(stage: Stage) -> Hashable:
     )
 
 
-# --- How much of the reductions of gradients runs under the backward, and what is left of them behind it
+# --- How much of the reductions of gradients overlaps with the backward, and how much is left after it
 #
-# A reduction starts when the last of its ranks starts it, and takes the time in which a rank's links are free: between
-# its steps all of it, in a step what its exchanges and messages leave.
+# A reduction starts when the last of its ranks starts it. It uses the time in which a rank's links are free: all of the
+# time between steps, and in a step the time that exchanges and messages leave.
 
 Reductions = Mapping[tuple[tuple[int, ...], Stages], float]  # (pipeline ranks, stages) → seconds of their buckets
 
@@ -171,8 +174,10 @@ Reductions = Mapping[tuple[tuple[int, ...], Stages], float]  # (pipeline ranks, 
 def left_of_reductions(
     plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, seconds: Reductions
 ) -> list[float]:
-    """Seconds by which the reductions of each pipeline rank go on behind the last action of all. O(steps that follow
-    the start of one)."""
+    """Seconds that the reductions of each pipeline rank take after the last action of all ranks.
+
+    Takes O(steps after the first start) time.
+    """
     unit, done = float(timeline.unit) / 1000, [0.0] * schedule.num_ranks
     makespan = max((row[-1][1] * unit for row in timeline.ticks if row), default=0.0)
     for (ranks, _), (_, end) in reduction_spans(plan, schedule, times, timeline, seconds).items():
@@ -184,7 +189,7 @@ def left_of_reductions(
 def reduction_spans(
     plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, seconds: Reductions
 ) -> dict[tuple[tuple[int, ...], Stages], tuple[float, float]]:
-    """When each reduction starts and ends, in seconds of the step."""
+    """(start, end) of each reduction, in seconds of the step."""
     lanes = [_LinkLane(schedule, times, timeline, rank) for rank in range(schedule.num_ranks)]
     starts: dict[tuple[tuple[int, ...], Stages], float] = {}
     for rank, row in enumerate(reductions_of(plan, schedule.actions)):
@@ -203,7 +208,7 @@ def reduction_spans(
 
 
 class _LinkLane:
-    """The links of a rank over a step: in each span, which share of the time exchanges leave free."""
+    """The links of a rank over a step, with the share of each span that exchanges leave free."""
 
     def __init__(self, schedule: Schedule, times: StepTimes, timeline: Timeline, rank: int) -> None:
         unit = float(timeline.unit) / 1000  # seconds
@@ -212,7 +217,7 @@ class _LinkLane:
         self._steps, self._times, self._rank = schedule.actions[rank], times, rank
 
     def end_of(self, begin: float, seconds: float) -> float:
-        """When something that begins then, and needs the links for so long, has ended."""
+        """When a transfer ends that begins at `begin` and needs the links for `seconds`."""
         now, left = begin, seconds
         for at in range(bisect_right(self.ends, begin), len(self.ends)):
             idle = max(0.0, self.starts[at] - now)

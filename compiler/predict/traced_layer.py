@@ -1,7 +1,7 @@
-"""Calibration on one traced layer: how much longer each kernel class takes than its table says.
+"""Calibration on one traced layer: factors by which each kernel class takes longer than its table says.
 
-`calibrated` is what `dsc calibrate --trace FILE` runs on a user's trace, and what made the shipped table
-h800-calibrated from DeepSeek's public profile of one pair. docs/rates.md has the format. No training step is an input.
+`dsc calibrate --trace FILE` runs `calibrated` on a user's trace. The shipped table h800-calibrated was made with it
+from DeepSeek's public profile of one pair. docs/rates.md has the format. No training step is an input.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from dsl.schema import Spec
 from runtime.contract.names import Site
 
 TRACES = TABLES.parent / "traces"
-CALIBRATED = "-calibrated"  # what the name of a table ends in then
-FAR = 0.05  # how far the classes' times may be from what the trace says is busy
+CALIBRATED = "-calibrated"  # suffix of a calibrated table's name
+FAR = 0.05  # how far the sum of the classes' times may be from the trace's busy time
 
 Ms = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Phase = Literal["F", "I", "W"]
 
 
 class ClassTime(TableModel):
-    """Time of kernel classes together, ms of one layer: forward, backward for the inputs and weight gradients."""
+    """Joint time of some kernel classes in one layer, in ms, over the forward and both parts of the backward."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=len(CLASSES))]
     ms: Ms
@@ -70,8 +70,10 @@ class BandwidthShare(TableModel):
 
 
 class PhaseTime(TableModel):
-    """Time of the exchanges of a phase of a layer, or of a part of its compute. Parts are compared, not calibrated on:
-    they span what their kernels wait for."""
+    """Time of a layer's exchanges in a phase, or of a part of its compute.
+
+    Parts are only compared with predictions, not used for calibration, as they include waits of their kernels.
+    """
 
     phase: Phase
     part: Literal["", "attention", "mlp"] = ""  # attention ends with the router, mlp is the rest
@@ -82,11 +84,11 @@ class TracedPair(TableModel):
     """One traced pair: a forward and a backward of `layers` equal layers, in milliseconds."""
 
     name: Text
-    layer: Annotated[str, Field(pattern=r"^L[0-9]{1,4}$")]  # of the spec, one that is as those traced
+    layer: Annotated[str, Field(pattern=r"^L[0-9]{1,4}$")]  # a layer of the spec that is like the traced ones
     layers: Annotated[int, Field(ge=1, le=1000)]
-    span_ms: Ms  # from first kernel to last
+    span_ms: Ms  # from the first kernel to the last
     busy_ms: Ms  # in which compute kernels run
-    gaps_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # between one compute kernel and the next, waits not counted
+    gaps_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # between compute kernels, without waits
     classes: Annotated[tuple[ClassTime, ...], Field(min_length=1, max_length=len(CLASSES))]
     shares: Annotated[tuple[BandwidthShare, ...], Field(max_length=len(CLASSES))] = ()
     exchanges: Annotated[tuple[PhaseTime, ...], Field(max_length=3)] = ()
@@ -100,36 +102,37 @@ class TracedPair(TableModel):
         if wrong := [
             kind for kind in (*named, *(s.kind for s in self.shares)) if kind not in CLASSES or kind in SECONDS
         ]:
-            raise ValueError(f"there is no class {wrong[0][:40]!r} of kernels")
+            raise ValueError(f"there is no kernel class {wrong[0][:40]!r}")
         if twice := [kind for kind, count in Counter(named).items() if count > 1]:
             raise ValueError(f"class {twice[0]} is in two entries of `classes`")
         if alone := [share.kind for share in self.shares if share.kind not in named]:
             raise ValueError(f"`shares` has {alone[0]}, and no entry of `classes` has it")
         total = sum(each.ms for each in self.classes) * self.layers
         if abs(total - self.busy_ms) > FAR * self.busy_ms:
-            raise ValueError(f"the classes sum to {total:.1f} ms of {self.layers} layers, and busy_ms = {self.busy_ms}")
+            sums = f"the classes sum to {total:.1f} ms for {self.layers} layers"
+            raise ValueError(f"{sums}, but busy_ms = {self.busy_ms}")
         if self.busy_ms + self.gaps_ms > self.span_ms:
-            raise ValueError("busy_ms and gaps_ms are longer than span_ms")
+            raise ValueError("busy_ms and gaps_ms add up to more than span_ms")
         phases = [each.phase for each in self.exchanges]
         if len(set(phases)) < len(phases) or "W" in phases or any(each.part for each in self.exchanges):
-            raise ValueError("`exchanges` has a time of phase F, one of phase I, or both, and no parts")
+            raise ValueError("`exchanges` may have one time for phase F and one for phase I, without parts")
         return self
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Predicted seconds of a layer: F, I and W together by class, by (phase, part), and its exchanges by phase."""
+    """Predicted seconds of a layer."""
 
-    classes: Mapping[str, float]
-    moved_bytes: Mapping[str, float]  # by class of memory-bound kernels
-    parts: Mapping[tuple[str, str], float]
-    exchanges: Mapping[str, float]
-    latency: Mapping[str, float]  # of these, what does not depend on bytes
+    classes: Mapping[str, float]  # by class, over F, I and W
+    moved_bytes: Mapping[str, float]  # bytes by class of memory-bound kernels
+    parts: Mapping[tuple[str, str], float]  # by (phase, part)
+    exchanges: Mapping[str, float]  # by phase
+    latency: Mapping[str, float]  # the part of `exchanges` that does not depend on bytes
     launches: int
 
 
 def read_trace(path: Path, shown: str = "") -> TracedPair:
-    """The trace of a file. RateError names the file and the key."""
+    """Read a trace. Raises RateError, which names the file and the key."""
     return parsed(TracedPair, read_text(path, shown), shown or str(path))
 
 
@@ -139,7 +142,7 @@ def shipped_trace(name: str) -> TracedPair:
 
 
 def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -> LayerTimes:
-    """What a layer is predicted to take, by the very nodes that plans are timed with. RateError: there is none."""
+    """Predicted times of a layer, from the nodes that plans are timed with. Raises RateError without that layer."""
     stage = next((stage for stage in plan.stages if any(_site(step) == layer for step in stage.steps)), None)
     if stage is None:
         raise RateError(f"the spec has no layer {layer}")
@@ -169,10 +172,10 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
 
 
 def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> RateTable:
-    """The table with the factors of a trace. `spec`, with its plan and cuts: what was traced. Where it has a base it
-    says only what differs: `with_base` of it is what rates are made of.
+    """The table with the factors of a trace of `spec`, which has the given plan and cuts.
 
-    RateError where the trace and the spec do not fit each other.
+    A result with a base has only what differs from it: `with_base` gives the rows and factors that rates are made from.
+    Raises RateError if the trace and the spec do not match.
     """
     rates = rates_of(spec, table)
     times = layer_times(plan, cuts, rates, trace.layer)
@@ -188,7 +191,7 @@ def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts
         if measured <= latency or predicted <= latency:
             raise RateError(f"trace {trace.name}: its exchanges are shorter than their latency")
         factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (predicted - latency))
-    said = {"source": trace.source, "date": trace.date}
+    common = {"source": trace.source, "date": trace.date}
 
     def factor_of(kind: str, factor: float) -> Factor:
         dtype = _dtype_of(rates, kind)
@@ -196,29 +199,30 @@ def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts
 
     scaled = tuple(factor_of(kind, factor) for kind, factor in factors.items())
     gap_s = float(f"{trace.gaps_ms * 1e-3 / trace.layers / times.launches:.4g}")
-    launch = (RateRow.model_validate({"class": "launch", "seconds": gap_s, "when": "paired", **said}),) if gap_s else ()
-    if table.name in shipped_tables() and table == shipped_table(table.name):  # its rows need not be written again
+    fields = {"class": "launch", "seconds": gap_s, "when": "paired", **common}
+    launch = (RateRow.model_validate(fields),) if gap_s else ()
+    if table.name in shipped_tables() and table == shipped_table(table.name):  # the result needs no copy of its rows
         rows, base = launch, table.name
     else:
         rows, base = (*launch, *(row for row in table.rows if not launch or row.kind != "launch")), None
         traced_kinds = {(factor.kind, factor.dtype) for factor in scaled}
         scaled += tuple(factor for factor in table.factors if (factor.kind, factor.dtype) not in traced_kinds)
-    found = RateTable(
+    result = RateTable(
         name=f"{table.name[: MAX_TEXT - len(CALIBRATED)]}{CALIBRATED}",
         base=base,
         device=table.device,
         rows=rows,
         factors=scaled,
     )
-    span_s = pair_s(plan, cuts, rates_of(spec, found), trace)
+    span_s = pair_s(plan, cuts, rates_of(spec, result), trace)
     if span_s is None:
-        return found
+        return result
     pair = _factor(trace, PAIR, "any", trace.span_ms * 1e-3 / span_s)
-    return found.model_copy(update={"factors": (*(each for each in found.factors if each.kind != PAIR), pair)})
+    return result.model_copy(update={"factors": (*(each for each in result.factors if each.kind != PAIR), pair)})
 
 
 def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: TracedPair) -> float | None:
-    """What the traced pair is predicted to take over two lanes; None where no stage is what was traced."""
+    """Predicted seconds of the traced pair over two lanes; None if no stage has the traced layers."""
     for stage in plan.stages:
         sites = {_site(step) for step in stage.steps}
         if trace.layer in sites and len(sites) == trace.layers:
@@ -229,7 +233,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: TracedPair)
 
 
 def uncalibrated(table: RateTable, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
-    """Classes of a plan's kernels and exchanges for which a table has no factor: they take what its rows say."""
+    """The classes of a plan's kernels and exchanges for which a table has no factor."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     used = {kernel_class(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
     rates = rates_of(spec, table)
@@ -250,11 +254,11 @@ def _exchanged(rates: Rates) -> tuple[str, str]:
 def _factor(trace: TracedPair, kind: str, dtype: str, factor: float) -> Factor:
     if not LEAST_FACTOR <= factor <= MOST_FACTOR:
         raise RateError(
-            f"trace {trace.name}: {kind} takes {factor:.3g} times what the table says, not from {LEAST_FACTOR:g} to "
-            f"{MOST_FACTOR:g} times: are its times those of one layer, in ms?"
+            f"trace {trace.name}: {kind} takes {factor:.3g} times as long as the table says, which is not between "
+            f"{LEAST_FACTOR:g} and {MOST_FACTOR:g}: are its times those of one layer, in ms?"
         )
-    said = {"source": trace.source, "date": trace.date}
-    return Factor.model_validate({"class": kind, "dtype": dtype, "factor": float(f"{factor:.5g}"), **said})
+    common = {"source": trace.source, "date": trace.date}
+    return Factor.model_validate({"class": kind, "dtype": dtype, "factor": float(f"{factor:.5g}"), **common})
 
 
 def _dtype_of(rates: Rates, kind: str) -> str:
@@ -265,7 +269,7 @@ def _dtype_of(rates: Rates, kind: str) -> str:
 
 
 def _of_classes(entry: ClassTime, trace: TracedPair, table: RateTable, times: LayerTimes) -> dict[str, float]:
-    """Factors of the classes of an entry: those whose share of the peak is known get that, the others what remains."""
+    """Factors of the classes of an entry: from the share of the peak if it is known, else from the remaining time."""
     left_s, rest = entry.ms * 1e-3, []
     factors = {}
     shares = {each.kind: each.share for each in trace.shares}
@@ -275,7 +279,7 @@ def _of_classes(entry: ClassTime, trace: TracedPair, table: RateTable, times: La
             rest.append(kind)
             continue
         if hbm is None:
-            raise RateError(f"trace {trace.name} has shares of a peak, and table {table.name} no hbm")
+            raise RateError(f"trace {trace.name} has shares of the peak bandwidth, but table {table.name} has no `hbm`")
         measured_s = times.moved_bytes[kind] / (shares[kind] * hbm)
         factors[kind] = measured_s / times.classes[kind]
         left_s -= measured_s

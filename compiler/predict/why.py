@@ -1,8 +1,8 @@
-"""Edits that would make a plan fit: candidates are planned, and only what then fits is said, the fastest first.
+"""Edits that make a plan fit. Candidates are planned, and only those that fit are reported, the fastest first.
 
-A candidate changes one key, or one more where one is not enough: what is computed again, micro-batch, owners of the
-optimizer, schedule, precision, degrees, and the number of nodes. What surely lacks memory is left out by a bound
-(Outline.missing_as_split). How many are planned whole is bounded, and nothing is drawn by lot.
+A candidate changes one key, or more if one is not enough: recompute, micro-batch, ZeRO, schedule, precision, degrees,
+and the number of nodes. A bound (`Outline.missing_as_split`) rules out candidates that surely lack memory. The number
+of candidates that are planned in full is limited, and nothing is random.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from dsl.schema import Spec
 from dsl.schema.run import Recompute
 
 MAX_SHOWN = 5
-ENOUGH = 2  # edits that fit: where there are so many of one key, no two keys are tried
-MAX_PLANNED = 7  # edits of one key that are planned whole
-MAX_PAIRS, MOST_PAIRS = 4, 15  # edits of two keys that are tried, and where nothing has been found yet
-MAX_NEAREST = 3  # edits that are planned whole to find the nearest, where none fits
-MAX_SEARCHES = 3  # edits with which the schedule is searched for: some seconds each
-MARGIN = 0.1  # of a device: what is expected to lack more is not worth planning whole
-# Cheap ones first: norms and activations cost next to nothing, the products of attention and of experts the most.
+ENOUGH = 2  # edits of one key that fit: with so many, pairs of keys are not tried
+MAX_PLANNED = 7  # edits of one key that are planned in full
+MAX_PAIRS, MOST_PAIRS = 4, 15  # edits of two keys that are tried, once one fits and while none does
+MAX_NEAREST = 3  # edits that are planned in full to find the nearest, if none fits
+MAX_SEARCHES = 3  # edits whose schedule is searched for, which takes a few seconds each
+MARGIN = 0.1  # of a device's memory: an edit that is expected to lack more is not planned in full
+# In ascending cost: norms and activations cost almost nothing, the products of attention and of experts the most.
 CHEAP = ("rmsnorm", "swiglu", "hyper", "mla_up")
 DEAR = ("router", "shared", "qkv", "up", "dense", "attention", "experts", "logits")
 WHOLE = "layer"
 RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"
-OF_WORLD = ("parallel.pipeline", NODES)  # what decides how many data ranks there are
-Setting = tuple[str, str]  # key, value: as `-s` takes them
-Legal = Callable[[Iterable[str]], Spec | None]  # what more overrides make of the spec: dsl.load.variants
+OF_WORLD = ("parallel.pipeline", NODES)  # keys that decide the number of data ranks
+Setting = tuple[str, str]  # key and value of an override `-s`
+Legal = Callable[[Iterable[str]], Spec | None]  # the spec with more overrides, None if it breaks a rule: dsl.load
 assert {*CHEAP, *DEAR, WHOLE} == set(get_args(Recompute))
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An edit with which everything fits, and what it costs."""
+    """An edit with which everything fits, and its cost."""
 
     settings: tuple[Setting, ...]
     seconds: float  # of a step
-    change: float  # of the step, as a share of that without the edit
+    change: float  # of the step's time, as a share of the time without the edit
     free_bytes: int  # on the fullest device
     num_devices: int
-    more_devices: bool  # than without the edit
-    exact: bool  # whether values are as precise as without the edit
-    ops: frozenset[str]  # that are computed again
+    more_devices: bool  # whether it needs more devices than the spec has
+    exact: bool  # whether values keep their precision
+    ops: frozenset[str]  # that are recomputed
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -66,17 +66,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """An edit with which less is lacking, where with none that was tried all fits."""
+    """The edit that lacks least memory, if no edit that was tried makes everything fit."""
 
     settings: tuple[Setting, ...]
-    lacking_bytes: int  # of its fullest device
-    pp_rank: int  # of that device
+    lacking_bytes: int  # on the fullest device
+    pp_rank: int  # pipeline rank of that device
     num_devices: int
 
 
 @dataclass(frozen=True, slots=True)
 class FittingEdits:
-    """Edits with which everything fits; where there are none, what comes nearest, if anything does."""
+    """Edits with which everything fits or, if there are none, the nearest edit."""
 
     fit: tuple[Way, ...] = ()
     nearest: Nearest | None = None
@@ -84,11 +84,11 @@ class FittingEdits:
 
 @dataclass(frozen=True)
 class _TriedCandidate:
-    """A legal candidate with what it surely lacks, in bytes; below 0 where it may fit."""
+    """A legal candidate, with a lower bound of the memory it lacks."""
 
     settings: tuple[Setting, ...]
     outline: Outline
-    least: int
+    least: int  # bytes; below 0 if it may fit
 
     @property
     def spec(self) -> Spec:
@@ -100,7 +100,7 @@ class _TriedCandidate:
 
     @property
     def others(self) -> frozenset[Setting]:
-        """All but what is computed again."""
+        """All settings but `recompute`."""
         return frozenset(setting for setting in self.settings if setting[0] != RECOMPUTE)
 
 
@@ -111,11 +111,11 @@ def ways_to_fit(
     origins: Mapping[str, Span],
     opened: Collection[str] = (),
 ) -> FittingEdits:
-    """Edits with which a plan that does not fit does: the fastest first, then those of less precision, then those with
-    more devices; or the edit with which it lacks least.
+    """Edits that make a plan fit: the fastest first, then those of lower precision, then those with more devices.
 
-    `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches were tried, and some
-    of what can be computed again. Empty where everything fits, or nothing tried helps.
+    If no edit is enough, the result has the one that lacks least. It is empty if the plan fits, or if no edit that was
+    tried helps. `ranks` are the plan's memories. `opened` are keys that are `auto`: the search has tried all of their
+    degrees and micro-batches, and some of the ops to recompute.
     """
     if all(rank.fits for rank in ranks):
         return FittingEdits()
@@ -135,9 +135,9 @@ def ways_to_fit(
 
 
 def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
-    """Values of one key, the least change first."""
+    """For each key that may help, its settings to try, the smallest change first."""
     p, precision = spec.parallel, spec.precision
-    of_file = spec.schedule.file is not None  # it is of one size
+    of_file = spec.schedule.file is not None  # a schedule file has one size
     yield [("parallel.zero", str(level)) for level in range(p.zero + 1, 4)]
     sizes = [spec.train.micro_batch // by for by in (2, 4, 8, 16, 32) if spec.train.micro_batch % by == 0]
     yield from ([[("train.micro_batch", str(size)) for size in sizes]] if "train.micro_batch" not in opened else [])
@@ -156,7 +156,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
             if name != spec.schedule.name and not row.facts.holds_all
         )
     for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
-        fixed = of_file if key == "parallel.pipeline" else p.placement is not None  # a file is of one size
+        fixed = of_file if key == "parallel.pipeline" else p.placement is not None  # files fix these degrees
         if key not in opened and not fixed:
             yield [(key, str(now * by)) for by in (2, 4)]
             yield [(key, str(now // by)) for by in (2, 4) if now % by == 0]
@@ -165,7 +165,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
 
 
 class _Looking:
-    """What has been tried, and what was found to fit."""
+    """The state of the search: candidates that were tried, and edits that fit."""
 
     def __init__(
         self,
@@ -174,53 +174,53 @@ class _Looking:
         legal: Legal,
         origins: Mapping[str, Span],
     ) -> None:
-        self.base, self.legal, self.given = base, legal, schedule_of_file(base.spec)
+        self.base, self.legal, self.from_file = base, legal, schedule_of_file(base.spec)
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
         self.shared = Shared(base.plan.cuts_by_key)
         self.least, _ = Outline(base.spec, self.shared).missing_as_split
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
-        self.tried: list[_TriedCandidate] = []  # of one key, that lack less than the plan does
-        self.less: list[_TriedCandidate] = []  # of any number of keys
-        self.planned: dict[frozenset[Setting], int] = {}  # what those that were planned whole lack
-        self.fullest: dict[frozenset[Setting], int] = {}  # and the pipeline rank that lacks it
-        self.failed: list[tuple[frozenset[Setting], frozenset[str]]] = []  # of those that lack: others, ops
-        self.searches = 0  # for schedules
+        self.tried: list[_TriedCandidate] = []  # edits of one key that lack less than the plan does
+        self.less: list[_TriedCandidate] = []  # the same, of any number of keys
+        self.planned: dict[frozenset[Setting], int] = {}  # planned in full: the bytes that it lacks
+        self.fullest: dict[frozenset[Setting], int] = {}  # and the pipeline rank that lacks them
+        self.failed: list[tuple[frozenset[Setting], frozenset[str]]] = []  # `others` and ops of those that lack memory
+        self.searches = 0  # searches for a schedule so far
         self.seen: dict[frozenset[Setting], _TriedCandidate | None] = {}
         self.found: list[tuple[_TriedCandidate, Way]] = []
 
     def expected(self, tried: _TriedCandidate) -> int:
-        """What it lacks, or is expected to: the bound is as kind to it as it is to the plan that does not fit."""
+        """Bytes that a candidate lacks or, unplanned, is expected to: the bound's error is taken from the base plan."""
         lacks = self.planned.get(frozenset(tried.settings))
         return tried.least + max(0, self.lacks - self.least) if lacks is None else lacks
 
     def is_likely(self, tried: _TriedCandidate) -> bool:
-        """Whether it is worth planning whole."""
+        """Whether a candidate is worth planning in full."""
         return tried.least <= 0 and self.expected(tried) <= self.margin
 
     def is_hopeless(self, tried: _TriedCandidate) -> bool:
-        """Whether it lacks memory for sure: by the bound, or as one that computes no less again lacks it."""
+        """Whether a candidate surely lacks memory: by the bound, or because one that recomputes more lacks it too."""
         return tried.least > 0 or any(tried.others == others and _ops(tried) <= ops for others, ops in self.failed)
 
     # ------------------------------------------------------------ candidates
 
     def climb(self, ladder: Iterable[Setting]) -> None:
-        """Try values of a key until one seems to be enough, or makes it worse; those that break rules are passed."""
+        """Try settings of a key until one seems to be enough or does not help, skipping those that break rules."""
         for setting in ladder:
             tried = self.attempt((setting,))
             if tried is not None and (tried.least >= self.least or self.expected(tried) <= 0):
                 break
 
     def recompute(self) -> None:
-        """Ops computed again: of the cheap ones as few as may do, then dearer ones besides; or else whole layers."""
+        """Try to recompute as few cheap ops as are enough, then costlier ones as well, and last whole layers."""
         now = self.base.spec.recompute
         cheap, dear = (
             tuple(op for op in ops if op not in now and self.legal((f"{RECOMPUTE}={_list((*now, op))}",)) is not None)
             for ops in (CHEAP, DEAR)
         )
         likely = {cheap} if cheap and self._is_recomputed(cheap) else set()
-        for size in range(len(cheap) - 1, 0, -1):  # what lacks memory with all of them lacks it with fewer
+        for size in range(len(cheap) - 1, 0, -1):  # a set that lacks memory lacks it with fewer ops too
             likely = {
                 part
                 for part in combinations(cheap, size)
@@ -238,13 +238,16 @@ class _Looking:
         return tried is not None and self.is_likely(tried)
 
     def attempt(self, settings: Sequence[Setting]) -> _TriedCandidate | None:
-        """A candidate, if it keeps the rules and has not been seen; it is kept where it lacks less than the plan."""
+        """The candidate of some settings; None if they break a rule or were tried before.
+
+        It is kept for later if it lacks less than the plan.
+        """
         if frozenset(settings) in self.seen:
             return None
         self.seen[frozenset(settings)] = None
         whole = (*settings, *self._following(settings))
         spec = self.legal(f"{key}={value}" for key, value in whole)
-        if spec is None or (self.given is not None and not self._is_of_file(spec)):
+        if spec is None or (self.from_file is not None and not self._fits_file(spec)):
             return None
         spec = spec.with_files(self.base.spec.files)
         outline = Outline(spec, self.shared)
@@ -256,7 +259,7 @@ class _Looking:
         return tried
 
     def _following(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
-        """Where data ranks are a number in the spec: the number that the edit leaves."""
+        """The number of data ranks that follows from an edit, if the spec states that number."""
         values = {key: int(value) for key, value in settings if key in OF_WORLD}
         if not values or not self.data_is_written:
             return ()
@@ -265,19 +268,19 @@ class _Looking:
         ranks = values.get("parallel.pipeline", p.pipeline) * p.tensor * p.context
         return ((DATA, str(max(1, nodes * spec.cluster.node.devices // ranks))),)
 
-    def _is_of_file(self, spec: Spec) -> bool:
-        """Whether the schedule's file has this size."""
-        assert self.given is not None
-        same = ramp.micro_batches(spec)[-1] == self.given.num_micro_batches
-        return same and spec.parallel.pipeline == self.given.num_ranks
+    def _fits_file(self, spec: Spec) -> bool:
+        """Whether the schedule file has the spec's number of micro-batches and ranks."""
+        assert self.from_file is not None
+        same = ramp.micro_batches(spec)[-1] == self.from_file.num_micro_batches
+        return same and spec.parallel.pipeline == self.from_file.num_ranks
 
-    # ------------------------------------------------------------ planned whole
+    # ------------------------------------------------------------ planned in full
 
     def plan_likely(self) -> None:
-        """Plan what probably fits; what computes more again than one that fits is left out. Else, what may fit."""
+        """Plan candidates that probably fit, but none that recomputes more than one that fits; else any that may."""
         likely = sorted((tried for tried in self.tried if self.is_likely(tried)), key=lambda each: len(_ops(each)))
         turns = Counter[frozenset[str]]()
-        order = []  # of each key the first, then the second of each
+        order = []  # the first candidate of each key, then the second of each, …
         for tried in sorted(likely, key=lambda each: each.keys != {RECOMPUTE}):
             order.append((turns[tried.keys], tried))
             turns[tried.keys] += 1
@@ -293,7 +296,7 @@ class _Looking:
         return [way.ops for _, way in self.found if way.settings[0][0] == RECOMPUTE]
 
     def look(self, tried: _TriedCandidate) -> bool:
-        """Whether it fits; it is then among what was found."""
+        """Plan a candidate in full; returns whether it fits, and if so adds it to `found`."""
         spec = tried.spec
         if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
             return False
@@ -311,7 +314,7 @@ class _Looking:
         return True
 
     def plan_whole(self, tried: _TriedCandidate) -> tuple[Schedule, tuple[RankMemory, ...]]:
-        """Its schedule and memories; what it lacks is then known."""
+        """The schedule and memories of a candidate. Records the bytes that it lacks in `planned`."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
         schedule = Scheduler(spec, tried.outline.lowering).largest()
@@ -321,7 +324,7 @@ class _Looking:
         return schedule, ranks
 
     def nearest(self) -> Nearest | None:
-        """What lacks least of all that was tried, planned whole; None where nothing lacks less than the plan."""
+        """The tried candidate that lacks least, planned in full; None if none lacks less than the plan."""
         for _ in range(MAX_NEAREST):
             best = min(self.less, key=self.expected, default=None)
             if best is None or frozenset(best.settings) in self.planned:
@@ -339,10 +342,10 @@ class _Looking:
     # ------------------------------------------------------------ several keys
 
     def put_together(self) -> None:
-        """Edits of two keys, the likeliest first; if none is enough, of as many as it takes."""
+        """Try edits of two keys, the likeliest first; if none is enough, of as many as it takes."""
         parts = [tried for tried in self.tried if self.planned.get(frozenset(tried.settings), 1) > 0]
         pairs = [pair for pair in combinations(parts, 2) if not pair[0].keys & pair[1].keys]
-        pairs.sort(key=lambda pair: sum(self.expected(each) for each in pair))  # what both gain together
+        pairs.sort(key=lambda pair: sum(self.expected(each) for each in pair))  # the gain of both
         for count, pair in enumerate(pairs[:MOST_PAIRS]):
             if self.found and count >= MAX_PAIRS:
                 break
@@ -353,17 +356,17 @@ class _Looking:
             self._pile(parts)
 
     def lighten(self) -> None:
-        """Leave out of edits the dear ops that need not be computed again."""
+        """Remove costly ops from edits that fit without recomputing them."""
         for at, (tried, way) in enumerate(self.found):
             for op in (op for op in DEAR if op in way.ops and op not in self.base.spec.recompute):
                 fewer = tuple((k, _list(_without(v, op)) if k == RECOMPUTE else v) for k, v in way.settings)
                 other = self.attempt(tuple(setting for setting in fewer if setting[0] != DATA))
-                gap = self.planned[frozenset(way.settings)] - tried.least  # of the bound, here and so perhaps there
+                gap = self.planned[frozenset(way.settings)] - tried.least  # error of the bound, also assumed of `other`
                 if other is not None and other.least + gap <= 0 and self.look(other):
                     tried, way = self.found[at] = self.found.pop()
 
     def _pile(self, parts: Sequence[_TriedCandidate]) -> None:
-        """One edit upon another, each time the one that gains most alone, until all fits."""
+        """Combine edits, those that gain most alone first, until everything fits."""
         pile: list[_TriedCandidate] = []
         for part in sorted(parts, key=self.expected):
             if any(part.keys & each.keys for each in pile):
@@ -377,7 +380,7 @@ class _Looking:
 
 
 def _merged(several: Iterable[_TriedCandidate]) -> tuple[Setting, ...]:
-    """The settings of several edits; how many data ranks there are follows again."""
+    """The settings of several edits, without the number of data ranks, which `attempt` derives again."""
     return tuple(setting for tried in several for setting in tried.settings if setting[0] != DATA)
 
 

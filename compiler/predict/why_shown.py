@@ -1,4 +1,4 @@
-"""Why a plan does not fit and what would mend it, for people and for programs."""
+"""Why a plan does not fit and which edits would make it fit, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsl.text.as_json import span_value
 
 @dataclass(frozen=True, slots=True)
 class EditSetting:
-    """A setting of an edit: what is written, and where. `replaces`: the value at the place; else its block is there."""
+    """A setting of an edit, and its place in the spec: of the value it `replaces`, or of the block it is added to."""
 
     key: str
     value: str
@@ -31,29 +31,28 @@ class EditSetting:
 
 @dataclass(frozen=True)
 class Why:
-    """What is said of a plan that does not fit. `lines`: rank, action, bytes, what they are; and where no edit mends
-    it, what comes nearest."""
+    """Why a plan does not fit, and which edits make it fit."""
 
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # the rank, action and bytes of the peak; if no edit is enough, the nearest one
     ways: tuple[Way, ...]
-    places: tuple[tuple[EditSetting, ...], ...]  # of the settings of each way
+    places: tuple[tuple[EditSetting, ...], ...]  # the settings of each way, with their places
     nearest: Nearest | None = None
 
 
-def why_of(found: TimedPlan, ranks: Sequence[RankMemory], ways: FittingEdits, origins: Mapping[str, Span]) -> Why:
-    """`origins`: where the spec's values are written."""
+def why_of(timed: TimedPlan, ranks: Sequence[RankMemory], ways: FittingEdits, origins: Mapping[str, Span]) -> Why:
+    """Explain a plan that does not fit. `origins`: where the spec's values are written."""
     places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways.fit)
-    lines = explain_memory(found.spec, found.plan, ranks)
-    return Why((*lines, *_of_none(found, ways)), ways.fit, places, ways.nearest)
+    lines = explain_memory(timed.spec, timed.plan, ranks)
+    return Why((*lines, *_of_none(timed, ways)), ways.fit, places, ways.nearest)
 
 
-def _of_none(found: TimedPlan, ways: FittingEdits) -> Iterator[str]:
+def _of_none(timed: TimedPlan, ways: FittingEdits) -> Iterator[str]:
     if not ways.fit:
-        yield "no edit of one key or more that was tried makes it fit"
+        yield "none of the edits that were tried makes it fit"
     if ways.nearest is not None:
         near = ways.nearest
-        more = f" on {near.num_devices:,} devices" if near.num_devices > found.spec.cluster.world else ""
-        lacking = f"the nearest still lacks {gib(near.lacking_bytes)}, {near.lacking_bytes:,} bytes, on pipeline rank "
+        more = f" on {near.num_devices:,} devices" if near.num_devices > timed.spec.cluster.world else ""
+        lacking = f"the closest still lacks {gib(near.lacking_bytes)} ({near.lacking_bytes:,} bytes) on pipeline rank "
         yield f"{lacking}{near.pp_rank}{more}: {_said(near.settings)}"
 
 
@@ -62,7 +61,7 @@ def _said(settings: Sequence[tuple[str, str]]) -> str:
 
 
 def place_of(key: str, value: str, origins: Mapping[str, Span]) -> EditSetting:
-    """Where a key's value stands; if nobody wrote it, the block that it belongs into."""
+    """The place of a key's value or, if the spec does not state it, of the block that it belongs to."""
     path = key
     while path not in origins and path:
         path = path.rpartition(".")[0]
@@ -71,10 +70,10 @@ def place_of(key: str, value: str, origins: Mapping[str, Span]) -> EditSetting:
 
 def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
     """(line, whether it is an edit), none wider than `width`."""
-    yield from ((line, False) for said in why.lines for line in _wrapped(said, width))
+    yield from ((line, False) for text in why.lines for line in _wrapped(text, width))
     if not why.ways:
         return
-    offer = "with any one of these edits it fits, as planned with it; the fastest first:"
+    offer = "each of these edits makes it fit; the fastest comes first:"
     yield from ((line, False) for line in _wrapped(offer, width))
     for number, (way, places) in enumerate(zip(why.ways, why.places, strict=True), 1):
         yield from (
@@ -86,7 +85,7 @@ def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
 
 
 def gain(way: Way) -> str:
-    """`fits, 3.8 GiB free, step 19.47 s (+1.2%)`, and what else it costs."""
+    """`fits, 3.8 GiB free, step 19.47 s (+1.2%)`, and the edit's other costs."""
     also = "" if way.exact else ", values are less precise"
     return f"fits, {gib(way.free_bytes)} free, step {way.seconds:#.4g} s ({way.change:+.1%}){also}" + (
         f", {way.num_devices:,} devices" if way.more_devices else ""
@@ -94,7 +93,7 @@ def gain(way: Way) -> str:
 
 
 def document(why: Why | None) -> list[dict[str, Any]]:
-    """The key `edits` of docs/json.md; none of a plan that fits."""
+    """The key `edits` of docs/json.md; empty if the plan fits."""
     if why is None:
         return []
     return [
@@ -127,6 +126,6 @@ def nearest(why: Why | None) -> dict[str, Any] | None:
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """A line that is too long goes on below, set in."""
+    """Wrap a line, with its continuation indented."""
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=True)

@@ -93,7 +93,7 @@ def test_cpus_have_failures_where_the_cluster_says_so() -> None:
 def test_what_is_assumed_of_failures_is_said_unless_the_cluster_says_it() -> None:
     found = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
     (said,) = assumed(spec_of("quickstart", "cluster.failures.mtbf=10h"), found)
-    assert "as often as the cluster says" in said
+    assert "as frequent as the cluster states" in said
     (said,) = assumed(spec_of("quickstart"), found)
-    assert "one device brings a failure in 50,000 hours" in said and "`failures` in the cluster" in said
+    assert "a device fails once in 50,000 hours" in said and "`failures` in the cluster" in said
     assert assumed(spec_of("quickstart"), None) == ()

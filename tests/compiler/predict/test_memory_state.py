@@ -110,14 +110,14 @@ def test_why_it_does_not_fit() -> None:
     lines = explain_memory(spec, plan, ranks, most=2)
     assert lines == (
         "pipeline rank 2 holds 86.0 GiB at (F3.7|B12.4), 6.0 GiB more than the 80.0 GiB of device h800",
-        "so do pipeline ranks 1, 3",
+        "pipeline ranks 1, 3 do not fit either",
         "    25.0 GiB  gradients of weights",
         "    21.0 GiB  weights",
         "    18.0 GiB  inputs kept for the backward",
         "    12.0 GiB  saved by forwards",
         "     5.0 GiB  buffers of exchanges",
         "     5.0 GiB  optimizer",
-        "the largest values, of all layers and micro-batches together:",
+        "the largest values, summed over layers and micro-batches:",
         "    18.0 GiB  received_rows, inputs kept for the backward",
         "    12.0 GiB  attention_mla_attention_0, saved by forwards",
     )

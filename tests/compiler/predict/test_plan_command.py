@@ -175,19 +175,20 @@ def assumed(name: str, *overrides: str) -> str:
 def test_only_what_a_plan_uses_is_assumed() -> None:
     dense, alone, whole = assumed("llama3-8b"), assumed("single-gpu"), assumed("deepseek-v3")
     assert "expert" not in dense and "grouped" not in dense and "table h100 has no row of wgrad" in dense
-    assert "gradients are reduced in the time" in dense and "layers are split" in dense
+    assert "gradients are reduced while the links are free" in dense and "layers are split" in dense
     for words in ("layers are split", "gradients are reduced", "expert rank"):
         assert words not in alone and words in whole
-    assert "every expert gets as many tokens" in alone and "no row of grouped_gemm in bf16" in alone
-    assert "all of the embedding" not in assumed("llama3-8b", "parallel.tensor=2")
+    assert "all experts receive equally many tokens" in alone and "no row of grouped_gemm in bf16" in alone
+    assert "the whole embedding" not in assumed("llama3-8b", "parallel.tensor=2")
     uneven = assumed("llama3-8b", "parallel.tensor=2", "model.vocab=128255")
-    assert "each tensor rank has all of the embedding and of the head: 128,255 words do not divide by 2" in uneven
+    reason = "2 does not divide the vocabulary of 128,255"
+    assert f"each tensor rank holds the whole embedding and head, because {reason}" in uneven
     assert "weights gathered" not in assumed("llama3-8b", "parallel.zero=0", "recompute=[rmsnorm, swiglu]")
 
 
 def test_gradients_are_reduced_only_between_data_ranks() -> None:
     alone, several = assumed("laptop-gqa"), assumed("laptop-gqa", "parallel.pipeline=1", "parallel.data=2")
-    assert "gradients are reduced" not in alone and "gradients are reduced behind the last backward" in several
+    assert "gradients are reduced" not in alone and "gradients are reduced after the last backward" in several
 
 
 def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: Captured) -> None:

@@ -56,7 +56,7 @@ def test_what_a_device_sends_is_said_of_that_which_sends_most() -> None:
     assert sent[0].gradients < sent[1].gradients and sent[0].weights < sent[1].weights
     found = said(spec, rank_rates(spec))
     assert any(each.endswith(f"a device sends up to {gib(sent[1].gradients)} a step") for each in found)
-    assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} a step" in found
+    assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} per step" in found
 
 
 def test_the_slowest_host_is_said() -> None:
@@ -67,7 +67,7 @@ def test_the_slowest_host_is_said() -> None:
         for rate in (4e10, 2e10, 3e10)
     ]
     found = [each for each in said(spec, kinds) if each.startswith("host and device exchange")]
-    assert found == ["host and device exchange 20 GB/s a direction, all devices and both directions at once"]
+    assert found == ["host and device exchange 20 GB/s per direction, all devices and both directions at once"]
 
 
 @pytest.mark.parametrize("name", NAMES)

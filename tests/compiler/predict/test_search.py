@@ -114,7 +114,7 @@ def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:
 
 def test_what_is_best_where_nothing_fits() -> None:
     ranking = searched("deepseek-v3.dsc", ("train.micro_batch",), "cluster.node.device.memory=40GiB", "recompute=[]")
-    assert not ranking.best.fits and ranking.why(ranking.best) == "lacks least"
+    assert not ranking.best.fits and ranking.why(ranking.best) == "lacks the least memory"
     lacks = {}
     for candidate in ranking.candidates:
         held = predict(candidate.spec).ranks

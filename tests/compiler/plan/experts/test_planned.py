@@ -197,7 +197,8 @@ def test_other_degrees_are_open_beside_it(folder: Path, capsys: Shown) -> None:
 def test_where_no_degree_is_one_of_the_file(folder: Path, capsys: Shown) -> None:
     write(folder, 8)
     said = refused(capsys, "parallel.expert=auto", NAMED)
-    assert "error[P0101]" in said and "placement.json is for expert = 8, which no choice for `auto` is" in said
+    message = "placement.json is for expert = 8, but no choice for `auto` gives that degree"
+    assert "error[P0101]" in said and message in said
     assert "--> -s:1:20" in said
 
 

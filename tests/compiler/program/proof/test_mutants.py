@@ -102,7 +102,7 @@ def test_copies_that_are_wrong_are_named() -> None:
         (without(first), f"rank 0, R0.{went}: comes before its O"),
         (with_row(program, 0, tuple(swapped)), f"rank 0, R0.{went}: comes before its O"),
         (with_row(program, 0, (*row[:first], row[first], *row[first:])), "so twice"),
-        (less, "rank 0, O0: to_host has other operands than what a forward of its stage saves"),
+        (less, "rank 0, O0: to_host has other operands than a forward of its stage saves"),
         (never_freed(program), "is written twice"),
     ):
         with pytest.raises(ProofError, match=re.escape(said)):

@@ -325,7 +325,7 @@ def test_buckets_of_other_stages() -> None:
     """A bucket that leaves out a stage would be summed before all is in it."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
     fewer = replace(plan.buckets[0], stages=(1,))
-    assert rejected(program, replace(plan, buckets=(fewer, *plan.buckets[1:]))).endswith("is of other stages")
+    assert rejected(program, replace(plan, buckets=(fewer, *plan.buckets[1:]))).endswith("has other stages")
 
 
 def test_plans_whose_replicas_are_not_summed() -> None:
