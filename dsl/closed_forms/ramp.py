@@ -47,7 +47,7 @@ class Ramp:
         size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda each: each.first_token) - 1)]
         return size.first_step + -(-(tokens - size.first_token) // size.tokens)
 
-    def behind(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
+    def preceded_by(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
         """Return this ramp preceded by the sizes `before`, which end after `step` steps and `token` tokens."""
         moved = (
             replace(each, first_step=each.first_step + step, first_token=each.first_token + token)

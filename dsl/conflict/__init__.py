@@ -269,7 +269,7 @@ def _verified(
     subject: Subject,
     problem: RuleProblem,
     changes: Iterable[LineChange],
-    mended: Sequence[Diagnostic],
+    resolved: Sequence[Diagnostic],
     messages: Sequence[Diagnostic],
     place: Callable[[Span], tuple[int, int]],
 ) -> list[Way]:
@@ -283,11 +283,10 @@ def _verified(
             assert variable.span is not None
             texts[variable.span] = text_of(variable, value, subject.spec)
         edits = tuple(Edit(span, texts[span]) for span in sorted(texts, key=place))
-        bought = any(
-            path.startswith("cluster.") for path in change.values
-        )  # changes of the cluster come after those of the plan
+        # changes of the cluster come after those of the plan
+        bought = any(path.startswith("cluster.") for path in change.values)
         ranked.append((len(edits), bought, round(change.size, 9), [place(edit.span) for edit in edits], edits))
-    left = {_identity(message) for message in messages if message not in mended}
+    left = {_identity(message) for message in messages if message not in resolved}
     found: list[Way] = []
     for *_, edits in sorted(ranked, key=lambda item: item[:4])[:MAX_VERIFIED]:
         if len(found) == MAX_SHOWN:
@@ -310,9 +309,8 @@ def _with_conflict(
     alone = not others and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
     if alone or not (conflict.lines or conflict.resolutions):
         return messages
-    hint = (
-        "" if conflict.resolutions and not memory else first.hint
-    )  # the hint about memory says more: it may add `zero`
+    # the hint about memory says more: it may add `zero`
+    hint = "" if conflict.resolutions and not memory else first.hint
     changed = {first: _without(first, conflict.lines, hint=hint, conflict=conflict)}
     if conflict.resolutions:
         hint = f"the edits for {first.code} fix this too"

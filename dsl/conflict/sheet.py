@@ -34,9 +34,8 @@ TRAINED_VOCAB = checked_path("data.tokenizer.vocab")
 ROUTED = tuple(checked_key(Moe, name) for name in ("experts", "groups", "top_groups", "top_k"))
 HEADS = tuple(checked_key(Gqa, name) for name in ("heads", "kv_heads"))
 LAST = checked_key(LayerRange, "last")
-VARIABLES = frozenset(
-    {*PLAIN, MODEL, PRECISION, TRAINED_VOCAB, *ROUTED, *HEADS, LAST}
-)  # variables of layers by their last part
+# variables of layers by their last part
+VARIABLES = frozenset({*PLAIN, MODEL, PRECISION, TRAINED_VOCAB, *ROUTED, *HEADS, LAST})
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 
 

@@ -152,9 +152,8 @@ def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tu
         return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
 
     once: dict[object, Diagnostic] = {}
-    for (
-        item
-    ) in diagnostics:  # a mistake that several runs share is reported once, even if its notes differ between them
+    # a mistake that several runs share is reported once, even if its notes differ between them
+    for item in diagnostics:
         is_one = item.conflict or item.code == "E0201"
         once.setdefault((item.code, item.message, item.span) if is_one else item, item)
     return tuple(sorted(once.values(), key=key))

@@ -54,9 +54,8 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
     if ranges:
         values["layers"] = _layers(context, scope, ranges, _attention_of(block))
         context.origins[scope.at("layers")] = ranges[0].head
-        if (
-            "layers" in failed
-        ):  # one range of several failed: the others are still checked, but not the gaps between them
+        # one range of several failed: the others are still checked, but not the gaps between them
+        if "layers" in failed:
             failed.remove("layers")
             context.failed |= {scope.at("layers.*.first"), scope.at("layers.*.last")}
     for name, default in derive.DEFAULTS.get(cls, {}).items():

@@ -180,7 +180,7 @@ def ramp_of(context: Context) -> ramps.Ramp | None:
     ramp = own_ramp(context)
     try:
         within: PhaseWithin | None = peek(context, "train.within")
-        return ramp and (ramp.behind(context.before, within.first_step, within.first_token) if within else ramp)
+        return ramp and (ramp.preceded_by(context.before, within.first_step, within.first_token) if within else ramp)
     except (RejectedError, AttributeError):  # AttributeError: a part of `within` has failed
         return None
 

@@ -35,9 +35,8 @@ class Definitions:
     of_first_file: tuple[tuple[str, str], ...] = ()  # (kind, name) of blocks that the first file itself defines
     body: tuple[Statement, ...] = ()  # statements of the first file, as written
     home: str = ""  # the folder of the first file
-    folders: dict[str, str] = field(
-        default_factory=dict
-    )  # an imported file → its folder, relative to that of the first file
+    # an imported file → its folder, relative to that of the first file
+    folders: dict[str, str] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)  # in the order in which they were read
     mistakes: list[Diagnostic] = field(default_factory=list)
     damaged: bool = False  # a top-level statement could not be read

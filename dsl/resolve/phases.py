@@ -118,7 +118,7 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
             raise RejectedError
         steps = ramp.steps_for(tokens)
         shown = replace(ramp, sizes=tuple(size for size in ramp.sizes if size.first_step < steps))
-        sizes = shown.behind(sizes, step, token).sizes
+        sizes = shown.preceded_by(sizes, step, token).sizes
         step, token = step + steps, token + ramp.tokens_at(steps)
     context.before = sizes
     longest = max(peek(each, "train.sequence") for each in contexts)

@@ -78,9 +78,8 @@ def matrices_of(model: Model) -> dict[str, set[Extents]]:
         for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
             found.setdefault(name, set()).add(extents)
     if model.mtp:
-        both = (
-            2 if model.hyper_connections is None else 1
-        )  # with several streams, the embedding and each stream have separate projections
+        # with several streams, the embedding and each stream have separate projections
+        both = 2 if model.hyper_connections is None else 1
         found["projection"] = {(model.hidden, both * model.hidden)}
     return found
 

@@ -48,12 +48,12 @@ def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mappin
     if DATA not in (path for _, path in finding.notes) or (written is not None and written.text != "auto"):
         return message
     degrees = {name: vars(spec.parallel).get(name) for name in ("data", "pipeline", "tensor", "context")}
-    known = {name: count for name, count in degrees.items() if isinstance(count, int)}
-    if len(known) < len(degrees):  # out of bounds
+    counts = {name: count for name, count in degrees.items() if isinstance(count, int)}
+    if len(counts) < len(degrees):  # out of bounds
         return message
-    shown = [name for name in known if name == "pipeline" or (name != "data" and known[name] > 1)]
-    ranks = "".join(f" / {known[name]:,} {name} rank{'s'[: known[name] > 1]}" for name in shown)
-    derivation = f"data = {known['data']:,} follows from {prod(known.values()):,} devices{ranks}"
+    shown = [name for name in counts if name == "pipeline" or (name != "data" and counts[name] > 1)]
+    ranks = "".join(f" / {counts[name]:,} {name} rank{'s'[: counts[name] > 1]}" for name in shown)
+    derivation = f"data = {counts['data']:,} follows from {prod(counts.values()):,} devices{ranks}"
     others = tuple(each for each in message.notes if written is None or each.span != written)
     places = [origins[path] for path in SAYS_DATA if path in origins]
     named = {each.span for each in others}

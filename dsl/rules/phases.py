@@ -60,7 +60,7 @@ def _patterns(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
 
 
 def rate_covers(spec: Spec) -> Iterator[Finding]:
-    """The learning rate is known for every token of the run, and no phase lies beyond it."""
+    """The learning rate is defined for every token of the run, and every phase begins before its end."""
     train = spec.train
     end, until = train.rate[-1].end_tokens, train.first_token + train.tokens
     if end < until:

@@ -82,7 +82,8 @@ def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
         meant = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
         wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), meant.keys[1:], strict=True)
         message = f"linear = {precision.linear} has tiles and scales that match no format"
-        hint = f"those of {meant.name} are `{', '.join(f'{key} = {_written(value)}' for key, value in wanted)}`"
+        settings = ", ".join(f"{key} = {_written(value)}" for key, value in wanted)
+        hint = f"the tiles and scales of {meant.name} are `{settings}`"
         yield Finding("E0921", message, "precision.linear", hint)
     for role in ("dispatch", "combine"):
         if form not in (None, BLOCKS) and getattr(precision, role) == FP8:
@@ -214,9 +215,8 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     model = spec.model
     absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
     streams = model.hyper_connections is not None
-    apart = (
-        model.norm != "pre" or model.residual_scale != 1 or streams
-    )  # the output of experts is normed or scaled before it is added
+    # the output of experts is normed or scaled before it is added
+    apart = model.norm != "pre" or model.residual_scale != 1 or streams
     absent["join"] = no_moe or (apart and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
     absent["residual_norm"] = model.norm == "post" or streams  # with several streams, no sum precedes a norm
     lost = [name for name in spec.unfused if absent.get(name)]
