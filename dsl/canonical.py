@@ -1,4 +1,4 @@
-"""Spec to text: the canonical form, one key a line, everything resolved. It reads back as an equal spec."""
+"""Write a spec as canonical text: one key per line, everything resolved. It reads back as an equal spec."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INDENT = "  "
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of the canonical form, and the path of what it says; "" where it only ends a block."""
+    """A line of the canonical form, and the path of its value; "" for a line that only ends a block."""
 
     text: str
     path: str
 
 
 def canonical(spec: Spec) -> str:
-    """The text of `spec.resolved`: the run, then the model, cluster and precision it names, without imports."""
+    """Return the text of `spec.resolved`: the run, then the model, cluster and precision it names, without imports."""
     return "".join(f"{line.text}\n" for line in text_lines(spec))
 
 
@@ -40,7 +40,7 @@ def text_lines(spec: Spec) -> tuple[TextLine, ...]:
 
 
 def block_lines(head: str, node: Node) -> tuple[TextLine, ...]:
-    """The lines of a block that stands alone."""
+    """The lines of a single block."""
     return tuple(_block(head, node, ""))
 
 
@@ -81,14 +81,14 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
         if name in NAMED and "." not in path:
             yield TextLine(f"{name} = {value.name}", path)  # type: ignore[attr-defined]
         else:
-            lines = _over if path.endswith("mtp.attention") else _block  # it is put over the last layer's
+            lines = _over if path.endswith("mtp.attention") else _block  # merged over that of the last layer
             yield from lines(_head(name, value), value, path)
     elif value is not None or (kind.optional and kind.required):
         yield TextLine(f"{name} = {value_text(kind, value)}", path)
 
 
 def _over(head: str, node: Node, path: str) -> list[TextLine]:
-    """The lines of a block that is put over another one: with all its fields, and `none` where it has none."""
+    """The lines of a block that is merged over another one: all fields, with `none` for those without a value."""
     body: list[TextLine] = []
     for name, kind in fields_of(type(node)).items():
         value, at = getattr(node, name), f"{path}.{name}"
@@ -113,7 +113,7 @@ def _head(name: str, node: Node) -> str:
 
 
 def value_text(kind: FieldType, value: Any) -> str:
-    """A value of a field as it is written."""
+    """A value of a field, as written in a spec."""
     if value is None:
         return "none"
     if kind.form == "phases":
@@ -150,7 +150,7 @@ def number(value: int | float | Fraction) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string as it is written."""
+    """A string in quotes, escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -161,14 +161,14 @@ def _phase(phase: Phase) -> str:
 
 
 def batch_text(batch: Batch) -> str:
-    """`64`, or the block of a batch that grows."""
+    """`64`, or a block for a batch that grows."""
     if batch.start == batch.end and not batch.over_tokens:
         return f"{batch.start}"
     return f"{{ from = {batch.start}, to = {batch.end}, over = {units.write(batch.over_tokens, 'token')} }}"
 
 
 def rate_text(phase: RatePhase) -> str:
-    """A phase of the learning rate, complete in itself."""
+    """A phase of the learning rate, with all its clauses."""
     end = units.write(phase.end_tokens, "token")
     if phase.shape == "constant":
         return f"constant at {number(phase.start)} until {end}"

@@ -1,4 +1,4 @@
-"""The values of a spec one by one: their path, their text, a JSON-able form, and where each comes from."""
+"""The single values of a spec, each with its path, its text, a JSON-able form and its origin."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from dsl.schema.base import FieldType, fields_of, is_left_out
 from dsl.schema.choices import OPEN
 from dsl.text.syntax import NAMED
 
-BUILT_IN_NODES = (Tile, TrainTokenizer)  # classes that are written as one value
+BUILT_IN_NODES = (Tile, TrainTokenizer)  # classes written as one value
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value. `text` is as in the canonical form, `value` JSON-able, in the unit the schema stores it in."""
+    """One value. `text` is that of the canonical form; `value` is JSON-able, in the unit that the schema stores."""
 
     path: str
     text: str
     value: Any
     unit: str | None = None
-    is_name: bool = False  # a name that somebody gave; the kind of an attention or optimizer is none
+    is_name: bool = False  # a user-defined name, not the kind of an attention or optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from: a place in a file, `-s`, what it follows from, or nowhere but the schema."""
+    """The origin of a value: a position in a file, `-s`, the values it is derived from, or the schema."""
 
     kind: Literal["written", "override", "derived", "default", "built-in"]
     span: Span | None = None
-    reason: str = ""  # of a derived value: what it was derived from
+    reason: str = ""  # for a derived value: the values it follows from
 
     def __str__(self) -> str:
         if self.kind == "derived":
@@ -55,8 +55,8 @@ def _place(span: Span) -> str:
 
 
 def leaves(spec: Spec) -> tuple[Leaf, ...]:
-    """Every value of a spec, in the order of the canonical form. What is absent (`mtp`, `checkpoint`) is left out,
-    and so is the default of a key that older specs do not have (`Quiet`)."""
+    """All values of a spec, in the order of the canonical form, without absent blocks (`mtp`, `checkpoint`) and without
+    defaults of `Quiet` keys."""
     return tuple(_of_node(spec, ""))
 
 
@@ -68,7 +68,7 @@ def _of_node(node: Node, path: str) -> Iterator[Leaf]:
 
 def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Leaf]:
     if kind.form == "label":
-        if path.rpartition(".")[0] not in NAMED:  # these are named by the run
+        if path.rpartition(".")[0] not in NAMED:  # their names are values of the run
             yield Leaf(path, value, value, is_name=name == "name")
     elif path in NAMED:
         yield Leaf(path, value.name, value.name, is_name=True)
@@ -95,7 +95,7 @@ def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Lea
 
 
 def _plain(value: Any) -> Any:
-    """A value of the schema as JSON has it."""
+    """The JSON-able form of a value of the schema."""
     if isinstance(value, (RatePhase, Batch)):
         return dict(value)
     if isinstance(value, Tile):
@@ -114,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 def origin_of(path: str, spec: Spec, origins: Mapping[str, Span]) -> Origin:
-    """Where the value at a path of `leaves(spec)` comes from. `origins` are those of the resolver.
+    """Return the origin of the value at a path of `leaves(spec)`. `origins` are those of the resolver.
 
     A block has an origin too: its first line, or that of the block it is inherited from.
     """
@@ -130,23 +130,25 @@ def origin_of(path: str, spec: Spec, origins: Mapping[str, Span]) -> Origin:
 
 
 def _written(path: str) -> str:
-    """The key of the resolver's table: a label is written in the head of its block, a name where the run names it."""
+    """The path under which the resolver records a value: a label is in the head of its block, a name is given in the
+    run.
+    """
     if path == "name":
         return ""
     head, _, last = path.rpartition(".")
     if last in ("kind", "name") and path != "schedule.name":
         path = head
-    return path.removesuffix(".ffn")  # a part of its layer range
+    return path.removesuffix(".ffn")  # recorded with its layer range
 
 
 def _derivation(path: str, spec: Spec, span: Span | None) -> str:
-    """What a value that nobody wrote as it is follows from; "" for the others."""
+    """The values that a derived value follows from, in words; "" if it is not derived."""
     if path == "parallel.data" and (span is None or span.text == "auto"):
         split = {axis: degree for axis in ("context", "tensor") if (degree := getattr(spec.parallel, axis)) > 1}
         of_split = "".join(f" of {degree:,} {axis} ranks" for axis, degree in split.items())
         return f"{spec.cluster.world:,} devices / {spec.parallel.pipeline:,} pipeline ranks{of_split}"
     if path in OPEN and span is not None and span.text == "auto":
-        return "chosen among what keeps the rules"
+        return "chosen among values that pass the rules"
     if path.rpartition(".")[2] in PEAK_FIELDS and (span is None or span.text == "none"):
         peaks = peaks_of(_device_of(path, spec).name)
         return peaks.source if peaks is not None else ""
@@ -160,5 +162,5 @@ def _derivation(path: str, spec: Spec, span: Span | None) -> str:
 
 
 def _device_of(path: str, spec: Spec) -> Device:
-    """The device that a path like `cluster.more.node.device.sms` is of."""
+    """The device of a path such as `cluster.more.node.device.sms`."""
     return spec.cluster.devices[path.split(".").count("more")]

@@ -1,4 +1,4 @@
-"""Path to spec: `load("specs/quickstart.dsc")`. Reads files; everything behind it is pure."""
+"""Load a spec from a path: `load("specs/quickstart.dsc")`. Reading files is its only side effect."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from dsl.schema import Spec, choices
 from dsl.schema.base import fields_of
 from dsl.text.syntax import Block, Word
 
-MAX_RESPELLED = 3  # rounds, in each of which misspelt keys of blocks are seen that others had hidden
-MAX_CHOICES = 2000  # for keys that are `auto`, about a millisecond each
-MAX_EXPLAINED = 16  # runs and blocks of a file whose conflicts and misspelt blocks are looked into, some 30 ms each
+MAX_RESPELLED = 3  # rounds of correcting misspelt block keys; each may reveal further ones inside
+MAX_CHOICES = 2000  # choices tried for keys that are `auto`, about a millisecond each
+MAX_EXPLAINED = 16  # runs and blocks of a file whose conflicts and misspelt blocks are explained, about 30 ms each
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A spec, and where each of its values is written: path ("parallel.pipeline") → span."""
+    """A spec, and the position of each of its values: path ("parallel.pipeline") → span."""
 
     spec: Spec
     origins: Mapping[str, Span]
     sources: tuple[Source, ...]  # the files read, then the overrides
-    opened: tuple[str, ...] = ()  # keys that are `auto`: the spec has the first values that keep the rules
+    opened: tuple[str, ...] = ()  # keys that are `auto`; the spec has the first values that pass the rules
 
 
 @dataclass(frozen=True)
 class ResolvedView:
-    """One run of a file, or one block that no run of it takes, as far as it could be resolved."""
+    """One run of a file, or one block that no run uses, as far as it could be resolved."""
 
-    spec: Spec  # what failed is absent from it
-    context: Context  # origins: path → where its value is written
+    spec: Spec  # without the values that failed
+    context: Context  # origins: path → position of its value
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is known of a file, mistakes or not."""
+    """The result of analysing a file, with or without mistakes."""
 
     definitions: Definitions
     views: tuple[ResolvedView, ...]
@@ -54,9 +54,9 @@ class Analysis:
 
 
 def load(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> Spec:
-    """The spec of a run in a file. `path` may end in `:RUN`; `overrides` are `key=value` as on the command line.
+    """Return the spec of a run in a file. `path` may end in `:RUN`; `overrides` are `key=value` as on the command line.
 
-    Raises SpecError with everything that is wrong, in source order.
+    Raises SpecError with all mistakes, in source order.
     """
     return resolve(path, run, overrides).spec
 
@@ -68,7 +68,7 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
     name = choose(definitions, file, run)
     view, mistakes = _view(definitions, name, tuple(overrides)) if name else (None, [])
     diagnostics = _in_order(definitions, mistakes)
-    if not diagnostics and view is not None and view.context.failed:  # a phase before this one is wrong
+    if not diagnostics and view is not None and view.context.failed:  # an earlier phase is wrong
         diagnostics = check(file, phases.run_of(definitions, name), overrides)
     if diagnostics or view is None or view.context.failed:
         raise SpecError(diagnostics)
@@ -78,10 +78,10 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
 def alternatives(
     path: str | Path, run: str | None = None, overrides: Iterable[str] = ()
 ) -> Iterator[tuple[choices.Choice, Spec]]:
-    """Every choice of the joint keys that are `auto` which keeps the rules, and the spec it gives.
+    """Yield every choice of the joint `auto` keys that passes the rules, with its spec.
 
-    Of the other open keys the specs have the first value: any of `choices.values` keeps the rules too. Nothing where
-    no key is open, or the spec is wrong.
+    Other open keys have their first value; all of their `choices.values` pass the rules too. Yields nothing if no key
+    is open, or if the spec is wrong.
     """
     file, run = split(str(path), run)
     definitions = collect(file)
@@ -99,7 +99,8 @@ def alternatives(
 def variants(
     path: str | Path, run: str | None = None, overrides: Iterable[str] = (), chosen: choices.Choice | None = None
 ) -> Callable[[Iterable[str]], Spec | None]:
-    """What more overrides make of a run: a spec, or None where it breaks a rule. Files are read once.
+    """Return a function from further overrides to the spec of a run, or to None if it breaks a rule. Files are read
+    once.
 
     `chosen`: values of the keys that are `auto`.
     """
@@ -107,31 +108,31 @@ def variants(
     definitions = collect(file)
     name, texts = choose(definitions, file, run), tuple(overrides)
 
-    def of(more: Iterable[str]) -> Spec | None:
+    def variant(more: Iterable[str]) -> Spec | None:
         if not name:
             return None
         view, mistakes = _run_view(definitions, name, (*texts, *more), False, (), chosen or {})
         return None if view is None or mistakes or view.context.failed else view.spec
 
-    return of
+    return variant
 
 
 def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> tuple[Diagnostic, ...]:
-    """Everything wrong with a file: with one run of it, or one phase of that, or with all of them and the blocks that
-    none of them takes."""
+    """Return all mistakes in one run or phase of a file; by default, in all runs and in the blocks that no run uses."""
     file, run = split(str(path), run)
     return analyse(file, run, overrides).diagnostics
 
 
 def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), reader: Reader = read) -> Analysis:
-    """What is known of a file, and everything wrong with it. `reader` gives the texts of files, as of an editor."""
+    """Resolve the runs and blocks of a file and collect all mistakes. `reader` returns the texts of files, as in an
+    editor."""
     definitions = collect(path, reader)
     names = runs_of(definitions) if run is None else (run,)
     wanted = [each for name in names for each in phases_of(definitions, path, name)]
     found = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
     if run is None:
-        apart = _apart(definitions, [view for view, _ in found if view])
-        found += [block_view(definitions, *key, len(wanted) + at < MAX_EXPLAINED) for at, key in enumerate(apart)]
+        unused = _unused(definitions, [view for view, _ in found if view])
+        found += [block_view(definitions, *key, len(wanted) + at < MAX_EXPLAINED) for at, key in enumerate(unused)]
     if not names and not definitions.of_first_file:
         choose(definitions, path, run)
     mistakes = [*{(each.code, each.span): each for _, listed in reversed(found) for each in reversed(listed)}.values()]
@@ -143,25 +144,25 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
 
 
 def _in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Everything wrong, with what no value shows."""
+    """All mistakes in source order, including numbers with unknown units that no value uses."""
     reported = (*definitions.mistakes, *mistakes)
     items = in_order((*reported, *misread(definitions, reported)), definitions.sources)
     return tuple(_beside_others(item, items) for item in items)
 
 
 def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
-    """A message whose conflict says whether other messages stay when it is mended."""
+    """Return a message whose conflict states whether other messages remain after its fix."""
     if item.conflict is None:
         return item
     others = any((each.code, each.span) not in item.conflict.mends for each in items)
     return replace(item, conflict=replace(item.conflict, leaves_others=others))
 
 
-def _apart(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tuple[str, str]]:
-    """The models, clusters and precisions of a file that no run of it takes and, if it has runs, nothing extends."""
+def _unused(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tuple[str, str]]:
+    """The models, clusters and precisions of a file that no run uses and, if there are runs, no block extends."""
     runs, defined = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
     if runs and definitions.broken:
-        return []  # no run could be looked at
+        return []  # no run could be resolved
     seen = {key for view in views for key in view.context.extended}
     if runs:
         seen |= {(kind, block.parent.text) for (kind, _), block in definitions.blocks.items() if block.parent}
@@ -169,17 +170,17 @@ def _apart(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tupl
 
 
 def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
-    """Warnings about what `dsc train` would refuse in the runs of a file that has no mistakes."""
+    """Return warnings about settings that `dsc train` refuses, in the runs of a file without mistakes."""
     if analysis.diagnostics:
         return ()
-    runs = [view for view in analysis.views if hasattr(view.spec, "train")]  # the others are blocks of a library
+    runs = [view for view in analysis.views if hasattr(view.spec, "train")]  # the others are single blocks
     found = [item for view in runs for item in rules.train_refusals(view.spec, view.context.origins)]
     return tuple(dict.fromkeys((*found, *(item for view in runs for item in _tokenizer_missing(view)))))
 
 
 def _tokenizer_missing(view: ResolvedView) -> Iterator[Diagnostic]:
-    """A tokenizer named as elsewhere, `"gpt2"`: nothing is fetched, so it is a file, and there is none. Only a name
-    without a folder and without `.json` is looked at: a file of that form may come to where the run is."""
+    """Warn about a tokenizer such as `"gpt2"`: nothing is downloaded, so it must be a file, and there is none. A path
+    with a folder or `.json` gets no warning, since the file may only exist where the run starts."""
     name, span = view.spec.data.tokenizer, view.context.origins.get("data.tokenizer")
     if not isinstance(name, str) or "/" in name or name.endswith(".json"):
         return
@@ -195,7 +196,7 @@ def _tokenizer_missing(view: ResolvedView) -> Iterator[Diagnostic]:
 def block_view(
     definitions: Definitions, kind: str, name: str, explain: bool = True, reported: Reported = ()
 ) -> tuple[ResolvedView, list[Diagnostic]]:
-    """One model, cluster or precision by itself, as of a file that has no run for it."""
+    """Resolve one model, cluster or precision that no run uses."""
     kinds = fields_of(Spec)
     block = definitions.blocks[kind, name]
     context = Context(definitions, Block(Word("run", block.head), (), None, (), block.head), field)
@@ -219,11 +220,12 @@ def block_view(
     return ResolvedView(spec, context), _held(spec, context, again if explain else None)
 
 
-Reported = tuple[tuple[Diagnostic, ...], ...]  # of each round, the keys of blocks that were misspelt
+Reported = tuple[tuple[Diagnostic, ...], ...]  # for each round, messages about misspelt block keys
 
 
 def _respelled(context: Context, explain: bool, reported: Reported) -> tuple[Diagnostic, ...]:
-    """The mistakes about keys of blocks that are to be read as what was meant, so that what is in them is looked at."""
+    """The messages about misspelt block keys that will be corrected, so that the contents of these blocks are
+    checked."""
     if not explain or len(reported) >= MAX_RESPELLED:
         return ()
     return tuple(item for item in context.mistakes if item.code == "E0201" and item.span in context.respelled)
@@ -232,7 +234,7 @@ def _respelled(context: Context, explain: bool, reported: Reported) -> tuple[Dia
 def _view(
     definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, reported: Reported = ()
 ) -> tuple[ResolvedView | None, list[Diagnostic]]:
-    """One run. Where keys are `auto`, with the first choice that keeps the rules, or else the first there is."""
+    """Resolve one run. `auto` keys get the first choice that passes the rules, or that with the fewest broken rules."""
     view, mistakes = _run_view(definitions, name, overrides, explain, reported, {})
     if view is None or not view.context.opened:
         return view, mistakes
@@ -247,25 +249,27 @@ def _view(
         if not mistakes:
             return found, []
         if not joint:
-            break  # no other choice mends what is left
+            break  # no other choice can fix the remaining mistakes
     found, mistakes = _run_view(definitions, name, overrides, explain, reported, best[1] if best else {})
     return found, [_of_a_choice(each, best[1], tried) if best and best[0] else each for each in mistakes]
 
 
 def _of_a_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
-    """A message about values that nobody wrote: of all choices, the one with the fewest mistakes is shown."""
+    """Add a note with the chosen values to a message that depends on them; the choice has the fewest broken rules."""
     if not rules.hang_on_choices([message]):
         return message
-    said = ", ".join(f"{path.rpartition('.')[2]} = {value}" for path, value in choice.items() if path in choices.JOINT)
-    others = f"none of the {tried:,} choices for `auto` keeps the rules; this is about" if tried > 1 else "chosen:"
-    return replace(message, notes=(*message.notes, Note(f"{others} {said}"))) if said else message
+    chosen = ", ".join(
+        f"{path.rpartition('.')[2]} = {value}" for path, value in choice.items() if path in choices.JOINT
+    )
+    intro = f"none of the {tried:,} choices for `auto` passes the rules; shown for" if tried > 1 else "chosen:"
+    return replace(message, notes=(*message.notes, Note(f"{intro} {chosen}"))) if chosen else message
 
 
 def _structures(view: ResolvedView) -> Iterator[choices.Choice]:
-    """What can be chosen for the open keys of a run; nothing where what they hang on is wrong."""
+    """Yield the choices for the open keys of a run; none if values that they depend on are wrong."""
     try:
         yield from choices.structures(view.spec, view.context.opened)
-    except AttributeError:  # of a spec without the model, the cluster or the batch that decides
+    except AttributeError:  # the spec lacks the model, cluster or batch that decides
         return
 
 
@@ -277,7 +281,7 @@ def _run_view(
     reported: Reported,
     chosen: choices.Choice,
 ) -> tuple[ResolvedView | None, list[Diagnostic]]:
-    """One run: its blocks inherited and overridden, then typed, then held against the rules."""
+    """Resolve one run: merge its blocks and overrides, build the spec, and check the rules."""
     if definitions.broken:
         return None, []
     run = phases.run_of(definitions, name)
@@ -297,7 +301,7 @@ def _run_view(
     examine(context)
     context.mistakes += [item for each in reported for item in each]
     if context.opened:
-        return ResolvedView(spec, context), context.mistakes  # a value that is not chosen yet breaks no rule
+        return ResolvedView(spec, context), context.mistakes  # rules are checked once all values are chosen
 
     def again(edits: Mapping[Span, str]) -> tuple[ResolvedView | None, list[Diagnostic]]:
         return _run_view(edited(definitions, edits), name, edited_overrides(overrides, edits), False, (), chosen)
@@ -309,20 +313,20 @@ Again = Callable[[Mapping[Span, str]], tuple[ResolvedView | None, list[Diagnosti
 
 
 def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
-    from dsl.rules.finding import explained  # only where something is wrong
+    from dsl.rules.finding import explained  # imported only to explain a mistake
 
     return explained(rules.located(finding, origins), finding, spec, origins)
 
 
 def _held(spec: Spec, context: Context, again: Again | None) -> list[Diagnostic]:
-    """What is wrong with a spec, the rules held against it. `again`: what is wrong when some values are others."""
+    """Check the rules of a spec and return all its mistakes. `again` resolves it with some values replaced."""
     found = rules.broken(spec, context.failed)
     origins = context.origins
     located = [(rule, each, _located(each, spec, origins)) for rule, each in found]
     mistakes = [*context.mistakes, *(message for _, _, message in located)]
     if again is None or not rules.are_joint(mistakes):
         return mistakes
-    from dsl import conflict  # only where lines may contradict each other
+    from dsl import conflict  # imported only if lines may contradict each other
 
     subject = conflict.Subject(
         spec, context.origins, context.failed, context.definitions.sources, context.definitions.lets.keys(),

@@ -1,9 +1,9 @@
-"""How many parameters a model has, in closed form: exact, and instant for a model of any size. What is in a module of a
-user's own is not known before it is traced, and counts nothing here.
+"""Parameter counts of a model in closed form, exact. Custom modules count as 0: their parameters are unknown before
+they are traced.
 
-Sources: DeepSeek-V2, arXiv 2405.04434, §2 (experts); DeepSeek-V3, arXiv 2412.19437, §2 (gate, MTP); those of
-attention stand at its classes, dsl/schema/attention.py.
-D hidden · V vocabulary · H heads · E routed experts · I inner width of a feed-forward part.
+Sources: DeepSeek-V2, arXiv 2405.04434, §2 (experts); DeepSeek-V3, arXiv 2412.19437, §2 (router, MTP); for attention,
+see dsl/schema/attention.py. D hidden · V vocabulary · H heads · E routed experts · I inner width of a feed-forward
+part.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dsl.schema.model import is_gated
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of parameters. What only the MTP blocks have is in `mtp` alone; `total` has the biases of the gates."""
+    """Parameter counts of a model. `total` includes the balancing biases of the routers, but not `mtp`."""
 
     total: int  # of the main model
-    active: int  # of the main model that one token uses: without the routed experts it does not go to
+    active: int  # of the main model, for one token: without the routed experts that it does not use
     active_without_embedding: int
     embedding: int
-    head: int  # 0 if it is the embedding
-    attention: int  # of the first layer, with the norms inside it
-    mtp: int  # of the MTP blocks' own; embedding and head are the main model's
-    bias: int  # balancing biases of the gates, a part of `total`: not trained by the optimizer
+    head: int  # 0 if tied to the embedding
+    attention: int  # of the first layer, including the norms inside attention
+    mtp: int  # of the MTP blocks, without embedding and head, which they share with the main model
+    bias: int  # balancing biases of the routers, part of `total`; the optimizer does not train them
 
 
 def parameters(model: Model) -> Parameters:
-    """Everything there is to count. total = V·D + Σ layers + D (final norm) + V·D (head, if it is not tied).
-    Several residual streams are made one by parameters of their own in front of the final norm."""
+    """Count the parameters of a model: total = V·D + Σ layers + D (final norm) + V·D (head, if it is not tied).
+    Hyper-connections add parameters that merge the streams before the final norm."""
     embedding = model.vocab * model.hidden
     head = 0 if model.tied else embedding
     counts = [len(model.layers_of(index)) for index in range(len(model.layers))]
@@ -53,54 +53,54 @@ def parameters(model: Model) -> Parameters:
 
 
 def layer_parameters(model: Model, layer: int) -> int:
-    """Parameters of main layer `layer`: attention and FFN, each behind a norm of D. IndexError beyond the last."""
+    """Parameters of main layer `layer`: attention and FFN, each with a norm of D. Raises IndexError beyond the last."""
     return _layer(model, model.ffn(layer), model.attention_of(layer))
 
 
 def attention_parameters(model: Model, attention: AnyAttention) -> int:
-    """Parameters of one attention block of a model, without the norm in front of it: see its class."""
+    """Parameters of one attention block, without the norm before it; its class has the formula."""
     return sum(attention.parameters(model.hidden).values())
 
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
-    """Parameters of one routed expert of width I: 3·D·I, or 2·D·I where the activation has no gate, and its biases."""
+    """Parameters of one routed expert of width I: 3·D·I, or 2·D·I if the activation has no gate, and its biases."""
     return _network(moe, hidden, moe.inner)
 
 
 def _network(ffn: Dense | Moe, D: int, inner: int) -> int:
-    """Parameters of a network from D to `inner` and back; a bias for every column that it gives."""
+    """Parameters of a network from D to `inner` and back; biases have one element per output column."""
     return _products(ffn) * D * inner + (((_products(ffn) - 1) * inner + D) if ffn.bias else 0)
 
 
 def _products(ffn: Dense | Moe) -> int:
-    """Matrices between hidden and inner width: gate, up and down, or without the gate."""
+    """Number of matrices between hidden and inner width: 3 with a gate, else 2."""
     return 3 if is_gated(ffn) else 2
 
 
 def routed_parameters(model: Model, ffn: Dense | Moe | Custom) -> int:
-    """Parameters of all routed experts of a layer, which expert parallelism divides."""
+    """Parameters of all routed experts of a layer, which expert parallelism shards."""
     return ffn.experts * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
 
 def bias_parameters(ffn: Dense | Moe | Custom) -> int:
-    """Elements of the balancing bias of one gate: E if a bias balances the experts, else 0."""
+    """Elements of the balancing bias of one router: E if a bias balances the experts, else 0."""
     return ffn.experts if isinstance(ffn, Moe) and ffn.balance.bias_rate is not None else 0
 
 
 def active_layer_parameters(model: Model, layer: int) -> int:
-    """Parameters of a layer that one token uses: only `top_k` of the routed experts, and the whole gate."""
+    """Parameters of a layer that one token uses: only `top_k` routed experts, but the whole router."""
     return layer_parameters(model, layer) - _idle(model, model.ffn(layer))
 
 
 def _idle(model: Model, ffn: Dense | Moe | Custom) -> int:
-    """Parameters of the routed experts of a layer that a token does not go to."""
+    """Parameters of the routed experts of a layer that a token does not use."""
     return (ffn.experts - ffn.top_k) * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
 
 def mtp_parameters(model: Model) -> int:
-    """Parameters of the MTP blocks alone (arXiv 2412.19437, §2.2). Each has two norms of D, a projection 2D → D, a
-    layer like the last one, with the bias of its gate, and an end like the model's. Its attention may be another. Of
-    several residual streams the projection is two of D → D."""
+    """Parameters of the MTP blocks, without embedding and head (arXiv 2412.19437, §2.2). Each has two norms of D, a
+    projection 2D → D, a layer like the last one (perhaps with other attention) with its router bias, and a final norm.
+    With several residual streams, the projection is two of D → D."""
     if model.mtp is None:
         return 0
     D = model.hidden
@@ -109,9 +109,8 @@ def mtp_parameters(model: Model) -> int:
 
 
 def hyper_parameters(model: Model, *, end: bool = False) -> int:
-    """Parameters of the mixing of n residual streams in front of one part, or at the `end` of the model: a row of n·D
-    and a bias for each of n² + 2n numbers, or of n, and a scale for each of three kinds, or of one (arXiv 2512.24880).
-    """
+    """Parameters that mix n residual streams before one part of a layer: n·D weights and a bias for each of n² + 2n
+    outputs, and three scales. At the `end` of the model: n outputs and one scale (arXiv 2512.24880)."""
     if model.hyper_connections is None:
         return 0
     n = model.hyper_connections.streams
@@ -126,8 +125,9 @@ def _layer(model: Model, ffn: Dense | Moe | Custom, attention: AnyAttention) -> 
 
 
 def _ffn(ffn: Dense | Moe | Custom, D: int) -> int:
-    """Dense 3·D·I; MoE: E routed and the shared experts, a gate D·E and its bias (arXiv 2412.19437, §2.1.2), and a gate
-    D of the shared experts; 2·D·I for 3·D·I where an activation has no gate. All shared experts are one network."""
+    """Dense: 3·D·I. MoE: routed and shared experts, a router D·E with its biases (arXiv 2412.19437, §2.1.2), and a gate
+    D for the shared experts. 2·D·I instead of 3·D·I if the activation has no gate. All shared experts are one
+    network."""
     if isinstance(ffn, Custom):
         return 0
     if isinstance(ffn, Dense):
@@ -139,5 +139,5 @@ def _ffn(ffn: Dense | Moe | Custom, D: int) -> int:
 
 
 def _has_shared_gate(moe: Moe) -> bool:
-    """Whether there are shared experts, with a gate."""
+    """Whether there are shared experts and they have a gate."""
     return moe.shared > 0 and moe.shared_gate

@@ -1,4 +1,4 @@
-"""What a run needs at least on its fullest device, in closed form: before anything is planned, and never too much.
+"""A lower bound of the memory that a run needs on its fullest device, in closed form, before anything is planned.
 
 For comparison: ZeRO, arXiv 1910.02054, §3; DeepSeek-V3, arXiv 2412.19437, §3.2.3.
 """
@@ -12,9 +12,9 @@ from dsl.closed_forms.counts import bias_parameters, hyper_parameters, mtp_param
 from dsl.closed_forms.stages import has_both_ends, is_mirrored
 from dsl.schema import Dtype, Optimizer, Precision, Spec
 
-# Bytes of an element; of those that no role counted here may have, whole ones.
-HOST_PART = 2**22  # elements that an update or an average moves between host and device at a time: 16 MiB in FP32
-HOST_SLOTS = 3  # parts that are on the device: one arrives, one is updated, one leaves
+HOST_PART = 2**22  # elements that an update or average copies between host and device at a time: 16 MiB in FP32
+HOST_SLOTS = 3  # parts on the device at once: one arrives, one is updated, one leaves
+# Bytes of an element; e2m1 and e5m6, which no role counted here can have, are rounded up.
 ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e2m1": 1, "e5m6": 2}
 
 
@@ -22,11 +22,11 @@ ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e2m1"
 class DeviceBytes:
     """Bytes of one device."""
 
-    weights: int  # as forward and backward read them
+    weights: int  # that forward and backward read
     gradients: int
-    optimizer: int  # master weights, where they are not the weights themselves, and what else it keeps
+    optimizer: int  # master weights, if they are not the weights themselves, and optimizer state
     activations: int
-    host: int = 0  # beside the device, in its share of the memory of its host
+    host: int = 0  # in the device's share of host memory
 
     @property
     def total(self) -> int:
@@ -36,7 +36,7 @@ class DeviceBytes:
 @dataclass(frozen=True, slots=True)
 class _HeldParameters:
     """Trained parameters on some pipeline ranks: `common` ones are on all their data ranks, `routed` experts are
-    divided over expert ranks. A parameter that is on two of the ranks counts twice there, and once in `owned`."""
+    sharded over expert ranks. A parameter on two pipeline ranks counts twice in these, and once in `owned`."""
 
     common: int
     routed: int
@@ -45,38 +45,38 @@ class _HeldParameters:
 
 
 def lower_bound(spec: Spec) -> DeviceBytes:
-    """Bytes that the fullest device of a run holds at the same time, at least.
+    """Return the bytes that the fullest device of a run holds at once, at least.
 
     Why it is a lower bound, whatever the split of the layers into stages:
 
-    1. A parameter is on all data ranks of a stage, that of a routed expert on those of one expert rank; where stages
-       are mirrored it is on two pipeline ranks. So what all devices hold together is known, and the fullest has no
-       less than the mean. One device surely has the head and the MTP blocks, and the embedding where it reads that
-       too; it has no less than these. The larger of the two counts.
-    2. Weights and gradient accumulators are whole on each holder. Master weights count only where their dtype is not
-       that of the weights, else they are the weights. ZeRO divides evenly over the holders: at 1 the optimizer's part,
-       at 2 the gradients too, at 3 the weights. Expert groups divide routed experts; tensor ranks divide all else, if
-       they could.
-    3. Weights beside which adapters are trained have no gradients and no state of the optimizer.
-    4. A device that runs a micro-batch has at some time its hidden state beside all this: the one activation counted.
+    1. A parameter is on all data ranks of a stage, a routed expert on those of one expert rank; mirrored stages are on
+       two pipeline ranks. So the total over all devices is known, and the fullest device holds at least the mean. One
+       device certainly holds the head and the MTP blocks, and the embedding if they read it; that is a second bound.
+       The larger of the two is returned.
+    2. Every holder has whole weights and gradient accumulators. Master weights count only if their dtype differs from
+       that of the weights; otherwise they are the weights. ZeRO shards evenly over the holders: at 1 the optimizer
+       state, at 2 the gradients too, at 3 the weights too. Expert groups shard routed experts; all else is assumed to
+       be sharded over tensor ranks.
+    3. Frozen weights beside adapters have no gradients and no optimizer state.
+    4. A device that runs a micro-batch also holds its hidden state at some time: the only activation counted.
 
-    Not counted: all other activations, messages, gate biases, buffers of libraries. What fits this may still not fit.
+    Not counted: all other activations, messages, router biases, buffers of libraries. A run that passes may not fit.
     """
     return max((of_mean(spec), of_end(spec)), key=lambda memory: memory.total)
 
 
 def of_mean(spec: Spec) -> DeviceBytes:
-    """Bytes that devices hold at least in the mean over the pipeline ranks."""
+    """Bytes that devices hold on average over the pipeline ranks, at least."""
     return _memory(spec, _everything(spec))
 
 
 def of_end(spec: Spec) -> DeviceBytes:
-    """Bytes that a device holds at least on the pipeline rank with the last stage."""
+    """Bytes that a device of the pipeline rank with the last stage holds, at least."""
     return _memory(spec, _end(spec))
 
 
 def _everything(spec: Spec) -> _HeldParameters:
-    """What all pipeline ranks hold together."""
+    """The parameters that all pipeline ranks hold together."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
     routed = sum(
         len(model.layers_of(index)) * routed_parameters(model, span.ffn) for index, span in enumerate(model.layers)
@@ -89,7 +89,7 @@ def _everything(spec: Spec) -> _HeldParameters:
 
 
 def _end(spec: Spec) -> _HeldParameters:
-    """What the pipeline rank with the last stage has besides that stage's layers."""
+    """The parameters that the pipeline rank with the last stage holds besides that stage's layers."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
     again = _again(spec, counts.embedding)
     common = (
@@ -105,14 +105,14 @@ def _end(spec: Spec) -> _HeldParameters:
 
 
 def _again(spec: Spec, embedding: int) -> int:
-    """The embedding that MTP or a tied head reads on the last rank, where the first one has it too. A file may fold or
-    mirror."""
+    """Parameters of a second copy of the embedding: the one that MTP or a tied head reads on the last rank, if the
+    first stage is on another rank. 0 for a schedule file, whose stages may share a rank."""
     apart = not has_both_ends(spec) and spec.schedule.file is None
     return embedding if (spec.model.mtp is not None or spec.model.tied) and apart else 0
 
 
 def _mtp(spec: Spec) -> tuple[int, int]:
-    """Trained parameters of the MTP blocks' own: all but the routed experts, and these."""
+    """Trained parameters of the MTP blocks: (all except routed experts, routed experts)."""
     model = spec.model
     if model.mtp is None:
         return 0, 0
@@ -122,46 +122,47 @@ def _mtp(spec: Spec) -> tuple[int, int]:
 
 
 def _memory(spec: Spec, held: _HeldParameters) -> DeviceBytes:
-    """Bytes of a device, if its pipeline ranks had even parts of what they hold together."""
+    """Bytes of a device if the pipeline ranks share the parameters evenly."""
     precision, p = spec.precision, spec.parallel
     whole = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
     owned = held.owned / (held.ranks * p.columns)
     kept = Fraction(held.common + held.routed) / (held.ranks * p.columns)
 
-    rows = spec.train.optimizer.rows  # that which keeps least: which parameters each has is not counted here
+    rows = spec.train.optimizer.rows  # the one with the least state, as the parameters of each are not counted here
     size = bytes_per_element(spec, min(rows, key=lambda row: state_bytes(precision, row)))
 
-    def of(itemsize: int, zero: int, divided: Fraction) -> int:
-        """Bytes of state that is divided from level `zero` on."""
-        return int(itemsize * (divided if p.zero >= zero else whole))
+    def held_bytes(itemsize: int, zero: int, sharded: Fraction) -> int:
+        """Bytes of state that ZeRO shards from level `zero` on."""
+        return int(itemsize * (sharded if p.zero >= zero else whole))
 
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
     return DeviceBytes(
-        weights=of(size.weights, 3, kept),
-        gradients=0 if spec.adapter else of(size.gradients, 2, kept),  # those of adapters alone, which are not counted
-        optimizer=0 if spec.adapter else of(size.optimizer, 1, owned),
+        weights=held_bytes(size.weights, 3, kept),
+        gradients=0 if spec.adapter else held_bytes(size.gradients, 2, kept),  # those of adapters are not counted
+        optimizer=0 if spec.adapter else held_bytes(size.optimizer, 1, owned),
         activations=tokens * spec.model.stream_width * ITEMSIZE[precision.compute],
     )
 
 
 def sent_bytes(dtype: Dtype, precision: Precision) -> float:
-    """Bytes of an element on its way to experts or back, with its share of an FP32 scale if it is in FP8."""
+    """Bytes of an element sent to experts or back, including its share of an FP32 scale if it is FP8."""
     tile = precision.activation_tile
     return ITEMSIZE[dtype] + (ITEMSIZE["fp32"] / (tile.rows * tile.columns) if dtype == "e4m3" and tile else 0.0)
 
 
 def bytes_per_element(spec: Spec, optimizer: Optimizer) -> DeviceBytes:
-    """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights.
+    """Bytes of one parameter, without activations. Master weights in the dtype of the weights are the weights
+    themselves.
 
-    `optimizer`: the row that updates it.
+    `optimizer`: the row that updates the parameter.
 
-    What is offloaded, and the moving average of the weights, is in the memory of hosts. A CPU has no other memory.
+    Offloaded state and the moving average of the weights are in host memory; a CPU device has no separate one.
     """
     precision, train = spec.precision, spec.train
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
     kept, away = master + state_bytes(precision, optimizer), offloaded_bytes(spec, optimizer)
     average = ITEMSIZE[average_dtype(precision)] if train.ema else 0
-    if train.validate and train.validate.ema:  # meanwhile the weights themselves are kept beside it
+    if train.validate and train.validate.ema:  # meanwhile the weights themselves are kept too
         average += ITEMSIZE[precision.parameter]
     on_host = (away or average) and spec.has_hosts
     return DeviceBytes(
@@ -174,7 +175,7 @@ def bytes_per_element(spec: Spec, optimizer: Optimizer) -> DeviceBytes:
 
 
 def offloaded_bytes(spec: Spec, optimizer: Optimizer) -> int:
-    """Bytes of what a row of an optimizer keeps of one element in the memory of the host of an accelerator."""
+    """Bytes of optimizer state and master weight per element that are offloaded to host memory; 0 on CPUs."""
     if not spec.offload or not spec.has_hosts:
         return 0
     precision = spec.precision
@@ -183,20 +184,19 @@ def offloaded_bytes(spec: Spec, optimizer: Optimizer) -> int:
 
 
 def average_dtype(precision: Precision) -> Dtype:
-    """The dtype of the moving average of the weights: that of master weights, or FP32, for in BF16 it would stand
-    still."""
+    """The dtype of the moving average of the weights: that of master weights, or FP32 instead of BF16, in which small
+    changes would be rounded away."""
     return "fp32" if precision.master == "bf16" else precision.master
 
 
 def state_bytes(precision: Precision, optimizer: Optimizer) -> int:
-    """Bytes of what an optimizer keeps of one element, beside its master weight."""
+    """Bytes of optimizer state per element, without the master weight."""
     return sum(ITEMSIZE[getattr(precision, tensor.role)] for tensor in optimizer.state)
 
 
 def update_bytes(precision: Precision, optimizer: Optimizer) -> int:
-    """Bytes that an update of one element reads and writes: its gradient is read, master weight and state are both.
-
-    The weight is written too where it is another than its master weight.
+    """Bytes that an update of one element reads and writes: the gradient is read, master weight and state are read and
+    written, and the weight is written if it is not the master weight.
     """
     apart = ITEMSIZE[precision.parameter] if precision.parameter != precision.master else 0
     kept = ITEMSIZE[precision.master] + state_bytes(precision, optimizer)

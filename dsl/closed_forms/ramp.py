@@ -1,8 +1,8 @@
-"""The sizes of the global batch over a run, and with them the conversion between steps and tokens.
+"""The sizes of the global batch over a run, and the conversion between steps and tokens that follows.
 
-A batch that grows does so in equal increments of `quantum` sequences, at equal distances of tokens. The quantum of a
-run is 2·data·micro_batch under every schedule: the number of micro-batches stays even, as some schedules want it, and
-another schedule changes no step.
+A batch grows in equal increments of `quantum` sequences, at equal distances in tokens. The quantum of a run is
+2·data·micro_batch for every schedule: this keeps the number of micro-batches even, as some schedules need, and the
+steps do not depend on the schedule.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ MAX_SIZES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Sequences of a step (`batch`) from step `first_step` on, when `first_token` tokens have been trained on."""
+    """Sequences per step (`batch`) from step `first_step` on, which begins after `first_token` tokens."""
 
     batch: int
     first_step: int
     first_token: int
-    sequence: int  # tokens of each
+    sequence: int  # tokens per sequence
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens per step."""
         return self.batch * self.sequence
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """The sizes of a run, or of a phase of it, in order; the last one holds forever."""
+    """The batch sizes of a run or phase, in order; the last one has no end."""
 
     sizes: tuple[Size, ...]
 
     def tokens_at(self, step: int) -> int:
-        """Tokens trained on when `step` steps are done."""
+        """Tokens of the first `step` steps."""
         size = self.sizes[max(0, bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1)]
         return size.first_token + (step - size.first_step) * size.tokens
 
@@ -47,8 +47,8 @@ class Ramp:
         size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda each: each.first_token) - 1)]
         return size.first_step + -(-(tokens - size.first_token) // size.tokens)
 
-    def behind(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
-        """The ramp of a run in which these sizes come first, and end when `step` steps have trained on `token`s."""
+    def preceded_by(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
+        """Return this ramp preceded by the sizes `before`, which end after `step` steps and `token` tokens."""
         moved = (
             replace(each, first_step=each.first_step + step, first_token=each.first_token + token)
             for each in self.sizes
@@ -56,7 +56,7 @@ class Ramp:
         return Ramp((*before, *moved))
 
     def phases(self, tokens: int) -> tuple[tuple[int, int], ...]:
-        """(sequences of a step, number of such steps) of a run of `tokens` tokens."""
+        """(sequences per step, number of such steps) of a run of `tokens` tokens."""
         total = self.steps_for(tokens)
         ends = (*(size.first_step for size in self.sizes[1:]), total)
         counts = ((size.batch, min(end, total) - size.first_step) for size, end in zip(self.sizes, ends, strict=True))
@@ -64,12 +64,13 @@ class Ramp:
 
 
 def num_sizes(batch: Batch, quantum: int) -> int:
-    """How many sizes a batch grows through."""
+    """Number of sizes that a batch has while it grows."""
     return -(-(batch.end - batch.start) // quantum) + 1
 
 
 def ramp(batch: Batch, sequence: int, quantum: int) -> Ramp:
-    """The sizes `start`, `start + quantum`, … `end`, each reached after an equal share of `over_tokens`."""
+    """Make the ramp of sizes `start`, `start + quantum`, … `end`, each reached after an equal share of
+    `over_tokens`."""
     increments = num_sizes(batch, quantum) - 1
     assert 0 <= increments < MAX_SIZES, "the rules bound the number of sizes"
     sizes: list[Size] = []
@@ -85,17 +86,17 @@ def ramp(batch: Batch, sequence: int, quantum: int) -> Ramp:
 
 
 def quantum_of(parallel: Parallel, micro_batch: int) -> int:
-    """Sequences by which the batch of a run may grow."""
+    """Sequences by which the batch of a run grows at a time."""
     return GROWTH * parallel.data * micro_batch
 
 
 def of(spec: Spec) -> Ramp:
-    """The ramp of a resolved spec; of a phase of a run, from its beginning on."""
+    """The ramp of a resolved spec; for a phase of a run, from the beginning of the phase."""
     return ramp(spec.train.batch, spec.train.sequence, quantum_of(spec.parallel, spec.train.micro_batch))
 
 
 def micro_batches(spec: Spec) -> tuple[int, ...]:
-    """Micro-batches of a step on each data rank, of every size that the batch of a run has, ascending."""
+    """Micro-batches per step and data rank for every batch size of a run, ascending."""
     growth = of(spec)
     steps = growth.steps_for(spec.train.tokens)
     batches = {size.batch for size in growth.sizes if size.first_step < steps}

@@ -1,6 +1,6 @@
-"""How a run's pipeline is cut into stages, and which ranks have them, as far as it is known before planning.
+"""Pipeline stages of a run and the ranks that hold them, as far as they are known before planning.
 
-What a named schedule asks for is in `dsl.facts.schedules`; here it meets the ranks, layers and layout of a spec.
+`dsl.facts.schedules` has the facts of named schedules; here they are applied to the ranks, layers and layout of a spec.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from dsl.schema import ScheduleBlock, Spec
 
 
 def fewest_stages_of_rank(schedule: ScheduleBlock) -> int:
-    """Stages into which a pipeline rank's share of the layers is cut, at least; 1 where a file says it."""
+    """The fewest stages of a pipeline rank; 1 if a schedule file decides."""
     if schedule.name == AUTO and schedule.placement is not None:
         return {"v": 2, "loop": schedule.chunks or 1, "bidirectional": 1}[schedule.placement]
     return facts_of(schedule.name).stages_per_rank(schedule.chunks)
 
 
 def most_stages_of_rank(schedule: ScheduleBlock, ranks: int) -> int:
-    """Stages of a pipeline rank, at most, whatever the layers are."""
+    """The most stages of a pipeline rank, whatever the number of layers."""
     layers_decide = schedule.name == AUTO and schedule.placement is None and not _is_mirrored_by_auto(schedule, ranks)
     return 2 if layers_decide else fewest_stages_of_rank(schedule)
 
 
 def stages_of_rank(spec: Spec) -> int:
-    """Stages into which a pipeline rank's share of the layers is cut; 1 where a file says it."""
+    """Stages of a pipeline rank, not counting second copies; 1 if a schedule file decides."""
     return 2 if is_folded(spec) else fewest_stages_of_rank(spec.schedule)
 
 
 def most_stages(num_layers: int) -> int:
-    """The most stages of which none is empty: the first has the embedding and the last the head, besides layers."""
+    """The most stages without an empty one: the first may hold only the embedding, and the last only the head."""
     return num_layers + 2
 
 
 def is_folded(spec: Spec) -> bool:
-    """Whether a rank keeps stages r and 2P−1−r.
+    """Whether a rank holds stages r and 2P−1−r.
 
-    `auto` folds where it is told to, and where it does not mirror if 2P stages have layers; a layout of P stages says
-    otherwise.
+    `auto` folds with `placement = v`, or if it does not mirror and there are layers for 2P stages, unless a layout has
+    P stages.
     """
     schedule, ranks = spec.schedule, spec.parallel.pipeline
     if schedule.name != AUTO:
@@ -48,7 +48,7 @@ def is_folded(spec: Spec) -> bool:
 
 
 def _stages_of_layout(layout: str | None) -> int:
-    """Number of stages of the layout; 0 for none, and for one that cannot be read, which a rule reports."""
+    """Number of stages in the layout; 0 if there is none, or if it cannot be read, which a rule reports."""
     try:
         return 0 if layout is None else expanded(layout).count("|") + 1
     except LayoutError:
@@ -62,9 +62,10 @@ def is_mirrored(spec: Spec) -> bool:
 
 
 def _is_mirrored_by_auto(schedule: ScheduleBlock, ranks: int) -> bool:
-    """Whether `auto` mirrors: where P is even, unless the placement or the copies are given."""
-    given = schedule.placement
-    return given == "bidirectional" or (given is None and schedule.copies != 1 and ranks % 2 == 0)
+    """Whether `auto` mirrors stages: with `placement = bidirectional`, or by default if P is even and `copies` is not
+    1."""
+    placement = schedule.placement
+    return placement == "bidirectional" or (placement is None and schedule.copies != 1 and ranks % 2 == 0)
 
 
 def has_both_ends(spec: Spec) -> bool:
@@ -73,5 +74,5 @@ def has_both_ends(spec: Spec) -> bool:
 
 
 def may_overlap(schedule: ScheduleBlock) -> bool:
-    """Whether forwards may be paired with backwards; a file may do so."""
+    """Whether forwards may be paired with backwards; true for a schedule file."""
     return facts_of(schedule.name).overlaps

@@ -1,7 +1,7 @@
-"""Explain numbers that cannot all be right: the smallest set of lines that contradict each other, and edits.
+"""Explain numbers that cannot all be right: find the smallest set of lines that contradict each other, and edits.
 
-Imported only when a joint rule is broken. What is said is checked: every edit has been tried on the spec itself, and
-where the search would take long, less is said.
+Imported only when a joint rule is broken. Every edit has been tried on the spec itself. If a search would take too
+long, the explanation is shorter.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from dsl.schema import Model, Spec
 from dsl.schema.paths import checked_key, checked_paths
 
 NODES, DEVICES = checked_paths("cluster.nodes", "cluster.node.devices")
-OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about the devices themselves
-MAX_CONFLICTS = 5  # of one spec; where there are more, each mistake keeps its own hint
-MAX_VARIABLES = 150  # of one search
-MAX_NAMED = 8  # lines of a resolution of many
+OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about a kind of device
+MAX_CONFLICTS = 5  # explained in one spec; further mistakes keep their own hints
+MAX_VARIABLES = 150  # in one search
+MAX_NAMED = 8  # lines named by messages that a resolution may change together
 MAX_SHOWN = 5  # resolutions
-MAX_MORE = 2  # lines that a conflict may have beyond the fewest, to be of those that its message is about
-MAX_VERIFIED = 15  # resolutions tried on the spec, about 2 ms each
-SIZES = (LAST, HEADS[0], ROUTED[0], checked_key(Model, "vocab"))  # keys of the model that say how large it is
-Identity = tuple[str, Span | None]  # of a message: its code and place
-Way = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that stay with them
+MAX_MORE = 2  # lines that a conflict may have beyond the fewest, if its message is about them
+MAX_VERIFIED = 15  # resolutions to try on the spec, about 2 ms each
+SIZES = (LAST, HEADS[0], ROUTED[0], checked_key(Model, "vocab"))  # keys of the model that determine its size
+Identity = tuple[str, Span | None]  # code and position of a message
+Way = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that remain after them
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A resolved spec that is wrong."""
+    """A resolved spec with mistakes."""
 
     spec: Spec
     origins: Mapping[str, Span]
     failed: Collection[str]
     sources: Sequence[Source]
     constants: Collection[str]  # names of `let`
-    again: Callable[[Mapping[Span, str]], Iterable[Diagnostic]]  # what is wrong when some values are others
+    again: Callable[[Mapping[Span, str]], Iterable[Diagnostic]]  # mistakes after replacing some values
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken rule, the message about it, and the variables it is about."""
+    """A broken rule, its message, and the variables it depends on."""
 
     at: str
     message: Diagnostic
@@ -72,7 +72,7 @@ class Broken:
 def explained(
     subject: Subject, reported: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
 ) -> list[Diagnostic]:
-    """All messages, with a conflict on the first one of those that each conflict explains."""
+    """Return all messages. The first message that a conflict explains gets that conflict."""
     by_path, joint = variables(subject.spec, subject.origins, subject.failed, subject.constants), JOINT
     if value_at(subject.spec, "cluster.more") is not None:
         if any(path.startswith("cluster") for path in subject.failed) or "cluster" not in subject.origins:
@@ -99,7 +99,7 @@ def explained(
     ]
     messages = [*reported, *(message for _, _, message in found)]
     of_model = any(all(path.startswith("model.") for path in each.paths) for each in broken)
-    # a model that contradicts itself needs no memory: what its mending leaves is another question
+    # if the model contradicts itself, its memory is left out: it is checked after the model is fixed
     looked_at = [each for each in broken if not (of_model and each.rule is state_fits)]
     for group in _groups(looked_at)[:MAX_CONFLICTS]:
         messages = _explain(subject, by_path, rows, group, looked_at, broken, messages)
@@ -107,20 +107,23 @@ def explained(
 
 
 def _of_kinds(world: int, span: Span) -> dict[str, Variable]:
-    """Variables of a cluster of several kinds of nodes: the line that names the cluster gives the number of devices."""
+    """Variables of a cluster with several kinds of nodes: the line that names the cluster sets the number of
+    devices."""
     return {
-        NODES: Variable(NODES, 1, given=True),
+        NODES: Variable(NODES, 1, is_fixed=True),
         DEVICES: Variable(DEVICES, world, span),
     }
 
 
 def _reads(reads: Sequence[str], path: str) -> bool:
-    """Whether a row reads a variable; a model or precision as a whole only where it says so."""
+    """Whether a rule reads a variable; whole models and precisions count only if its row names them."""
     return path in reads if path in (MODEL, PRECISION) else any(related(read, path) for read in reads)
 
 
 def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapping[str, Variable]) -> frozenset[str]:
-    """The variables that a finding is about: of layers only those it names; with `auto` also what it follows from."""
+    """The variables that a finding depends on: of layers, only those that it names; for derived values, also their
+    sources.
+    """
     named = (finding.at, *(path for _, path in finding.notes))
     layers = {path.split(".")[2] for path in named if path.startswith("model.layers.")}
     found = {
@@ -136,7 +139,7 @@ def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapp
 
 
 def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
-    """Broken rules that share a variable, directly or by way of others."""
+    """Group broken rules that share a variable, directly or through other rules."""
     groups: list[list[Broken]] = []
     for each in broken:
         touching = [group for group in groups if any(each.paths & one.paths for one in group)]
@@ -154,13 +157,13 @@ def _explain(
     broken: Sequence[Broken],
     messages: list[Diagnostic],
 ) -> list[Diagnostic]:
-    """The messages with what explains one group. `looked_at` are the broken rules that belong to some group."""
+    """Add the explanation of one group to the messages. `looked_at`: the broken rules that belong to any group."""
     memory = any(each.rule is state_fits for each in group)
     others = [each for each in looked_at if each not in group]
     ignored = {(each.message.code, each.at) for each in broken if each not in group}
     reach = _reachable(frozenset().union(*(each.paths for each in group)), rows, memory)
     elsewhere = frozenset().union(*(each.paths for each in others))
-    # what nothing sets here: a value that is not known, or that another conflict is to make known
+    # values that are unknown and that this group cannot set, or that another conflict explains
     unknown = {
         path for path, each in by_path.items() if each.value is None and (path not in reach or path in elsewhere)
     }
@@ -176,13 +179,13 @@ def _explain(
     named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
     conflict = _conflict(problem, by_path, group, lines, subject.sources, memory)
-    fixed = {DEVICES} if NODES in by_path and by_path[NODES].given else set()
-    offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory, fixed)]
+    fixed = {DEVICES} if NODES in by_path and by_path[NODES].is_fixed else set()
+    offered = [line for line in sorted(lines, key=place) if not _is_fixed(problem.lines[line], memory, fixed)]
     named_lines = {subject.origins.get(each.at) for each in group}
     ways: list[Way] = []
     of_model = all(path.startswith("model.") for each in group for path in each.paths)
-    # Another model is another experiment: only where nothing else mends it, and another size of it only where the
-    # model contradicts itself, not where it does not suit the run.
+    # Changing the model is a different experiment, so it is offered only if nothing else fixes the spec; its size is
+    # changed only if the model contradicts itself.
     for depth in range(3 if of_model else 2):
         lines = [line for line in offered if max(map(_depth, problem.lines[line])) <= depth]
         if not ways and any(_depth(path) == depth for line in lines for path in problem.lines[line]):
@@ -194,7 +197,7 @@ def _explain(
         tuple(edits for edits, _ in ways),
         frozenset(_identity(message) for message in messages).difference(*(left for _, left in ways)),
     )
-    return _told(messages, group, found, subject.sources, memory)
+    return _with_conflict(messages, group, found, subject.sources, memory)
 
 
 def _conflict(
@@ -205,10 +208,10 @@ def _conflict(
     sources: Sequence[Source],
     memory: bool,
 ) -> frozenset[Span] | None:
-    """The fewest lines that cannot hold together; a few more where no message is about those alone, but about these.
+    """Return the smallest set of contradicting lines; or one with a few more lines that the message is about.
 
-    `expert = 32` and `batch = 1000` are two that can never hold together, as expert divides data, and data the batch.
-    But where it is said that expert does not divide data = 16, the lines that make it 16 tell more.
+    `expert = 32` and `batch = 1000` always contradict each other, since expert divides data, and data the batch. But if
+    the message is that expert does not divide data = 16, the lines that make data 16 explain it better.
     """
     place = {message: index for index, message in enumerate(in_order((each.message for each in group), sources))}
     about = [
@@ -230,18 +233,18 @@ def _conflict(
 
 
 def _free(variable: Variable) -> Variable:
-    """A variable of another conflict, which has its own edits: no line of this one."""
+    """A variable without a line: it belongs to another conflict, which has its own edits."""
     return replace(variable, span=None)
 
 
 def _depth(path: str) -> int:
-    """How much another value changes what is trained: 0 not at all, 1 how the model works, 2 how large it is."""
+    """How much a change of a variable changes the model: 0 not at all, 1 how it works, 2 its size."""
     return 0 if not path.startswith("model.") else 2 if path.rpartition(".")[2] in SIZES else 1
 
 
-def _is_given(paths: Collection[str], memory: bool, fixed: Collection[str]) -> bool:
-    """Whether a line states what no edit changes: a fact of the device; what is `fixed`; and the model, where the
-    devices are small."""
+def _is_fixed(paths: Collection[str], memory: bool, fixed: Collection[str]) -> bool:
+    """Whether no edit may change a line: it sets a fact of the device, a path in `fixed`, or, if memory is too small,
+    the model."""
     return any(
         path.startswith("cluster.node.device.") or path in fixed or (memory and path.startswith("model."))
         for path in paths
@@ -249,7 +252,7 @@ def _is_given(paths: Collection[str], memory: bool, fixed: Collection[str]) -> b
 
 
 def _reachable(paths: frozenset[str], rows: Sequence[RuleRow], memory: bool) -> frozenset[str]:
-    """All variables that some rule ties to these."""
+    """All variables that rules connect to these, directly or through others."""
     while True:
         more = paths.union(*(row.paths for row in rows if row.paths & paths and (memory or row.rule is not state_fits)))
         if more == paths:
@@ -266,11 +269,12 @@ def _verified(
     subject: Subject,
     problem: RuleProblem,
     changes: Iterable[LineChange],
-    mended: Sequence[Diagnostic],
+    resolved: Sequence[Diagnostic],
     messages: Sequence[Diagnostic],
     place: Callable[[Span], tuple[int, int]],
 ) -> list[Way]:
-    """The edits of each change that mends the spec and breaks nothing else, best first, and what is wrong with them."""
+    """Return the edits of each change that fixes the group and breaks nothing else, best first, with the messages that
+    remain after them."""
     ranked = []
     for change in changes:
         texts = {}
@@ -279,9 +283,10 @@ def _verified(
             assert variable.span is not None
             texts[variable.span] = text_of(variable, value, subject.spec)
         edits = tuple(Edit(span, texts[span]) for span in sorted(texts, key=place))
-        bought = any(path.startswith("cluster.") for path in change.values)  # another cluster comes after another plan
+        # changes of the cluster come after those of the plan
+        bought = any(path.startswith("cluster.") for path in change.values)
         ranked.append((len(edits), bought, round(change.size, 9), [place(edit.span) for edit in edits], edits))
-    left = {_identity(message) for message in messages if message not in mended}
+    left = {_identity(message) for message in messages if message not in resolved}
     found: list[Way] = []
     for *_, edits in sorted(ranked, key=lambda item: item[:4])[:MAX_VERIFIED]:
         if len(found) == MAX_SHOWN:
@@ -296,24 +301,25 @@ def _identity(message: Diagnostic) -> Identity:
     return message.code, message.span
 
 
-def _told(
+def _with_conflict(
     messages: list[Diagnostic], group: Sequence[Broken], conflict: Conflict, sources: Sequence[Source], memory: bool
 ) -> list[Diagnostic]:
-    """The messages with the conflict on the first of its group. Hints of one rule alone give way to its edits."""
+    """Add a conflict to the first message of its group. Its edits replace the hints of the group's messages."""
     first, *others = in_order((each.message for each in group), sources)
     alone = not others and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
     if alone or not (conflict.lines or conflict.resolutions):
         return messages
-    hint = "" if conflict.resolutions and not memory else first.hint  # for memory it says more: zero may be unwritten
+    # the hint about memory says more: it may add `zero`
+    hint = "" if conflict.resolutions and not memory else first.hint
     changed = {first: _without(first, conflict.lines, hint=hint, conflict=conflict)}
     if conflict.resolutions:
-        hint = f"the edits that mend {first.code} mend this too"
+        hint = f"the edits for {first.code} fix this too"
         changed |= {each: _without(each, conflict.lines, hint=hint) for each in others}
     return [changed.get(message, message) for message in messages]
 
 
 def _without(message: Diagnostic, lines: Collection[Span], **changes: Any) -> Diagnostic:
-    """A message without what its notes point at that is a line of its conflict."""
+    """Return a message without the notes and places that its conflict lists already."""
     notes = tuple(
         replace(note, places=tuple(place for place in note.places if place not in lines))
         for note in message.notes

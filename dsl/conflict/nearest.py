@@ -1,6 +1,6 @@
-"""Values that may mend a spec: for a line that may change, those that fit what is known, the nearest of them in it.
+"""Candidate values that may fix a spec: for a line that may change, values that fit the known ones, nearest first.
 
-`nearest(path, view)` is asked in ORDER, so that a value follows from those before it where it can.
+`nearest(path, view)` is called in ORDER, so that each variable can follow from those before it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ORDER = checked((
     "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab", "train.sequence",
     "cluster.node.device.memory", "model", "precision",
 ))  # fmt: skip
-WINDOW = 16  # multiples tried, where the numbers that would say which are unknown
-BOUNDS = checked({  # of the schema
+WINDOW = 16  # multiples to try if the numbers that determine them are unknown
+BOUNDS = checked({  # those of the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
     "parallel.expert_tensor": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
@@ -53,7 +53,7 @@ BOUNDS = checked({  # of the schema
 
 
 def place(path: str) -> int:
-    """Where a variable stands in ORDER; those of layers and heads by their last part."""
+    """The index of a variable in ORDER; variables of layers and heads are listed by their last part."""
     return ORDER.index(_key(path))
 
 
@@ -62,9 +62,9 @@ def _key(path: str) -> str:
 
 
 def distance(path: str, old: Value | None, new: Value) -> float:
-    """How large a change is: the logarithm of the ratio; another word, and a step of zero, count as a doubling.
+    """The size of a change: the logarithm of the ratio. A changed word, and a step of `zero`, count as a doubling.
 
-    Another model is another run, another cluster has to be bought: a change of these is a doubling more.
+    Changes of model and cluster count as one doubling more: the run is a different one, or devices must be bought.
     """
     if old == new:
         return 0.0
@@ -77,7 +77,7 @@ def distance(path: str, old: Value | None, new: Value) -> float:
 
 
 def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: SpecSheet) -> list[Value]:
-    """Values to try, the nearest to the old one first; the old one is not among them."""
+    """Return values to try, the nearest to the old one first, without the old one."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
     if path == SCHEDULE:
         return [each for each in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if each != old]
@@ -87,7 +87,7 @@ def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: Spec
 
 
 class _FixedView:
-    """The values that are fixed or chosen; 0 for a number that is neither."""
+    """The values that are fixed or chosen; other numbers are 0."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.values = values
@@ -98,7 +98,7 @@ class _FixedView:
         return value
 
     def one(self, path: str) -> int:
-        """The number at `path`, to divide by; 1 where it is neither fixed nor chosen."""
+        """The number at `path` as a divisor; 1 if it is neither fixed nor chosen."""
         return self[path] or 1
 
     def all(self, suffix: str) -> list[int]:
@@ -106,12 +106,12 @@ class _FixedView:
 
     @property
     def even(self) -> int:
-        """The number that the schedule wants to divide ranks and micro-batches."""
+        """The number that ranks and micro-batches must be a multiple of for the schedule."""
         return facts_of(self.values.get(SCHEDULE)).multiple
 
     @property
     def fewest(self) -> int:
-        """Micro-batches that the schedule wants for each pipeline rank."""
+        """Micro-batches that the schedule needs per pipeline rank."""
         return facts_of(self.values.get(SCHEDULE)).fewest
 
     @property
@@ -119,12 +119,12 @@ class _FixedView:
         return self["parallel.pipeline"] * facts_of(self.values.get(SCHEDULE)).stages_per_rank(self[CHUNKS])
 
     def groups_over(self, path: str) -> int:
-        """The number that the other degree of expert groups must divide; 0 where it is not known."""
+        """The number that the other degree of expert groups must divide; 0 if unknown."""
         columns, other = self[DATA] * split(self), self.one(path)
         return columns // other if columns % other == 0 else 1
 
     def batch_over(self, unit: int) -> int:
-        """The number that data must divide; 0 where the batch or the micro-batch are not known."""
+        """The number that data must divide; 0 if the batch or micro-batch is unknown."""
         sizes = [self["train.batch.start"], self["train.batch.end"]]
         return common(*sizes) // unit if unit and all(sizes) and common(*sizes) % unit == 0 else 0
 
@@ -164,22 +164,22 @@ OPPOSITE = checked(
 
 
 def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
-    """Degrees for which pipeline · data · tensor · context = nodes · devices, as far as these are known."""
+    """Degrees for which pipeline · data · tensor · context = nodes · devices, as far as they are known."""
     pipeline, data, nodes, devices = (
         view[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
     )
-    of_data = split(view)
+    splits = split(view)
     if path in ("parallel.pipeline", DATA):
         other = data if path == "parallel.pipeline" else pipeline
         if nodes and devices:
-            rest = _exactly(nodes * devices, of_data)
+            rest = _exactly(nodes * devices, splits)
             return [each for world in rest for each in (_exactly(world, other) if other else divisors(world))]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
         group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
-        return _multiples(old, group // common(group, of_data))
+        return _multiples(old, group // common(group, splits))
     other = devices if path == "cluster.nodes" else nodes
-    pipeline *= of_data
+    pipeline *= splits
     if pipeline and data:
         return _exactly(pipeline * data, other) if other else divisors(pipeline * data)
     if not pipeline or not other:
@@ -195,7 +195,7 @@ def _exactly(whole: int, part: int) -> tuple[int, ...]:
 
 
 def _multiples(old: int, unit: int) -> Iterator[int]:
-    """Multiples of a unit: the small ones, and those near the old value."""
+    """Multiples of a unit: small ones, and those near the old value."""
     middle = old // unit
     counts = dict.fromkeys((*range(1, WINDOW + 1), *range(max(1, middle - WINDOW), middle + WINDOW), 2 * middle))
     return (unit * count for count in counts)
@@ -223,13 +223,13 @@ def _batches(path: str, old: int, view: _FixedView) -> Iterable[int]:
 
 
 def _is_planned(start: int, end: int, stages: int, quantum: int) -> bool:
-    """Whether a batch has few enough sizes and micro-batches."""
+    """Whether the sizes and micro-batches of a batch are within the limits."""
     sizes = ramp.num_sizes(Batch.model_construct(start=start, end=end), quantum)
     return sizes <= ramp.MAX_SIZES and stages * sizes * (start + end) // quantum <= MAX_PLANNED
 
 
 def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
-    """The last number on the way from a good one to a bad one that is good as well."""
+    """The last good number on the way from `good` to `bad`, by bisection."""
     if holds(bad):
         return bad
     while abs(good - bad) > 1:
@@ -259,7 +259,7 @@ def _of_model(path: str, old: int, view: _FixedView) -> Iterable[int]:
 
 
 def _rounded(num_bytes: int) -> Iterator[int]:
-    """The bytes rounded up to a round number of the largest unit."""
+    """The bytes, rounded up to a whole number of the largest unit."""
     for scale in (10**9, 10**6, 10**3, 1):
         if num_bytes >= scale:
             yield -(-num_bytes // scale) * scale

@@ -1,8 +1,9 @@
-"""Two searches over the joint rules: which lines cannot hold together, and which changes make every rule hold.
+"""Two searches over the joint rules: for the smallest set of contradicting lines, and for changes that satisfy all
+rules.
 
-The smallest conflict is found by hitting sets (Ignatiev et al., Smallest MUS extraction, CP 2015): a candidate that
-can hold together is grown to a largest such set; every conflict has one of the lines left over. The smallest set that
-hits all leftovers is the next candidate; the first that cannot hold together is a smallest conflict.
+The smallest conflict is found by hitting sets (Ignatiev et al., Smallest MUS extraction, CP 2015): a consistent
+candidate is grown to a largest consistent set; every conflict contains one of the lines left over. The smallest set
+that hits all leftovers is the next candidate; the first inconsistent candidate is a smallest conflict.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from dsl.messages.diagnostics import Span
 from dsl.rules.finding import Rule
 from dsl.rules.resources import state_fits
 
-MAX_TRIED = 40_000  # values, in one search: a third of a second, met only by constructed specs
-MAX_FOR_CHOICE = 4_000  # values tried for a second resolution, when there is one: some 30 ms
-MEMORY_WEIGHT = 10  # the rule about memory takes as long as so many others
-MAX_CHANGED = 3  # lines of one resolution
+MAX_TRIED = 40_000  # values in one search: a third of a second, reached only by constructed specs
+MAX_FOR_CHOICE = 4_000  # values to try for further resolutions when there is one: about 30 ms
+MEMORY_WEIGHT = 10  # the rule about memory takes as long as this many others
+MAX_CHANGED = 3  # lines in one resolution
 Line = Span
 
 
 class TooManyError(Exception):
-    """The search was given up: nothing is said then."""
+    """The search was given up, so it has no result."""
 
 
 @dataclass(frozen=True)
 class RuleRow:
-    """A rule, and the variables it reads."""
+    """A rule and the variables it reads."""
 
     paths: frozenset[str]
     rule: Rule
@@ -40,14 +41,14 @@ class RuleRow:
 
 @dataclass(frozen=True)
 class LineChange:
-    """New values of the lines that change, and how large the change is."""
+    """New values of the changed lines, and the size of the change."""
 
     values: Mapping[str, Value]
     size: float
 
 
 class RuleProblem:
-    """The joint rules over the variables of a spec, without the findings that belong to another conflict."""
+    """The joint rules over the variables of a spec. `others`: findings (code, path) that belong to other conflicts."""
 
     def __init__(
         self,
@@ -58,16 +59,17 @@ class RuleProblem:
     ) -> None:
         self.sheet, self.variables, self.rows, self.others = sheet, variables, rows, others
         of_layers = sum(path.startswith("model.layers.") for path in variables)
-        self.tried, self.weight = 0, 1 + of_layers // 12  # rules about layers read each layer
+        self.tried, self.weight = 0, 1 + of_layers // 12  # rules about layers read every layer
         self.lines: dict[Line, tuple[str, ...]] = {}
         for path, variable in variables.items():
             if variable.span is not None:
                 self.lines[variable.span] = (*self.lines.get(variable.span, ()), path)
 
-    # ------------------------------------------------------------ lines that cannot hold together
+    # ------------------------------------------------------------ contradicting lines
 
     def smallest_conflict(self, preferred: Sequence[Line], memory: bool) -> frozenset[Line] | None:
-        """The fewest lines that cannot hold together; of several such sets the one with the most preferred lines."""
+        """Return the smallest set of contradicting lines, or None; of several, that with the most preferred lines,
+        which come first in `preferred`."""
         verdicts: dict[frozenset[Line], bool] = {}
         self.tried = 0
 
@@ -93,7 +95,7 @@ class RuleProblem:
             left_over.append(frozenset(lines) - grown)
 
     def _hitting(self, lines: Sequence[Line], left_over: Sequence[frozenset[Line]], least: int) -> frozenset[Line]:
-        """The first smallest set of lines that has one of each."""
+        """The first smallest set of lines with at least one line of each set in `left_over`."""
         masks = [sum(1 << lines.index(line) for line in each) for each in left_over]
         for count in range(least, len(lines) + 1):
             for chosen in combinations(range(len(lines)), count):
@@ -109,10 +111,10 @@ class RuleProblem:
         return (memory or not whole) and all(self.variables[path].constant for path in paths)
 
     def can_hold(self, lines: frozenset[Line], memory: bool) -> bool:
-        """Whether some values of all other variables make every rule hold."""
+        """Whether all rules can be satisfied with these lines by some values of the other variables."""
         fixed = {path: value for line in lines for path in self.lines[line] if (value := self._value(path)) is not None}
-        fixed |= {path: each.value for path, each in self.variables.items() if each.given and each.value is not None}
-        if MODEL in fixed:  # the model is meant as it is
+        fixed |= {path: each.value for path, each in self.variables.items() if each.is_fixed and each.value is not None}
+        if MODEL in fixed:  # the whole model is fixed
             fixed |= {
                 path: value for path in self.variables if path.startswith("model.") and (value := self._value(path))
             }
@@ -143,15 +145,16 @@ class RuleProblem:
 
         return descend(0)
 
-    # ------------------------------------------------------------ changes that mend
+    # ------------------------------------------------------------ changes that fix the spec
 
     def changes(
         self, offered: Sequence[Line], named: Sequence[Line], broken: Sequence[frozenset[str]]
     ) -> list[LineChange]:
-        """The smallest change that makes every rule hold, for each set of lines that may change, fewest lines first.
+        """Return the smallest change that satisfies all rules for each set of lines that may change, fewest lines
+        first.
 
-        Each set has a line that matters to each broken rule. More lines are changed only where fewer offer no choice,
-        and more than three only of those that are `named` by the messages.
+        Each set has a line that affects each broken rule. More lines are changed only if fewer leave no choice, and
+        more than three only among the lines in `named`, which the messages name.
         """
         self.tried = 0
         written = {path: value for path in self.variables if (value := self._value(path)) is not None}
@@ -169,7 +172,7 @@ class RuleProblem:
             for count in range(MAX_CHANGED + 1, 0 if found else len(named) + 1):
                 found = found or self._changes_of(count, named, broken, unmet, ())
         except TooManyError:
-            pass  # of what has been searched to its end, the smallest change is known
+            pass  # the changes found so far are complete results
         return found
 
     def _changes_of(
@@ -180,7 +183,7 @@ class RuleProblem:
         unmet: Sequence[RuleRow],
         fewer: Sequence[LineChange],
     ) -> list[LineChange]:
-        """The changes of so many lines, but of none that has those of a smaller change among them."""
+        """The changes of `count` lines, without supersets of the changes in `fewer`."""
         found: list[LineChange] = []
         used = [frozenset(change.values) for change in fewer]
         before = self.tried
@@ -196,7 +199,7 @@ class RuleProblem:
         return found
 
     def _mend(self, paths: Collection[str], broken: Sequence[RuleRow]) -> LineChange | None:
-        """The smallest change of all these variables, the others as they are written, that makes every rule hold."""
+        """The smallest change of these variables that satisfies all rules, with the others as written."""
         values = {
             path: value for path in self.variables if path not in paths and (value := self._value(path)) is not None
         }
@@ -233,7 +236,7 @@ class RuleProblem:
         return best if best.values else None
 
     def _values(self, path: str, view: Mapping[str, Value]) -> Sequence[Value]:
-        """What a variable of a change may become; one that follows from others has one value, or none."""
+        """The values to try for a variable of a change; a derived variable has at most one."""
         if path == DATA and self._follows(path):
             pipeline, tensor, context, nodes, devices = (int(view[each]) for each in WORLD)
             ranks = pipeline * tensor * context
@@ -250,7 +253,7 @@ class RuleProblem:
     # ------------------------------------------------------------ both
 
     def holds(self, row: RuleRow) -> bool:
-        """Whether a rule finds nothing, or only what belongs to another conflict."""
+        """Whether a rule has no findings except those of other conflicts."""
         if row.rule is state_fits:
             self.tried += MEMORY_WEIGHT
         return all((finding.code, finding.at) in self.others for finding in row.rule(self.sheet.spec))
@@ -268,7 +271,7 @@ class RuleProblem:
             raise TooManyError
 
     def _due(self, order: Sequence[str], rows: Sequence[RuleRow]) -> list[list[RuleRow]]:
-        """The rules, by the variable that is the last of theirs in the order: once it is set, they can be evaluated."""
+        """The rules to check after each variable in the order is set: those whose last variable it is."""
         due: list[list[RuleRow]] = [[] for _ in order]
         places = {path: index for index, path in enumerate(order)}
         for row in rows:

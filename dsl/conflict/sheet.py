@@ -1,4 +1,4 @@
-"""The numbers that the joint rules read, as variables: where each is written, and a spec they can be changed in."""
+"""The numbers that the joint rules read, as variables with positions, and a spec in which they can be changed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PLAIN = checked_paths(
     "schedule.chunks", "sm.communication", "train.micro_batch", "train.sequence",
     "train.batch.start", "train.batch.end", "model.vocab",
 )  # fmt: skip
-MODEL, PRECISION = checked_paths("model", "precision")  # named as a whole, by one line of the run
+MODEL, PRECISION = checked_paths("model", "precision")  # each set as a whole, by one line of the run
 WORLD = checked_paths(
     "parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices"
 )
-SPLIT = checked_paths("parallel.tensor", "parallel.context")  # degrees that divide what a data rank has
+SPLIT = checked_paths("parallel.tensor", "parallel.context")  # degrees that split the data of a data rank
 DATA, PIPELINE, SCHEDULE, CHUNKS = checked_paths(
     "parallel.data", "parallel.pipeline", "schedule.name", "schedule.chunks"
 )
@@ -34,7 +34,8 @@ TRAINED_VOCAB = checked_path("data.tokenizer.vocab")
 ROUTED = tuple(checked_key(Moe, name) for name in ("experts", "groups", "top_groups", "top_k"))
 HEADS = tuple(checked_key(Gqa, name) for name in ("heads", "kv_heads"))
 LAST = checked_key(LayerRange, "last")
-VARIABLES = frozenset({*PLAIN, MODEL, PRECISION, TRAINED_VOCAB, *ROUTED, *HEADS, LAST})  # of layers the last part
+# variables of layers by their last part
+VARIABLES = frozenset({*PLAIN, MODEL, PRECISION, TRAINED_VOCAB, *ROUTED, *HEADS, LAST})
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 
 
@@ -43,29 +44,29 @@ class Variable:
     """A number or word of a spec."""
 
     path: str
-    value: Value | None  # None: what would say it contradicts itself
+    value: Value | None  # None: unknown, as the values it follows from contradict each other
     span: Span | None = None  # where the user wrote it; None: a default, or auto
-    constant: bool = True  # whether what is written says the same whatever other lines say
-    given: bool = False  # whether it is what it is, whichever lines hold
+    constant: bool = True  # whether its expression does not depend on other lines
+    is_fixed: bool = False  # whether it has this value in every search
 
 
 class SheetValues(Protocol):
     """Values of variables."""
 
     def one(self, path: str) -> int:
-        """A number; 1 where it is not known."""
+        """A number; 1 if unknown."""
         ...
 
 
 def split(view: SheetValues) -> int:
-    """The ranks that divide what a data rank has."""
+    """The ranks that split the data of a data rank: tensor · context."""
     return view.one(SPLIT[0]) * view.one(SPLIT[1])
 
 
 class SpecSheet:
-    """A private copy of a spec whose values are overwritten in place: the rules read it as any spec, at no cost.
+    """A private copy of a spec whose values are overwritten in place; rules read it like any spec.
 
-    The nodes are frozen to everyone else; building new ones for each value tried takes a hundred times as long.
+    Nodes are frozen for all other code; building new ones for each value tried would take a hundred times as long.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -86,7 +87,7 @@ class SpecSheet:
 
 
 def checked(names: Names) -> Names:
-    """A table by variables. Raises LookupError where it names something else."""
+    """Return a table of variables. Raises LookupError if a name is no variable."""
     unknown = {*names} - VARIABLES
     if unknown:
         raise LookupError(f"no variables: {', '.join(sorted(unknown))}")
@@ -94,7 +95,7 @@ def checked(names: Names) -> Names:
 
 
 def as_one_kind(spec: Spec) -> Spec:
-    """The spec with all devices on one node. Joint rules that are not about one kind of node read only their number."""
+    """The spec with all devices on one node. Joint rules that are not about a kind of device read only their number."""
     cluster = spec.cluster
     node = cluster.node.model_copy(update={"devices": cluster.world})
     return spec.model_copy(update={"cluster": cluster.model_copy(update={"nodes": 1, "node": node, "more": None})})
@@ -103,7 +104,7 @@ def as_one_kind(spec: Spec) -> Spec:
 def variables(
     spec: Spec, origins: Mapping[str, Span], failed: Collection[str], constants: Collection[str]
 ) -> dict[str, Variable]:
-    """Variables that the spec has, by path. `constants`: names whose value is the same everywhere (`let`)."""
+    """The variables of a spec, by path. `constants`: names that do not depend on other lines (`let`)."""
     found = {}
     for path in (*PLAIN, *_of_model(spec), *_of_data(spec)):
         value = value_at(spec, path)
@@ -121,7 +122,7 @@ def variables(
 
 
 def value_at(spec: Spec, path: str) -> Any:
-    """What a spec, which may lack values, has at a path; None where it has nothing."""
+    """The value at a path of a spec that may be incomplete; None if there is none."""
     node: Any = spec
     for part in path.split("."):
         values = vars(node) if isinstance(node, Node) else {}
@@ -130,14 +131,14 @@ def value_at(spec: Spec, path: str) -> Any:
 
 
 def expert_widths(spec: Spec) -> list[int]:
-    """The inner widths of the routed experts of a spec, which may lack values."""
+    """The inner widths of the routed experts of a spec that may be incomplete."""
     experts = (vars(span).get("ffn") for span in value_at(spec, "model.layers") or ())
     widths = (vars(each).get("inner") for each in experts if isinstance(each, Moe))
     return [each for each in widths if isinstance(each, int)]
 
 
 def _bare(text: str) -> str:
-    """An expression without its calls' names and without the letters that touch a number."""
+    """An expression without function names and without units of numbers."""
     return re.sub(r"[0-9][0-9A-Za-z_.]*|[A-Za-z_]+\(", " ", text)
 
 
@@ -146,7 +147,7 @@ def _of_model(spec: Spec) -> Iterator[str]:
     for index, span in enumerate(layers):
         if isinstance(vars(span).get("ffn"), Moe):
             yield from (checked_path(f"model.layers.{index}.ffn.{name}") for name in ROUTED)
-    if layers and all(span.by == 1 for span in layers):  # else several ranges end together
+    if layers and all(span.by == 1 for span in layers):  # otherwise several ranges share the last layer
         yield checked_path(f"model.layers.{len(layers) - 1}.{LAST}")
     if isinstance(value_at(spec, "model.attention"), Gqa):
         yield from (checked_path(f"model.attention.{name}") for name in HEADS)
@@ -158,7 +159,7 @@ def _of_data(spec: Spec) -> Iterator[str]:
 
 
 def _written(path: str, origins: Mapping[str, Span]) -> Span | None:
-    """Where a value is written, if it is."""
+    """The position of a value, if it is written."""
     parent, _, name = path.rpartition(".")
     if parent == "train.batch":
         return origins.get(f"{parent}.{'from' if name == 'start' else 'to'}", origins.get(parent))
@@ -171,7 +172,7 @@ def _written(path: str, origins: Mapping[str, Span]) -> Span | None:
 
 
 def text_of(variable: Variable, value: Value, spec: Spec) -> str:
-    """How a value is written in the place of the old one."""
+    """The text of a value that replaces the old one."""
     if variable.path == "data.tokenizer.vocab":
         return f"train({value})"
     if variable.path.endswith(".last"):
@@ -190,13 +191,14 @@ def text_of(variable: Variable, value: Value, spec: Spec) -> str:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """Ascending. The numbers of a spec are at most 10⁸, so at most 10⁴ are tried; of larger ones, those up to 10⁴."""
+    """Divisors, ascending. Numbers of a spec are at most 10⁸, so candidates up to 10⁴ find all; larger numbers may have
+    more."""
     small = [each for each in range(1, min(isqrt(number), 10_000) + 1) if number % each == 0]
     return tuple(sorted({*small, *(number // each for each in small)}))
 
 
 def lcm(*numbers: int) -> int:
-    """The least common multiple; 1 of none."""
+    """The least common multiple; 1 for no numbers."""
     result = 1
     for each in numbers:
         result = result * each // gcd(result, each)
@@ -204,11 +206,11 @@ def lcm(*numbers: int) -> int:
 
 
 def common(*numbers: int) -> int:
-    """The greatest common divisor; 0 of none."""
+    """The greatest common divisor; 0 for no numbers."""
     return gcd(*numbers)
 
 
 def around(value: int, unit: int) -> tuple[int, ...]:
-    """The multiples of `unit` next to `value`: the largest up to it, and the smallest from it on."""
+    """The positive multiples of `unit` next to `value`: the largest at or below it, and the smallest at or above it."""
     below = value // unit * unit
     return tuple(each for each in dict.fromkeys((below, -(-value // unit) * unit)) if each > 0)

@@ -1,14 +1,14 @@
-"""Values that ask least of the others: enough of them to decide whether some lines can hold together.
+"""Values of free variables that restrict the others least: enough to decide whether some lines are consistent.
 
-`weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
-the lines that are fixed can hold together at all, they can with one of these values, because
+`weakest(path, view)` returns values for a free variable after those before it in ORDER are chosen. If the fixed lines
+are consistent, one of these values satisfies all rules, because
 
-- a free schedule is the plain one, which asks nothing; chunks are 2, expert_tensor 1; there are 1,000 layers where they
-  are free; tensor and context are 1 where another degree of the world is free;
-- the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
-  stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
-- a batch that is free is the smallest one that fits, and does not grow;
-- experts that are free are as many as possible, groups are as few as those kept.
+- a free schedule is the plain one, which has no requirements; free chunks are 2, expert_tensor is 1, and there are
+  1,000 layers; tensor and context are 1 if another degree of the world is free;
+- smaller degrees divide more: a free degree is the smallest that fits the fixed values. If memory is at stake, larger
+  degrees help: then every value that fits is tried, or the largest and the smallest;
+- a free batch is the smallest one that fits, and does not grow;
+- free experts are as many as possible, and groups as few as `top_groups`.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ ORDER = checked((
     "model.vocab", "data.tokenizer.vocab", "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
 ))  # fmt: skip
 MAX_EXPERTS, MAX_BATCH, MAX_NODES, MAX_DEVICES, MAX_MEMORY = 65536, 100_000_000, 1_000_000, 65536, 2**60
-MOST_NEEDED = max(facts.fewest for facts in FACTS.values())  # micro-batches for each rank, whatever the schedule
+MOST_NEEDED = max(facts.fewest for facts in FACTS.values())  # micro-batches per rank, for any schedule
 SIZES = ("train.batch.start", "train.batch.end")
 
 
 def place(path: str) -> int:
-    """Where a variable stands in ORDER; those of layers and heads by their last part."""
+    """The index of a variable in ORDER; variables of layers and heads are listed by their last part."""
     return ORDER.index(path if path in ORDER else path.rpartition(".")[2])
 
 
 @dataclass
 class ChoiceView:
-    """What is known while values are chosen."""
+    """The values known so far while values are chosen."""
 
     variables: Mapping[str, Variable]
-    fixed: Mapping[str, Value]  # by the lines that are held
+    fixed: Mapping[str, Value]  # values of the fixed lines
     chosen: dict[str, Value]
     memory: bool  # whether memory is at stake
 
     def get(self, path: str) -> int:
-        """A number that is chosen or fixed; 0 where it is neither."""
+        """A number that is chosen or fixed; 0 if it is neither."""
         value = self.chosen.get(path, self.fixed.get(path, 0))
         assert isinstance(value, int)
         return value
 
     def one(self, path: str) -> int:
-        """The number at `path`, to divide by; 1 where it is neither chosen nor fixed, or not in the spec."""
+        """The number at `path` as a divisor; 1 if it is neither chosen nor fixed, or not in the spec."""
         return self.get(path) or 1
 
     def all(self, suffix: str) -> list[int]:
-        """The fixed numbers of all layers."""
+        """The fixed numbers of all layers, by the end of their paths."""
         return [value for path, value in self.fixed.items() if path.endswith(suffix) and isinstance(value, int)]
 
     @property
     def even(self) -> int:
-        """The number that the schedule wants to divide ranks and micro-batches."""
+        """The number that ranks and micro-batches must be a multiple of for the schedule."""
         return facts_of(self.chosen.get("schedule.name")).multiple
 
     @property
     def fewest(self) -> int:
-        """Micro-batches that the schedule wants for each pipeline rank."""
+        """Micro-batches that the schedule needs per pipeline rank."""
         return facts_of(self.chosen.get("schedule.name")).fewest
 
 
@@ -126,7 +126,8 @@ def _expert(view: ChoiceView) -> Iterable[int]:
 
 
 def _split(path: str, view: ChoiceView) -> Iterable[int]:
-    """What fixed degrees leave of a fixed world, if it is written; a degree that is free can be that instead."""
+    """Values for tensor or context: if the user wrote it, the quotient of a fixed world and fixed degrees; otherwise 1,
+    as another free degree can take that value."""
     fixed = [view.fixed.get(each, 0) for each in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
     pipeline, data, nodes, devices = (each for each in fixed if isinstance(each, int))
     (other,) = {*SPLIT} - {path}
@@ -148,7 +149,7 @@ def _pipeline(view: ChoiceView) -> Iterable[int]:
         return [each for each in range(even, most, even) if world % (each * split(view)) == 0]
     if view.memory:
         return range(even, most, even)
-    # With P also gcd(P, nodes) will do, as the rest of `nodes` then divides data: so divisors of what is fixed.
+    # If P works, so does gcd(P, nodes), as the rest of `nodes` then divides data: divisors of fixed values are enough.
     return sorted({lcm(even, each) for each in divisors(nodes or devices or 1)})
 
 
@@ -180,12 +181,12 @@ def _rest_of_world(path: str, view: ChoiceView) -> Iterable[int]:
     devices = view.get("cluster.node.devices")
     if devices:
         return (world // devices,) if world % devices == 0 else ()
-    choices = (view.one(DATA), *divisors(world))  # a node for each data rank, of a whole pipeline, does mostly
+    choices = (view.one(DATA), *divisors(world))  # one node per data rank, with a whole pipeline, mostly works
     return [each for each in choices if each <= MAX_NODES and world // each <= MAX_DEVICES][:1]
 
 
 def _batch(path: str, view: ChoiceView) -> int:
-    if path == "train.batch.start":  # `to` comes first; as large as that, the batch has one size
+    if path == "train.batch.start":  # `to` is chosen first; with the same value, the batch has one size
         return view.get("train.batch.end")
     one = view.one(DATA) * view.one("train.micro_batch")
     unit, least = one * view.even, one * max(1, view.fewest * view.one(PIPELINE))
@@ -214,7 +215,7 @@ def _of_layer(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
 
 
 def _tied(path: str, view: ChoiceView) -> list[str]:
-    """The layers whose experts are written in the same place."""
+    """The layers whose experts are set by the same line."""
     span = view.variables[path].span
     same = [each for each, one in view.variables.items() if each.endswith(".experts") and one.span == span]
     return [each.rpartition(".")[0] for each in (same if span is not None else [path])]

@@ -1,6 +1,6 @@
-"""The accelerators whose peaks need not be written: a `device` of such a name has those of the maker's data sheet.
+"""Accelerators with known peaks, from the vendors' data sheets, for a `device` of the same name.
 
-Peaks are dense: data sheets since Hopper print products with sparsity, which is twice as much. SXM modules.
+Peaks are for SXM modules and dense products; data sheets since Hopper print the rate with sparsity, twice as high.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FIELDS = ("sms", "hbm", "bf16", "fp8", "fp4")
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks of a device: streaming multiprocessors, byte/s, FLOP/s. `source`: the data sheet that they are from."""
+    """Peaks of a device: streaming multiprocessors, byte/s, FLOP/s. `source`: their data sheet."""
 
     source: str
     sms: int
     hbm: float
     bf16: float
-    fp8: float | None = None  # None: it does not multiply in it
+    fp8: float | None = None  # None: the device has no such products
     fp4: float | None = None
 
 
@@ -38,37 +38,37 @@ PEAKS: Mapping[str, Peaks] = {
 
 
 def peaks_of(name: str) -> Peaks | None:
-    """The peaks of a device by its name, in capitals or not; None where they are not known."""
+    """The peaks of a device by its name, whatever its case; None if unknown."""
     return PEAKS.get(name.lower())
 
 
-# --- How expert groups lie on the nodes of a cluster, and how many of these the experts of a token reach
+# --- Nodes of an expert group, and nodes that the experts of a token reach
 #
-# World ranks are laid on devices in their order, so an expert group is a run of devices.
+# World ranks are assigned to devices in order, so an expert group is a contiguous run of devices.
 
 
 def group_nodes(devices: int, expert: int) -> int | None:
-    """Nodes of so many devices that each expert group lies on: one, or several that it fills. None where groups begin
-    or end inside of a node that they do not lie in whole."""
+    """Nodes of `devices` devices that an expert group of `expert` ranks spans: one, or several that it fills. None if
+    some group covers only parts of several nodes."""
     if devices % expert == 0:
         return 1
     return expert // devices if expert % devices == 0 else None
 
 
 def most_group_nodes(sizes: Iterable[int], expert: int) -> int | None:
-    """`group_nodes` of the nodes on which a group lies on most, of nodes of several sizes; None where any has none."""
+    """The largest `group_nodes` over nodes of several sizes; None if it is None for any of them."""
     found = [group_nodes(devices, expert) for devices in sizes]
     return None if None in found else max(each for each in found if each is not None)
 
 
 def groups_fall(groups: int, nodes: int) -> bool:
-    """Whether each of the nodes has whole groups of experts, or each group has whole nodes."""
+    """Whether each node holds whole groups of experts, or each group fills whole nodes."""
     return groups % nodes == 0 or nodes % groups == 0
 
 
 @cache
 def reached(groups: int, top_groups: int, nodes: int) -> int:
-    """The most nodes that the experts of a token lie on, if they are in `top_groups` of `groups` equal groups, and the
-    experts lie on the nodes by their number."""
+    """The most nodes that hold the experts of a token, if they are in `top_groups` of `groups` equal groups and experts
+    are placed on nodes in order of their numbers."""
     touched = sorted(-(-(g + 1) * nodes // groups) - g * nodes // groups for g in range(groups))
     return min(nodes, sum(touched[-top_groups:]))

@@ -1,8 +1,8 @@
-"""Formats of tensors whose tiles have scales: which keys of a precision name each, and what its tensors take.
+"""Low-precision tensor formats with tiles that share a scale: the keys of a precision that select each, and its sizes.
 
-A row here is a row of `runtime.ops.formats` too, which has the arithmetic; FP8 in 1×128 tiles, DeepSeek-V3's, has ops
-and kernels of its own. The sources are OCP MX 1.0 and arXiv 2506.08027 (MXFP8), arXiv 2509.25149 (NVFP4), arXiv
-2412.19437 (FP8 blocks and E5M6).
+`runtime.ops.formats` has the arithmetic of each row; FP8 in 1×128 tiles, as in DeepSeek-V3, has its own ops and
+kernels. Sources: OCP MX 1.0 and arXiv 2506.08027 (MXFP8), arXiv 2509.25149 (NVFP4), arXiv 2412.19437 (FP8 blocks and
+E5M6).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Literal
 Dtype = Literal["fp64", "fp32", "bf16", "e4m3", "e2m1", "e5m6"]
 Scale = Literal["fp32", "e8m0", "e4m3"]
 
-BITS: dict[Dtype, int] = {"e4m3": 8, "e2m1": 4, "e5m6": 12}  # of an element, where tiles have scales
+BITS: dict[Dtype, int] = {"e4m3": 8, "e2m1": 4, "e5m6": 12}  # of an element in a tile
 SCALE_BYTES: dict[Scale, int] = {"fp32": 4, "e8m0": 1, "e4m3": 1}
 
 
 @dataclass(frozen=True)
 class FormatFacts:
-    """A row. `name` is the end of the names of its ops; tiles are rows × columns."""
+    """A format. `name` is the suffix of its ops' names; tiles are (rows, columns)."""
 
     name: str
     element: Dtype
@@ -30,7 +30,7 @@ class FormatFacts:
 
     @property
     def keys(self) -> tuple[Dtype, tuple[int, int], tuple[int, int], Scale, bool]:
-        """What the keys of a precision say of it: linear, activation_tile, weight_tile, scale, tensor_scale."""
+        """The precision keys that select it: linear, activation_tile, weight_tile, scale, tensor_scale."""
         return self.element, self.tile, self.weight_tile, self.scale, self.tensor_scale
 
 

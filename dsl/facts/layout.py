@@ -1,8 +1,8 @@
-"""Which layers are on which stage, in the words of Megatron: `--pipeline-model-parallel-layout "Et*3|(tt|)*29|tmL"`.
+"""Layers per stage in Megatron's layout syntax: `--pipeline-model-parallel-layout "Et*3|(tt|)*29|tmL"`.
 
-E is the embedding, t a layer, m an MTP block, L the head with its loss, `|` the end of a stage; `x*3` and `(…)*3`
-repeat, commas and blanks mean nothing. Stages are in the order of the model (Megatron-Core, Custom Pipeline Model
-Parallel Layout).
+E is the embedding, t a layer, m an MTP block, L the head with its loss, `|` ends a stage; `x*3` and `(…)*3` repeat;
+commas and blanks are ignored. Stages are in the order of the model (Megatron-Core, Custom Pipeline Model Parallel
+Layout).
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import itertools
 import re
 from collections.abc import Sequence
 
-MAX_LENGTH = 10_000  # letters and bars of a layout, repeated ones too
+MAX_LENGTH = 10_000  # letters and bars of a layout, after expanding repeats
 MAX_DEPTH = 16
 _COUNT = re.compile(r"\*(\d{1,5})")
 
 
 class LayoutError(ValueError):
-    """A layout that cannot be read, or that the model does not fit; the message says what to change."""
+    """A layout cannot be read, or does not fit the model. The message says what to change."""
 
 
 def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, int], ...]:
-    """(begin, end) of the layers of each stage. The embedding is before the first, MTP and the head after the last.
+    """Return (begin, end) of the layers of each stage. The first stage also has the embedding, the last MTP and the
+    head.
 
-    `mtp`: MTP blocks of the model. LayoutError where the layout is not of this model.
+    `mtp`: number of MTP blocks. Raises LayoutError if the layout does not fit the model.
     """
     stages = expanded(text).split("|")
     letters = "".join(stages)
@@ -31,9 +32,9 @@ def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, i
     if letters != expected:
         raise LayoutError(_difference(letters, num_layers, mtp))
     if not stages[-1]:
-        raise LayoutError("a layout ends with L, not with `|`")
+        raise LayoutError("a layout must end with L, not with `|`")
     if not stages[-1].endswith(f"{'m' * mtp}L"):
-        raise LayoutError("MTP reads the head: write m and L on the last stage together, as in `…|tmL`")
+        raise LayoutError("MTP reads the head: put m and L on the last stage together, as in `…|tmL`")
     empty = next((index for index, stage in enumerate(stages) if not stage), None)
     if empty is not None:
         raise LayoutError(f"stage {empty} of {len(stages)} is empty: give it a layer")
@@ -44,7 +45,8 @@ def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, i
 
 
 def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
-    """The layout of stages that hold these runs of layers, in its short form; `stages_of_layout` is the inverse."""
+    """Return the layout of stages with these (begin, end) layers, in its short form: the inverse of
+    `stages_of_layout`."""
     stages = ["t" * (end - begin) for begin, end in runs]
     stages[0] = "E" + stages[0]
     stages[-1] += "m" * mtp + "L"
@@ -59,7 +61,7 @@ def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
 
 
 def expanded(text: str) -> str:
-    """The letters and bars of a layout, with everything repeated that is. LayoutError where it cannot be read."""
+    """Return the letters and bars of a layout with repeats expanded. Raises LayoutError if it cannot be read."""
     found, at = _sequence(text, 0, 0)
     if at < len(text):
         raise LayoutError(f"`)` at character {at + 1} closes nothing")
@@ -67,7 +69,7 @@ def expanded(text: str) -> str:
 
 
 def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:
-    """What is read from `at` on, up to an unmatched `)` or the end; and where that is."""
+    """Expand the text from `at` up to an unmatched `)` or the end. Returns the letters and the position after them."""
     if depth > MAX_DEPTH:
         raise LayoutError(f"parentheses are nested more than {MAX_DEPTH} deep")
     parts: list[str] = []
@@ -85,7 +87,7 @@ def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:
         elif letter in "EtmL|":
             item, at = letter, at + 1
         else:
-            raise LayoutError(f"`{letter}` at character {at + 1} is none of E t m L | ( ) *")
+            raise LayoutError(f"`{letter}` at character {at + 1} is not one of E t m L | ( ) *")
         while count := _COUNT.match(text, at):
             item, at = _times(item, int(count[1])), count.end()
         length += len(item)
@@ -108,11 +110,11 @@ def _short(stage: str) -> str:
 
 def _difference(letters: str, num_layers: int, mtp: int) -> str:
     if not letters.startswith("E") or letters.count("E") != 1:
-        return "a layout begins with E, the embedding, once"
+        return "a layout must begin with E, the embedding, and have it once"
     if not letters.endswith("L") or letters.count("L") != 1:
-        return "a layout ends with L, the head, once"
+        return "a layout must end with L, the head, and have it once"
     if letters.count("t") != num_layers:
-        return f"the layout has {letters.count('t')} layers (t), the model {num_layers}"
+        return f"the layout has {letters.count('t')} layers (t), but the model has {num_layers}"
     if letters.count("m") != mtp:
-        return f"the layout has {letters.count('m')} MTP blocks (m), the model {mtp}"
-    return "layers (t) come before MTP blocks (m)"
+        return f"the layout has {letters.count('m')} MTP blocks (m), but the model has {mtp}"
+    return "layers (t) must come before MTP blocks (m)"

@@ -1,6 +1,6 @@
-"""The weights of several sources as whole numbers: of so many samples, how many are of each.
+"""The weights of several sources as whole numbers: the samples of each source in one period.
 
-The order in which sources are drawn repeats after as many samples as these numbers sum to.
+The order in which sources are drawn repeats after a period, whose length is the sum of these numbers.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd, lcm
 
-MAX_PERIOD = 100_000  # samples; a rank finds their order when it starts, in 0.2 s (measured on a core)
+MAX_PERIOD = 100_000  # samples; a rank computes their order at start, in 0.2 s (measured on one core)
 
 
 def whole(weights: Sequence[float]) -> tuple[int, ...]:
-    """The least whole numbers in the proportions of weights, of which some is above 0: (0.7, 0.3) are (7, 3)."""
-    exact = [Fraction(repr(weight)) for weight in weights]  # as they are written, not as binary fractions
+    """Return the smallest whole numbers proportional to weights that are not all 0: (0.7, 0.3) gives (7, 3)."""
+    exact = [Fraction(repr(weight)) for weight in weights]  # as written, not as binary fractions
     unit = lcm(*(each.denominator for each in exact))
     counts = [int(each * unit) for each in exact]
     common = gcd(*counts)

@@ -1,6 +1,6 @@
-"""Units: what a number means, exactly. `80GB` is 80·10⁹ bytes, `79.1GiB` 79.1·2³⁰ bytes, `469B` 469·10⁹.
+"""Units and their exact values: `80GB` is 80·10⁹ bytes, `79.1GiB` 79.1·2³⁰ bytes, `469B` 469·10⁹.
 
-Values are fractions, so that no decimal is rounded before it meets its field: `14.8T` tokens are 14,800,000,000,000.
+Values are fractions, so that no decimal is rounded before it reaches its field: `14.8T` tokens are 14,800,000,000,000.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMES = {
     "h": Fraction(3600),
     "d": Fraction(86400),
 }
-# The units that are words of the language: they may follow a number after a space.
+# Units that are words of the language: they may follow a number after a space.
 WORDS = {"tokens": "token", "token": "token", "steps": "step", "step": "step", "bytes": "byte", "byte": "byte"}
 BIT_IN_BYTES = Fraction(1, 8)
 
@@ -41,21 +41,21 @@ class Quantity:
 
 
 def split(text: str) -> tuple[Fraction, str]:
-    """The number and the letters that touch it: `79.1GiB` → (79.1, "GiB")."""
+    """Split a number from its suffix: `79.1GiB` → (79.1, "GiB")."""
     match = NUMBER.fullmatch(text)
     assert match is not None, text
     return Fraction(match["mantissa"].replace("_", "")), match["suffix"]
 
 
 def quantity(text: str) -> Quantity | None:
-    """The quantity that a number with its suffix says, or None if there is no such unit."""
+    """The quantity of a number with its suffix; None if there is no such unit."""
     number, suffix = split(text)
     scale = unit(suffix)
     return None if scale is None else Quantity(number * scale.value, scale.dimension)
 
 
 def unit(suffix: str) -> Quantity | None:
-    """One of a unit: `unit("GB/s")` is 10⁹ byte/s. None if there is no such unit."""
+    """The quantity of one unit: `unit("GB/s")` is 10⁹ byte/s. None if there is no such unit."""
     if suffix in COUNTS:
         return Quantity(Fraction(COUNTS[suffix]))
     over, _, under = suffix.partition("/")
@@ -65,7 +65,7 @@ def unit(suffix: str) -> Quantity | None:
     if not _:
         return top
     rate = Quantity(top.value / TIMES[under], combine(top.dimension, (("s", 1),), -1))
-    if rate.dimension == (("bit", 1), ("s", -1)):  # networks are sold in bits; a rate is kept in bytes
+    if rate.dimension == (("bit", 1), ("s", -1)):  # networks are specified in bits; rates are stored in bytes
         return Quantity(rate.value * BIT_IN_BYTES, (("byte", 1), ("s", -1)))
     return rate
 
@@ -105,7 +105,7 @@ def combine(left: Dimension, right: Dimension, sign: int = 1) -> Dimension:
 
 
 def spoken(dimension: Dimension) -> str:
-    """A dimension in the user's words."""
+    """A dimension in words, for messages."""
     words = {"byte": "bytes", "bit": "bits", "s": "seconds", "token": "tokens", "step": "steps"}
     if dimension == PLAIN:
         return "a plain number"
@@ -138,14 +138,14 @@ SUFFIXES = {
 
 
 def bound(limit: int | float, name: str) -> str:
-    """A limit of a value of unit `name`, as it may be written: `1 byte`, `0bytes/s`."""
+    """A limit in unit `name`, as it may be written: `1 byte`, `0bytes/s`."""
     if limit in (0, 1):
         return f"{limit:g} byte" if name == "byte" else f"{limit:g}{SUFFIXES[name][-1][0]}"
     return write(limit, name)
 
 
 def exactly(value: Fraction) -> str:
-    """A number as it is written: `9`, `8.5`, or where there is no such decimal `25 / 3`."""
+    """A number as written in a spec: `9`, `8.5`, or `25 / 3` if there is no exact decimal."""
     rest = value.denominator
     for factor in (2, 5):
         while rest % factor == 0:
@@ -164,9 +164,9 @@ def plain(value: Fraction) -> str:
 
 
 def write(value: int | float, name: str) -> str:
-    """The shortest way to write a value of unit `name` that reads back as the very same value.
+    """The shortest text of a value in unit `name` that reads back as the same value.
 
-    Bytes are whole: `79.1GiB` is read as 84,932,977,459 bytes, so it may be written for them.
+    Bytes are whole numbers: `79.1GiB` is read as 84,932,977,459 bytes, so it is a valid text for them.
     """
     exact = Fraction(value)
     candidates = []

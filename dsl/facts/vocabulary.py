@@ -1,6 +1,6 @@
-"""What other training systems call the keys and words of the language, for hints and `dsc explain`.
+"""Names that other training systems use for the keys and words of the language, for hints and `dsc explain`.
 
-No spec may use these names: one thing has one name. A word is looked up as it is written, without regard to case.
+Specs cannot use these names: each thing has one name. Look-ups ignore case.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dsl.facts.schedules import FACTS
 from dsl.messages.diagnostics import listed
 
-# --- Keys of other training systems whose values are taken here as they are, in lower case
+# --- Keys of other systems whose values are the same here, in lower case
 
-# A key of others → the path of the key that takes the same value here, without kinds of blocks.
+# Key of another system → paths of the keys here that take the same value, without kinds of blocks.
 KEYS: dict[str, tuple[str, ...]] = {
     # adapters
     **dict.fromkeys(("r", "lora_r", "lora_rank"), ("adapter.rank",)),
@@ -279,17 +279,17 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-# --- Keys of other training systems that are written in another way here, and words of theirs, in lower case
+# --- Keys and words of other systems that are written differently here, in lower case
 
 
 @dataclass(frozen=True)
 class Other:
-    """What says the same in another form, at a path. `{}` is the value that was given."""
+    """How to express a key or word of another system here, at a path. `{}` in the hint stands for the given value."""
 
     path: str
     hint: str
-    topic: str = ""  # what `dsc explain` tells about it, where that is not the path
-    is_derived: bool = False  # nobody writes it: the hint says what it follows from, wherever it stands
+    topic: str = ""  # topic that `dsc explain` shows, if it is not the path
+    is_derived: bool = False  # no key sets it: the hint names the keys it follows from, in any block
 
 
 WARMUP = "write it as a phase of `rate`: `warmup {} steps to 1e-4`"
@@ -297,19 +297,19 @@ PHASES = "write the phases of `rate`: `warmup 100 steps to 1e-4`, `cosine to 0`"
 REWARDS = 'write a reward for each: `rewards { correct { check = exact }, own { check = python, file = "reward.py" } }`'
 ACCUMULATED = Other(
     "train.batch",
-    "it follows from the others: each data rank accumulates batch / (data · micro_batch) micro-batches a step",
+    "it follows from other keys: each data rank accumulates batch / (data · micro_batch) micro-batches per step",
     is_derived=True,
 )
-EPOCHS = Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not of epochs")
+EPOCHS = Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not epochs")
 RATE = "write `rate { constant at {} }`, or phases: `warmup 100 steps to {}`, `cosine to 0`"
 RANGES = "write a block for each range of layers, counted from 0, as in `layers 0..3 { ffn dense { inner = 512 } }`"
 SCALING = "write `scaling linear { … }`, `scaling llama3 { … }` or `scaling yarn { … }` in `rope`"
-BIASES = "write `bias = true` in `ffn`; what balances experts is `bias_rate`"
-PARTIAL = "write `width = columns` in `rope`: how many columns of each head are rotated"
-# A key of others whose value is written in another way here.
+BIASES = "write `bias = true` in `ffn`; `bias_rate` is for balancing the experts"
+PARTIAL = "write `width = columns` in `rope`: the number of columns of each head that are rotated"
+# Keys of other systems whose value is written differently here.
 OTHERS: dict[str, Other] = {
     **dict.fromkeys(("lr", "learning_rate", "max_lr", "peak_lr"), Other("train.rate", RATE)),
-    "min_lr": Other("train.rate", "write it as the goal of a phase of `rate`: `cosine to {}`"),
+    "min_lr": Other("train.rate", "write it as the end of a phase of `rate`: `cosine to {}`"),
     **dict.fromkeys(
         ("warmup_steps", "warmup", "num_warmup_steps", "lr_warmup_steps", "lr_warmup_iters"),
         Other("train.rate", WARMUP),
@@ -325,7 +325,7 @@ OTHERS: dict[str, Other] = {
     **dict.fromkeys(("grad_accum", "accumulate_grad_batches", "num_microbatches", "num_micro_batches"), ACCUMULATED),
     **dict.fromkeys(
         ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "document_mask", "document_masking"),
-        Other("data.documents", "write `documents = masked`; of conversations, `pack = true` in `chat` does it"),
+        Other("data.documents", "write `documents = masked`; for conversations, write `pack = true` in `chat`"),
     ),
     "truncation": Other("data.chat.long", "write `long = cut`"),
     "truncation_mode": Other("data.chat.long", "write `long = cut`, which keeps the first tokens of a row"),
@@ -337,7 +337,7 @@ OTHERS: dict[str, Other] = {
     "distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
     **dict.fromkeys(
         ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
-        Other("parallel.zero", "write `zero = 3`: data ranks then divide weights, gradients and optimizer states"),
+        Other("parallel.zero", "write `zero = 3`: data ranks then shard weights, gradients and optimizer states"),
     ),
     "recompute_method": Other(
         "recompute_layers",
@@ -347,13 +347,13 @@ OTHERS: dict[str, Other] = {
         ("recompute_granularity", "activation_checkpoint", "selective_ac_option"),
         Other("recompute", "write `recompute = [layer]` for whole layers, `recompute = [rmsnorm, swiglu]` for ops"),
     ),
-    "overlap_grad_reduce": Other("parallel.overlap_reduce", "write `overlap_reduce = true`, as without it"),
+    "overlap_grad_reduce": Other("parallel.overlap_reduce", "write `overlap_reduce = true`, which is the default"),
     "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),
-    "world_size": Other("cluster.nodes", "it follows from the others: nodes · devices of a node", is_derived=True),
+    "world_size": Other("cluster.nodes", "it follows from other keys: nodes · devices per node", is_derived=True),
     "num_layers": Other("model.layers", RANGES),
     **dict.fromkeys(
         ("qkv_bias", "add_qkv_bias", "attention_bias", "attn_bias", "use_bias"),
-        Other("model.attention.bias", "write `bias = qkv`, or `bias = all` if what attention returns has one too"),
+        Other("model.attention.bias", "write `bias = qkv`, or `bias = all` if the output projection has one too"),
     ),
     "mlp_bias": Other("model.layers.ffn.bias", BIASES),
     "add_bias_linear": Other("model.layers.ffn.bias", BIASES),
@@ -373,33 +373,33 @@ OTHERS: dict[str, Other] = {
     "moe": Other("model.layers.ffn", "write `ffn moe { … }` in a range of layers", "model.layers.ffn.moe"),
     "mlp": Other("model.layers.ffn", "write `ffn dense { … }` in a range of layers", "model.layers.ffn.dense"),
 }
-# Keys of others for what the language has not → what it has, or does, instead.
+# Keys of other systems for features that do not exist here → the behaviour here.
 ABSENT: dict[str, str] = {
     word: f"there is no such key: {instead}"
     for instead, words in {
-        "a window slides with the token, and chunks have no borders": ("attention_chunk_size",),
-        "nothing is dropped out": (
+        "a window slides with the token, without chunk borders": ("attention_chunk_size",),
+        "training runs without dropout": (
             "dropout", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout", "embedding_dropout",
             "resid_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "lora_dropout",
         ),
-        "queries, keys and values are not cut off": ("clip_qkv",),
-        "norms are RMSNorms": ("norm_type", "layernorm"),
-        "experts take every row that is sent to them, and drop none": (
+        "queries, keys and values are not clipped": ("clip_qkv",),
+        "all norms are RMSNorms": ("norm_type", "layernorm"),
+        "experts process all tokens sent to them and drop none": (
             "capacity_factor", "moe_expert_capacity_factor", "expert_capacity", "drop_tokens", "token_drop_policy",
         ),
-        "the loss is on what the assistant says and on completions, and on nothing else": (
+        "the loss is only on the assistant's text and on completions": (
             "assistant_only_loss", "completion_only_loss", "train_on_prompt", "train_on_inputs", "mask_prompt",
             "train_on_completions_only",
         ),
-        "`pack = true` packs by best fit, the longest row first, and leaves padding at the ends of sequences": (
+        "`pack = true` packs by best fit, longest row first, with padding at the ends of sequences": (
             "packing_strategy", "padding_free", "pad_to_multiple_of",
         ),
-        "rows that are held out are packed as those that are trained on": ("eval_packing", "eval_sample_packing"),
-        "nothing needs a scale of the loss in bf16, fp32 or fp64": ("loss_scale", "initial_loss_scale"),
+        "held-out rows are packed like training rows": ("eval_packing", "eval_sample_packing"),
+        "bf16, fp32 and fp64 need no loss scaling": ("loss_scale", "initial_loss_scale"),
     }.items()
     for word in words
 }  # fmt: skip
-# A word of others for what a block or a value is → where it stands, and what to write. None of them is a misspelling.
+# Words of other systems for a kind of block or a value → their path, and the hint. They are not misspellings.
 WORDS: dict[str, Other] = {
     "mha": Other("model.attention", "write `attention gqa { … }` with `kv_heads = heads`", "model.attention.gqa"),
     "mqa": Other("model.attention", "write `attention gqa { … }` with `kv_heads = 1`", "model.attention.gqa"),
@@ -409,17 +409,17 @@ WORDS: dict[str, Other] = {
     "gdn": Other("model.attention", "write `attention deltanet { … }` with `gate = head`", "model.attention.deltanet"),
     "adam": Other(
         "train.optimizer",
-        "write `optimizer adamw { … }`, which decays weights apart from the gradient",
+        "write `optimizer adamw { … }`, which decays weights decoupled from the gradient",
         "train.optimizer.adamw",
     ),
     "sgd": Other("train.optimizer", "write `optimizer adamw { … }`, or `muon`", "train.optimizer.adamw"),
     "mlp": Other("model.layers.ffn", "write `ffn dense { … }`", "model.layers.ffn.dense"),
     "swiglu": Other("model.layers.ffn", "write `ffn dense { … }`, which is a SwiGLU", "model.layers.ffn.dense"),
-    "fp16": Other("precision", "write `bf16`: fp16 needs a scale of the loss, which nothing here has", "bf16"),
-    "float16": Other("precision", "write `bf16`: fp16 needs a scale of the loss, which nothing here has", "bf16"),
-    "half": Other("precision", "write `bf16`: fp16 needs a scale of the loss, which nothing here has", "bf16"),
+    "fp16": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
+    "float16": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
+    "half": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
 }
-# A word that is the same as one of ours.
+# Synonyms of words of the language.
 SAME: dict[str, str] = {
     "float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16", "fp8": "e4m3",
     "float8_e4m3fn": "e4m3", "yes": "true", "on": "true", "no": "false", "off": "false",
@@ -432,39 +432,40 @@ SAME: dict[str, str] = {
 
 
 def places(word: str) -> tuple[str, ...]:
-    """The paths of the keys here that a key of others stands for."""
+    """The paths of the keys here that a key of another system stands for."""
     name = word.lower()
     return KEYS.get(name) or ((OTHERS[name].path,) if name in OTHERS else ())
 
 
 def topics(word: str) -> tuple[str, ...]:
-    """What to explain for a key or word of others."""
+    """The topics of `dsc explain` for a key or word of another system."""
     found = (table.get(word.lower()) for table in (OTHERS, WORDS))
     others = dict.fromkeys(each.topic or each.path for each in found if each is not None)
     return KEYS.get(word.lower()) or tuple(others)
 
 
 def hint_of(word: str) -> str:
-    """What to write for a key or word of others that is said in another way here; "" for the rest."""
+    """The hint for a key or word of another system that is written differently here; "" if there is none."""
     found = OTHERS.get(word.lower()) or WORDS.get(word.lower())
     return found.hint.replace("{}", "…") if found is not None else ABSENT.get(word.lower(), "")
 
 
 def key_in(word: str, block: str) -> str:
-    """The key of the block at a path that takes what a key of others does; "" if there is none."""
+    """The key in the block at path `block` that takes the same value as a key of another system; "" if there is
+    none."""
     paths = (path.rpartition(".") for path in KEYS.get(word.lower(), ()))
     return next((key for parent, _, key in paths if parent == block), "")
 
 
-def said_in(word: str, block: str, value: str) -> str:
-    """What to write in the block at a path for a key of others, with the value it was given; "" if that is unknown."""
+def hint_in(word: str, block: str, value: str) -> str:
+    """The hint for a key of another system, with its value, in the block at path `block`; "" if there is none."""
     other = OTHERS.get(word.lower())
     is_here = other is not None and block == other.path.rpartition(".")[0]
     return other.hint.replace("{}", value) if other is not None and is_here else ""
 
 
-def said_elsewhere(word: str, value: str) -> str:
-    """What to say of a key of others that stands in a block where nothing takes what it says; "" if that is unknown."""
+def hint_elsewhere(word: str, value: str) -> str:
+    """The hint for a key of another system in a block without a matching key; "" if there is none."""
     other = OTHERS.get(word.lower())
     if other is not None:
         hint = other.hint.replace("{}", value)
@@ -474,6 +475,6 @@ def said_elsewhere(word: str, value: str) -> str:
 
 
 def word_at(word: str, path: str) -> str:
-    """What to write for a word of others that stands at a path; "" if that is unknown."""
+    """The hint for a word of another system at a path; "" if there is none."""
     other = WORDS.get(word.lower())
     return other.hint if other is not None and other.path == path else ""

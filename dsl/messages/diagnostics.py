@@ -1,4 +1,4 @@
-"""One kind of message for every mistake in a spec, and the one renderer for it.
+"""The message about a mistake in a spec, and its rendering as text.
 
 error[E0201]: `parallel` has no key `pipelin`
   --> run.dsc:7:5
@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-# --- Text and places in it
+# --- Source text and positions in it
 
-OVERRIDE = "-s"  # the name of a text that comes from the command line
+OVERRIDE = "-s"  # the source name of text from the command line
 
 
 @dataclass(frozen=True)
 class Source:
-    """A text and the name it is called by in messages: a path, or `-s` for what the command line sets."""
+    """A text and its name in messages: a path, or `-s` for an override of the command line."""
 
     name: str
     text: str = field(repr=False)
@@ -40,7 +40,7 @@ class Source:
         return line, offset - self.line_starts[line - 1] + 1
 
     def line(self, number: int) -> str:
-        """Line `number`, from 1, without its end."""
+        """Line `number`, from 1, without its line end."""
         start = self.line_starts[number - 1]
         end = self.line_starts[number] if number < len(self.line_starts) else len(self.text)
         return self.text[start:end].rstrip("\r\n")
@@ -77,16 +77,16 @@ class Span:
 # --- diagnostics
 
 TAB = "    "
-MEANT = re.compile(r"did you mean `([^`]+)`\?")  # a hint that one word is meant
-MAX_WIDTH = 120  # of a quoted line
-MAX_TEXT = 800  # of a line of a message
-MAX_SHOWN = 100  # messages of one rendering
-MAX_LISTED = 24  # names of a hint
+MEANT = re.compile(r"did you mean `([^`]+)`\?")  # a hint that proposes one word
+MAX_WIDTH = 120  # characters of a quoted line
+MAX_TEXT = 800  # characters of a line of a message
+MAX_SHOWN = 100  # messages in one rendering
+MAX_LISTED = 24  # names in a hint
 
 
 @dataclass(frozen=True)
 class Note:
-    """A second place or fact that a mistake depends on; `places` are values it follows from."""
+    """A further position or fact that a mistake depends on. `places`: values that it follows from."""
 
     message: str
     span: Span | None = None
@@ -95,7 +95,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Edit:
-    """Put `text` in the place of a span."""
+    """Replace a span by `text`."""
 
     span: Span
     text: str
@@ -103,10 +103,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Lines that cannot hold together, whatever the others say, and the edits that make them hold, best first.
+    """Lines that contradict each other, whatever the other lines say, and the edits that resolve it, best first.
 
-    `mends`: the code and place of each message that all resolutions take away. `leaves_others`: whether messages about
-    something else stand beside this one, and stay.
+    `mends`: code and position of each message that every resolution removes. `leaves_others`: whether messages about
+    other mistakes remain.
     """
 
     lines: tuple[Span, ...]
@@ -117,22 +117,22 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A mistake: what rule, where, in the user's words and numbers, and the edit that mends it."""
+    """A mistake: the rule, the position, a message in the words and numbers of the spec, and an edit that fixes it."""
 
-    code: str  # of dsl.rules.codes.CODES
+    code: str  # a key of dsl.rules.codes.CODES
     message: str
     span: Span | None = None
     hint: str = ""
     notes: tuple[Note, ...] = ()
     severity: Literal["error", "warning"] = "error"
-    conflict: Conflict | None = None  # on the first of the broken rules that the conflict explains
+    conflict: Conflict | None = None  # only on the first message that the conflict explains
 
     def __str__(self) -> str:
         return render(self)
 
 
 class SpecError(Exception):
-    """A spec that cannot be used, with everything that is wrong with it, in source order."""
+    """A spec cannot be used. `diagnostics` has all its mistakes, in source order."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
@@ -143,7 +143,7 @@ class SpecError(Exception):
 
 
 def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tuple[Diagnostic, ...]:
-    """Each message once, by source (in the given order) and position in it; those without a place first."""
+    """Return each message once, by source (in the given order) and position; those without a position come first."""
     rank = {source: index for index, source in enumerate(dict.fromkeys(sources))}
 
     def key(item: Diagnostic) -> tuple[int, int, int, str]:
@@ -152,14 +152,15 @@ def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tu
         return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
 
     once: dict[object, Diagnostic] = {}
-    for item in diagnostics:  # a mistake that several runs share is reported once, whatever stands beside it in each
+    # a mistake that several runs share is reported once, even if its notes differ between them
+    for item in diagnostics:
         is_one = item.conflict or item.code == "E0201"
         once.setdefault((item.code, item.message, item.span) if is_one else item, item)
     return tuple(sorted(once.values(), key=key))
 
 
 def render_all(diagnostics: tuple[Diagnostic, ...]) -> str:
-    """Every message, a blank line between two, and a count where there are more than one."""
+    """Render all messages, separated by blank lines; those beyond MAX_SHOWN are counted."""
     parts = [render(item) for item in diagnostics[:MAX_SHOWN]]
     if len(diagnostics) > MAX_SHOWN:
         parts.append(f"and {len(diagnostics) - MAX_SHOWN} more")
@@ -167,7 +168,7 @@ def render_all(diagnostics: tuple[Diagnostic, ...]) -> str:
 
 
 def render(item: Diagnostic) -> str:
-    """The message as text, without a final newline and without colour."""
+    """Render a message as text, without a final newline and without colour."""
     spans = [span for span in (item.span, *(note.span for note in item.notes)) if span is not None]
     margin = " " * max([len(str(span.line)) for span in spans], default=0)
     lines = [f"{item.severity}[{item.code}]: {_clipped(item.message)}"]
@@ -186,21 +187,21 @@ def render(item: Diagnostic) -> str:
 
 
 def _conflict(conflict: Conflict, margin: str) -> list[str]:
-    """The lines that contradict each other, and the edits, each with its place."""
+    """The lines that contradict each other, and the edits, each with its position."""
     lines: list[str] = []
     if conflict.lines:
         count = len(conflict.lines)
-        what = (
-            f"these {count} lines cannot hold together" if count > 1 else "this line cannot hold, whatever others say"
+        text = (
+            f"these {count} lines contradict each other" if count > 1 else "this line is wrong, whatever the others say"
         )
-        lines += [f"{margin} = conflict: {what}", *(f"{margin}     {row}" for row in _table(conflict.lines))]
+        lines += [f"{margin} = conflict: {text}", *(f"{margin}     {row}" for row in _table(conflict.lines))]
     if conflict.resolutions:
         edits = [edit for resolution in conflict.resolutions for edit in resolution]
         rows = iter(_table([edit.span for edit in edits], [edit.text for edit in edits]))
-        mended = "this conflict" if conflict.leaves_others else "it"
+        target = "this conflict" if conflict.leaves_others else "it"
         several = len(conflict.resolutions) > 1
-        what = f"any one of these mends {mended}, the smallest change first" if several else f"this mends {mended}"
-        lines.append(f"{margin} = edits: {what}{'; other errors stay' if conflict.leaves_others else ''}")
+        text = f"any one of these fixes {target}, smallest change first" if several else f"this fixes {target}"
+        lines.append(f"{margin} = edits: {text}{'; other errors remain' if conflict.leaves_others else ''}")
         for number, resolution in enumerate(conflict.resolutions, 1):
             marks = [f"{number}. ", *["   "] * (len(resolution) - 1)]
             lines += [f"{margin}     {mark}{next(rows)}" for mark in marks]
@@ -208,22 +209,22 @@ def _conflict(conflict: Conflict, margin: str) -> list[str]:
 
 
 def _table(spans: Sequence[Span], texts: Sequence[str] = ()) -> list[str]:
-    """The place and the text of what gives each value, with `texts` in the place of the values, if there are any."""
+    """Rows with the position and statement of each value, or with the edit to one of `texts` if there are any."""
     width = max(len(visible(str(span))) for span in spans)
     rows = []
     for index, span in enumerate(spans):
-        text = f"write `{giver(span)}{texts[index]}`" if texts else given(span)
+        text = f"write `{before_value(span)}{texts[index]}`" if texts else statement_of(span)
         rows.append(f"{visible(str(span)):<{width}}  {_clipped(text)}")
     return rows
 
 
-def given(span: Span) -> str:
+def statement_of(span: Span) -> str:
     """The statement of a value: `pipeline = 2`."""
-    return f"{giver(span)}{span.text}"
+    return f"{before_value(span)}{span.text}"
 
 
-def giver(span: Span) -> str:
-    """What stands before a value in its statement: `pipeline = `."""
+def before_value(span: Span) -> str:
+    """The text before a value in its statement: `pipeline = `."""
     before = span.source.text[: span.start]
     return re.sub(r"\s+=", " =", re.split(r"[\n,{}]", before)[-1].lstrip())
 
@@ -251,7 +252,7 @@ def _quote(span: Span, margin: str, arrow: str) -> list[str]:
 
 
 def _clipped(text: str) -> str:
-    """A line of a message, visible; what it quotes may be as long as a spec."""
+    """A line of a message with hidden characters made visible, shortened if what it quotes is very long."""
     return visible(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 4 :]}")
 
 
@@ -261,7 +262,7 @@ def plural(count: int, word: str) -> str:
 
 
 def listed(names: Sequence[str], before_last: str = "") -> str:
-    """Names in a row, as code: `a`, `b` or `c`."""
+    """Join names as code: `a`, `b` or `c`."""
     shown = [f"`{name}`" for name in names[:MAX_LISTED]]
     if len(names) > MAX_LISTED:
         return f"{', '.join(shown)} …"
@@ -269,12 +270,12 @@ def listed(names: Sequence[str], before_last: str = "") -> str:
 
 
 def visible(text: str) -> str:
-    """Text that a terminal shows as it is: no control character, no change of direction."""
+    """Text that is safe for a terminal: without control characters and changes of direction."""
     return "".join(_glyph(character) for character in text)
 
 
 def is_hidden(character: str) -> bool:
-    """Whether a character steers a terminal, or how its neighbours are shown, and is not seen itself."""
+    """Whether a character is invisible and controls a terminal or the display of its neighbours."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -289,7 +290,7 @@ def _glyph(character: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns a terminal gives to the visible text."""
+    """Columns that a terminal needs for the visible text."""
     shown = visible(text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in shown)
     return len(shown) + wide - sum(unicodedata.combining(c) > 0 for c in shown)

@@ -1,27 +1,28 @@
-"""Which known word a misspelt one was meant to be: the nearest, if no other is as near.
+"""Find the known word that a misspelt word was meant to be: the nearest one.
 
-Nearness is the number of edits: letters put in, left out, changed, or two neighbours swapped. An abbreviation of one
-word only (`warm`, `seq`) is near to it. What differs in a digit is another name, not another spelling: `fp16`, `fp64`.
+The distance is the number of edits: letters inserted, left out or changed, or two neighbours swapped. An abbreviation
+of a word (`warm`, `seq`) is near to it. Words that differ in a digit are different names: `fp16`, `fp64`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-MAX_LETTERS = 64  # of a word that is compared: as many as a name may have
-MAX_COMPARED = 30_000  # pairs of letters, for one word: some 5 ms, met only where very many names are known
-ABBREVIATION = 3  # letters of the shortest one
+MAX_LETTERS = 64  # of a word to compare: as many as a name may have
+MAX_COMPARED = 30_000  # pairs of letters for one word: about 5 ms, reached only with very many known names
+ABBREVIATION = 3  # letters of the shortest abbreviation
 
 
 def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
-    """The known words that a word may have been meant to be: one, or several that are equally near, or none."""
+    """Return the known words that a word may have been meant to be: one, several that are equally near, or none."""
     if not 0 < len(word) <= MAX_LETTERS:
         return ()
     names = sorted(set(words) - {word})
     far: dict[str, int] = {}
     compared = 0
     for name in names:
-        # edits of a misspelling: less than every third letter, or every third where none is another one
+        # edits of a misspelling: fewer than a third of the letters, or up to a third if letters are only moved or
+        # missing
         changes = len(word) == len(name) and sorted(word) != sorted(name)
         most = (max(len(word), len(name)) - changes) // 3
         if len(name) > MAX_LETTERS or abs(len(word) - len(name)) > most or not _same_digits(word, name):
@@ -38,7 +39,8 @@ def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
 
 
 def edits(one: str, other: str) -> int:
-    """Letters to put in, leave out, change or swap with their neighbour, to make one word of the other."""
+    """The number of letters to insert, leave out, change or swap with their neighbour to turn one word into the
+    other."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
@@ -53,6 +55,6 @@ def edits(one: str, other: str) -> int:
 
 
 def _same_digits(word: str, name: str) -> bool:
-    """Whether the digits are the same ones, or one of the two has none."""
+    """Whether two words have the same digits, or one of them has none."""
     mine, its = (sorted(each for each in text if each.isdigit()) for text in (word, name))
     return not mine or not its or mine == its

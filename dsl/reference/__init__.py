@@ -1,4 +1,4 @@
-"""What can be looked up: blocks, keys, words, units and codes, from the schema and the tables of the language."""
+"""Reference topics of the language: blocks, keys, words, units and codes, from the schema and other tables."""
 
 from dsl.reference.keys import BlockKey, BlockKeys, blocks, keys, plain, related
 from dsl.reference.topics import Topic, find, index, suggestions, text_of

@@ -1,4 +1,4 @@
-"""The blocks and keys of the language, read from the schema, as `dsc explain`, editors and docs/reference show them."""
+"""The blocks and keys of the language, read from the schema, for `dsc explain`, editors and docs/reference."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from dsl.schema import Choices, Derived, LayerRange, Mtp, Node, Spec, Tile
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.text.syntax import NAMED
 
-NESTED = ("more",)  # blocks that may be within one of their kind
+NESTED = ("more",)  # blocks that may contain one of their kind
 CODE = re.compile(r"E\d{4}")
-SMALL = 3  # keys of a block that a rule reads as a whole, so that it concerns each of them
+SMALL = 3  # a rule that reads a whole block with at most this many keys applies to each of them
 
-# What some forms take; the others are said by their types.
+# Form → what it takes. Other fields are described by their types.
 FORMS = {
-    "phases": "number, or numbers by phases: `0.3 until 10T tokens then 0.1`",
+    "phases": "number, or a number for each phase: `0.3 until 10T tokens then 0.1`",
     "batch": "whole number, or a block of `from`, `to` and `over`",
-    "rate": "block of phases, one a line",
+    "rate": "block of phases, one per line",
     "layers": "blocks, one for each range of layers",
-    "entries": "blocks, each by a name of its own",
-    "places": "list of `local` and of texts in quotes",
-    "tokenizer": "text in quotes, or `train(entries)`",
-    "ranks": "number, or a list with one for each pipeline rank",
+    "entries": "blocks, each with its own name",
+    "places": "list of `local` and strings in quotes",
+    "tokenizer": "string in quotes, or `train(entries)`",
+    "ranks": "number, or a list with a number for each pipeline rank",
 }
 UNITS = {
     "byte": "bytes, as in `80GB`",
@@ -44,7 +44,7 @@ UNITS = {
     "token": "tokens, as in `10B` or `10B tokens`",
     "step": "steps, as in `1000` or `1000 steps`",
 }
-# Rules that look at more than their rows say, or that are no rows: code → the keys it is about.
+# Rules that concern other keys than their rows name, or that have no row: code → keys.
 ABOUT = {
     "E0704": ("train.rate",),
     "E0708": ("model", "data", "adapter", *(f"train.{key}" for key in ("optimizer", "seed", "initial", "ema"))),
@@ -67,53 +67,53 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class BlockKey:
-    """A key of a block. `default` is empty where the key must be given."""
+    """A key of a block. `default` is empty if the key must be given."""
 
-    path: str  # with the kinds of the blocks around: model.attention.mla.heads
+    path: str  # with the kinds of the outer blocks: model.attention.mla.heads
     meaning: str
     takes: str
     default: str = ""
     unit: str = ""
     bounds: str = ""
-    or_none: bool = False  # it must be given, and may be none
-    choices: tuple[tuple[str, str], ...] = ()  # word, what it means
+    or_none: bool = False  # it must be given, but may be none
+    choices: tuple[tuple[str, str], ...] = ()  # (word, meaning)
     examples: tuple[str, ...] = ()
-    codes: tuple[str, ...] = ()  # of the rules that read it
+    codes: tuple[str, ...] = ()  # codes of the rules that read it
 
     @property
     def name(self) -> str:
-        """The key as it is written in its block."""
+        """The key as written in its block."""
         return self.path.rpartition(".")[2]
 
     @property
     def is_block(self) -> bool:
-        """Whether the key is written, or named, as a block that has a page of its own."""
+        """Whether the value of the key is a block, or the name of one, with a section of its own."""
         return self.takes.startswith(("block", "name of")) and self.takes != FORMS["rate"]
 
     @property
     def value(self) -> str:
-        """What the key takes, with its bounds."""
+        """What the key takes, including its bounds."""
         return ", ".join(part for part in (self.takes, self.bounds, "or `none`" * self.or_none) if part)
 
 
 @dataclass(frozen=True)
 class BlockKeys:
-    """A block: how it begins, what it means, its keys in the order of the schema."""
+    """A block: its head, its meaning, and its keys in the order of the schema."""
 
     path: str
-    head: str  # `attention mla`, or `sources { NAME` of a block that is within another one
+    head: str  # `attention mla`, or `sources { NAME` for a named entry
     meaning: str
     keys: tuple[BlockKey, ...]
 
     @property
     def closing(self) -> str:
-        """The braces that close it."""
+        """The closing braces of the block."""
         return "} " * self.head.count("{") + "}"
 
 
 @cache
 def blocks() -> tuple[BlockKeys, ...]:
-    """Every block, depth first: the run, what is in it, the model, the cluster, the precision."""
+    """All blocks, depth first: the run, its inner blocks, the model, the cluster, the precision."""
     run = BlockKeys("run", "run NAME", _doc(Spec), tuple(_keys(Spec, "")))
     inner = [block for name in fields_of(Spec) if name not in NAMED for block in _inner(Spec, name, "")]
     named = [block for name in NAMED for block in _inner(Spec, name, "")]
@@ -122,18 +122,18 @@ def blocks() -> tuple[BlockKeys, ...]:
 
 @cache
 def keys() -> dict[str, BlockKey]:
-    """Every key by its path."""
+    """All keys by path."""
     return {key.path: key for block in blocks() for key in block.keys}
 
 
 def plain(path: str) -> str:
-    """A path as `-s` and rules write it, without kinds: model.attention.heads."""
+    """A path without kinds, as in `-s` and rules: model.attention.heads."""
     parts = path.split(".")
     return ".".join(part for before, part in zip(["", *parts], parts, strict=False) if (before, part) not in _kinds())
 
 
-def told_at(path: str) -> str:
-    """The path whose block documents this path: `cluster.more.more` has the keys of `cluster.more`."""
+def documented_at(path: str) -> str:
+    """The path of the block that documents this path: `cluster.more.more` has the keys of `cluster.more`."""
     parts = path.split(".")
     return ".".join(
         part for index, part in enumerate(parts) if part not in NESTED or parts[index - 1 : index] != [part]
@@ -141,7 +141,7 @@ def told_at(path: str) -> str:
 
 
 def related(key: BlockKey) -> tuple[str, ...]:
-    """Paths of the keys that some rule reads together with this one."""
+    """Paths of the keys that a rule reads together with this one."""
     mine, block = plain(key.path), key.path.rpartition(".")[0]
     rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
     beside = {read for row in rows if mine in row for read in row if read != mine}
@@ -156,14 +156,14 @@ def related(key: BlockKey) -> tuple[str, ...]:
 
 
 def _inner(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
-    """The blocks that a field is written as, and those within them."""
+    """Yield the blocks of a field and their inner blocks."""
     kind, info = fields_of(cls)[name], cls.model_fields[name]
     at = f"{path}.{name}".lstrip(".")
     listed = kind.form in ("layers", "entries")
     classes = (kind.entry,) if listed else kind.nodes
     if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
         return
-    if cls in (LayerRange, Mtp) and name == "attention":  # it has the keys of the model's
+    if cls in (LayerRange, Mtp) and name == "attention":  # same keys as the attention of the model
         return
     for each in classes:
         label = each.model_fields["kind"].default if "kind" in each.model_fields else ""
@@ -172,8 +172,8 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
         head = f"{name} {{ NAME" if kind.form == "entries" else head
         inner = f"{at}.{label}".rstrip(".")
         yield BlockKeys(inner, head, _doc(each), tuple(_keys(each, inner)))
-        for field, of in fields_of(each).items():
-            if each not in of.nodes:  # `more` may be within `more`, and has the same keys there
+        for field, field_type in fields_of(each).items():
+            if each not in field_type.nodes:  # `more` inside `more` has the same keys
                 yield from _inner(each, field, inner)
     assert info.description, f"{cls.__name__}.{name}"
 
@@ -185,10 +185,10 @@ def _keys(cls: type[Node], path: str) -> Iterator[BlockKey]:
         at = f"{path}.{name}".lstrip(".")
         yield _key(cls, name, kind, at)
         if at == "train.tokens":
-            meaning = "steps of the run, or of a phase of it, in the place of `tokens`"
+            meaning = "length of the run or phase in steps, instead of `tokens`"
             bounds = "1 to 1,000,000,000"
             examples = ("steps = 1000", "steps = 1000 steps")
-            steps = BlockKey("train.steps", meaning, "whole number", "`tokens` says it", UNITS["step"], bounds)
+            steps = BlockKey("train.steps", meaning, "whole number", "from `tokens`", UNITS["step"], bounds)
             yield replace(steps, examples=examples, codes=("E0707",))
 
 
@@ -227,7 +227,7 @@ def _takes(name: str, kind: FieldType, examples: Collection[Any]) -> str:
         return "word"
     if wanted is str:
         words = [word for word in sorted(WORDS_AS_TEXT) if f"{name} = {word}" in examples]
-        return " or ".join(["text in quotes", *(f"`{word}`" for word in words)])
+        return " or ".join(["string in quotes", *(f"`{word}`" for word in words)])
     return {int: "whole number", float: "number", Fraction: "number", bool: "`true` or `false`"}[wanted]
 
 
@@ -251,7 +251,7 @@ def _written(value: Any) -> str:
 
 
 def _bounds(info: FieldInfo, kind: FieldType) -> str:
-    """`1 to 65,536`, in the unit of the field."""
+    """The bounds of a field in its unit: `1 to 65,536`."""
     limits = {
         name: getattr(mark, name) for mark in info.metadata for name in ("ge", "gt", "le", "lt") if hasattr(mark, name)
     }
@@ -278,7 +278,7 @@ def _doc(cls: type[Node]) -> str:
 
 @cache
 def _kinds() -> frozenset[tuple[str, str]]:
-    """Keys of blocks that say their kind, each with a word for it."""
+    """(key, kind) of every block that has a kind."""
     found: set[tuple[str, str]] = set()
     todo: list[Any] = [Spec]
     while todo:
@@ -298,20 +298,20 @@ def _kinds() -> frozenset[tuple[str, str]]:
 
 
 def codes_of(rule: Rule) -> tuple[str, ...]:
-    """The codes that a rule gives: those that its code names, so that no table can fall behind."""
+    """The codes that a rule reports, read from the constants of its bytecode."""
     code: CodeType = rule.__code__
     return tuple(sorted({each for each in code.co_consts if isinstance(each, str) and CODE.fullmatch(each)}))
 
 
 def _codes(cls: type[Node], path: str, kind: FieldType) -> tuple[str, ...]:
-    """The codes of the rules that read a key, alone or as one of the few of its block."""
+    """The codes of the rules that read a key, or that read its whole block if that is small."""
     parent = path.rpartition(".")[0]
     found = {code for code, about in ABOUT.items() if path in about}
     found |= {"E0703"} if kind.form == "phases" else set()
     for reads, rule in RULES:
         places = {_without_index(read) for read in reads}
         beside = {place.rpartition(".")[2] for place in places if place.rpartition(".")[0] == parent}
-        is_mine = path in places and beside <= fields_of(cls).keys()  # kv_heads is no key of an mla
+        is_mine = path in places and beside <= fields_of(cls).keys()  # mla has no kv_heads
         if is_mine or (parent in places and parent in _small()):
             found |= set(codes_of(rule))
     return tuple(sorted(found))
@@ -323,7 +323,7 @@ def _without_index(read: str) -> str:
 
 @cache
 def _small() -> frozenset[str]:
-    """Paths of the blocks with few keys."""
+    """Paths of the blocks with at most SMALL keys."""
     found: dict[str, int] = {}
 
     def visit(cls: type[Node], path: str) -> None:

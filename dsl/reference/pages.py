@@ -1,11 +1,11 @@
-"""The pages of docs/reference that the language itself gives, as Markdown: keys, units, errors."""
+"""Generate the pages of docs/reference about the language, as Markdown: keys, units, errors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 
-from dsl.reference.keys import BlockKey, BlockKeys, blocks, told_at
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_at
 from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, LanguageWord, UnitTopic, family, sample
 from dsl.rules.codes import CODES
@@ -15,16 +15,17 @@ MADE = "<!-- Written by `make docs`; do not edit. -->\n\n"
 
 
 def keys_page() -> str:
-    """Every block and key, in the order of the schema."""
+    """The page of all blocks and keys, in the order of the schema."""
     named = ", ".join(f"`{name}`" for name in BUILT_IN)
     parts = [
         f"{MADE}# Blocks and keys\n",
-        "What a spec may say. A key without a default must be given. `dsc explain KEY` prints the same for one key;",
-        "[units.md](units.md) has the units, [errors.md](errors.md) what each code means.\n",
+        "All blocks and keys of a spec. A key without a default must be given. `dsc explain KEY` prints the same for "
+        "one",
+        "key; [units.md](units.md) lists the units, [errors.md](errors.md) explains the codes.\n",
         *(f"- [{block.path}](#{slug(block.path)}): {_first(block.meaning)}" for block in blocks()),
         "- [words](#words): phases, and the other words of the language\n",
         *(_block(block) for block in blocks()),
-        f"{named} are precisions that need no block.\n",
+        f"{named} are built-in precisions and need no block.\n",
         "## words\n",
         _table(("word", "means", "example"), (_word(word) for word in WORDS)),
         *(f"[{code}]: errors.md#{slug(code)}" for code in CODES),
@@ -33,42 +34,43 @@ def keys_page() -> str:
 
 
 def units_page() -> str:
-    """Every unit, exactly."""
+    """The page of all units with their exact values."""
     parts = [
         f"{MADE}# Units\n",
-        "A unit touches its number (`80GB`, `2USD/h`); `tokens`, `steps` and `bytes` may stand after a space. Values",
-        "are exact: no decimal is rounded before it meets its key. `B` after a number is a count of 10⁹, after a",
-        "prefix a byte; `b` is a bit. K, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024. A rate is a unit over a",
-        "time, without spaces (`3.35TB/s`, `60GB/min`); with spaces `/` divides.\n",
+        "A unit follows its number without a space (`80GB`, `2USD/h`); only `tokens`, `steps` and `bytes` may follow a",
+        "space. Values are exact: no decimal is rounded before it reaches its key. `B` after a number is a count of "
+        "10⁹,",
+        "after a prefix a byte; `b` is a bit. K, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024. A rate is a unit",
+        "over a time, without spaces (`3.35TB/s`, `60GB/min`); with spaces, `/` divides.\n",
     ]
     for name in FAMILIES:
-        parts += [f"## {name}\n", _table(("unit", "is exactly"), (_unit(one) for one in family(name)))]
+        parts += [f"## {name}\n", _table(("unit", "exact value"), (_unit(one) for one in family(name)))]
     return "\n".join(parts)
 
 
-def errors_page(said: Mapping[str, str]) -> str:
-    """Every code: its rule, its lesson, and what is said (by code) about the wrong example."""
+def errors_page(messages: Mapping[str, str]) -> str:
+    """The page of all codes, each with its rule, its lesson, and the message about its wrong example in `messages`."""
     parts = [
         f"{MADE}# Errors\n",
-        "Every message of `dsc check` has a code, which is never given to another rule. `dsc explain CODE` teaches it.",
-        "The examples lie beside the shipped [specs](../../specs) as `mine.dsc`.\n",
+        "Every message of `dsc check` has a code, which is never reused for another rule. `dsc explain CODE` explains",
+        "it. The examples are files `mine.dsc` in the folder of the shipped [specs](../../specs).\n",
         *(
-            f"- [{title}](#{slug(title)}): {', '.join(f'[{code}]' for code in _of(group))}"
+            f"- [{title}](#{slug(title)}): {', '.join(f'[{code}]' for code in _codes_in(group))}"
             for group, title in GROUPS.items()
         ),
     ]
     for group, title in GROUPS.items():
-        parts += [f"\n## {title}", *(_lesson(code, said[code]) for code in _of(group))]
+        parts += [f"\n## {title}", *(_lesson(code, messages[code]) for code in _codes_in(group))]
     parts += ["", *(f"[{code}]: #{slug(code)}" for code in CODES)]
     return "\n".join(parts)
 
 
-def _of(group: str) -> list[str]:
+def _codes_in(group: str) -> list[str]:
     return [code for code in CODES if code.startswith(group)]
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading gets."""
+    """The anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -90,8 +92,8 @@ def _block(block: BlockKeys) -> str:
 
 
 def _takes(key: BlockKey) -> str:
-    # the block itself, or those of its kinds; what is inside of it has another head
-    at = told_at(key.path)
+    # the block itself, or those of its kinds; inner blocks have other heads
+    at = documented_at(key.path)
     inner = [block for block in blocks() if f"{block.path}.".startswith(f"{at}.")]
     paths = [
         block.path for block in inner if block.head.split()[0] == key.name and block.path.count(".") < at.count(".") + 2
@@ -104,7 +106,7 @@ def _takes(key: BlockKey) -> str:
 
 
 def _choices(block: BlockKeys) -> Iterator[str]:
-    """What the words mean, once for all keys that take the same ones."""
+    """Yield the choices with their meanings, once for all keys that share them."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for key in block.keys:
         if key.choices and not key.takes.startswith("block"):
@@ -124,11 +126,11 @@ def _rules(block: BlockKeys) -> Iterator[str]:
 # ---------------------------------------------------------------- errors
 
 
-def _lesson(code: str, said: str) -> str:
+def _lesson(code: str, message: str) -> str:
     taught = lesson(code)
     special = {taught.wrong.command, taught.right.command} != {COMMAND}
     parts = [f"### {code}", f"**{taught.rule}**", taught.why, "Wrong:", _example(taught.wrong, special)]
-    parts += [f"```text\n{said}\n```", "Right:", _example(taught.right, special)]
+    parts += [f"```text\n{message}\n```", "Right:", _example(taught.right, special)]
     return "\n" + "\n\n".join(parts)
 
 

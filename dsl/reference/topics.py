@@ -1,4 +1,4 @@
-"""What `dsc explain WORD` finds: lessons, blocks, keys, words, choices, precisions, units; as data and as text."""
+"""Topics of `dsc explain WORD`: lessons, blocks, keys, words, choices, precisions and units, as data and as text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fractions import Fraction
 from dsl.canonical import INDENT, block_lines
 from dsl.facts import units, vocabulary
 from dsl.facts.units import BINARY, COUNTS, DECIMAL, TIMES
-from dsl.reference.keys import BlockKey, BlockKeys, blocks, keys, plain, related, told_at
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_at, keys, plain, related
 from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.rules.codes import CODES, RETIRED
 from dsl.rules.precision import ALL_ROLES, ROLES
 from dsl.schema import BUILT_IN, RECIPES
 
-# --- Words and units of the language that are no keys: what they mean, and how they are written
+# --- Words and units of the language that are no keys
 
 
 @dataclass(frozen=True)
@@ -35,63 +35,75 @@ class LanguageWord:
 RATE, PHASES = ("train.rate",), ("mtp.weight", "balance.bias_rate")
 WORDS: tuple[LanguageWord, ...] = (
     LanguageWord(
-        "import", "brings in what another file defines; the path is relative to this file", 'import "tiny.dsc"'
+        "import", "imports the definitions of another file; the path is relative to this file", 'import "tiny.dsc"'
     ),
     LanguageWord("let", "names a value, for use in arithmetic and references", "let width = 64"),
-    LanguageWord("extends", "a block starts from the keys of another one of its kind", "run mine extends tiny { }"),
+    LanguageWord("extends", "a block inherits the keys of another one of its kind", "run mine extends tiny { }"),
     LanguageWord(
         "phase",
-        "a block of a run: what is otherwise from where the phase before has ended",
+        "a block of a run: the keys that change when the previous phase ends",
         "phase long { train { sequence = 64, batch = 2, steps = 4 } }",
         ("train.sequence", "train.batch", "train.rate"),
     ),
-    LanguageWord("auto", "the value is found from others", "parallel { data = auto }", ("parallel.data",)),
-    LanguageWord("none", "there is no such thing, where a key allows that", "optimizer adamw { clip = none }"),
+    LanguageWord(
+        "auto",
+        "the value is derived from others, or chosen by the planner",
+        "parallel { data = auto }",
+        ("parallel.data",),
+    ),
+    LanguageWord("none", "no value, for keys that allow it", "optimizer adamw { clip = none }"),
     LanguageWord(
         "train(entries)",
-        "a byte-level BPE tokenizer of so many entries, trained on the data",
+        "a byte-level BPE tokenizer with this many entries, trained on the data",
         "tokenizer = train(4096)",
         ("data.tokenizer",),
     ),
-    LanguageWord("python_stdlib", "the source files of the running Python", "source = python_stdlib", ("data.source",)),
     LanguageWord(
-        "warmup", "a phase of the learning rate: a line from 0 to a rate", "warmup 2000 steps to 2.2e-4", RATE
+        "python_stdlib",
+        "the source files of the Python standard library in use",
+        "source = python_stdlib",
+        ("data.source",),
     ),
-    LanguageWord("linear", "a phase of the learning rate: a line", "linear to 0 over 1T tokens", RATE),
-    LanguageWord("constant", "a phase of the learning rate: the same rate", "constant until 10T tokens", RATE),
-    LanguageWord("cosine", "a phase of the learning rate: half a cosine", "cosine to 2.2e-5 over 4.3T tokens", RATE),
-    LanguageWord("from", "the rate, or the batch, at the beginning", "linear from 1e-5 to 1e-3 over 100 steps", RATE),
-    LanguageWord("to", "the rate, or the batch, at the end", "cosine to 2.2e-5", RATE),
+    LanguageWord(
+        "warmup", "a phase of the learning rate: linear from 0 to a rate", "warmup 2000 steps to 2.2e-4", RATE
+    ),
+    LanguageWord("linear", "a phase of the learning rate: linear", "linear to 0 over 1T tokens", RATE),
+    LanguageWord("constant", "a phase of the learning rate: constant", "constant until 10T tokens", RATE),
+    LanguageWord(
+        "cosine", "a phase of the learning rate: half a period of a cosine", "cosine to 2.2e-5 over 4.3T tokens", RATE
+    ),
+    LanguageWord("from", "rate or batch at the beginning", "linear from 1e-5 to 1e-3 over 100 steps", RATE),
+    LanguageWord("to", "rate or batch at the end", "cosine to 2.2e-5", RATE),
     LanguageWord("at", "the rate of a constant phase", "constant at 7.3e-6", RATE),
     LanguageWord(
         "until",
-        "where a phase ends, counted from the beginning of the run",
+        "end of a phase, counted from the beginning of the run",
         "constant until 10T tokens",
         (*RATE, *PHASES),
     ),
     LanguageWord(
-        "over", "how long a phase lasts, counted from the one before", "cosine to 2.2e-5 over 4.3T tokens", RATE
+        "over", "length of a phase, counted from the end of the previous one", "cosine to 2.2e-5 over 4.3T tokens", RATE
     ),
-    LanguageWord("then", "what follows a phase of a value", "weight = 0.3 until 10T tokens then 0.1", PHASES),
+    LanguageWord("then", "the value after the end of a phase", "weight = 0.3 until 10T tokens then 0.1", PHASES),
     LanguageWord("tokens", "a number of tokens", "constant until 10T tokens", ("train.tokens",)),
     LanguageWord(
         "steps",
-        "a number of optimizer steps; the batch makes tokens of them",
+        "a number of optimizer steps, converted to tokens by the batch",
         "warmup 2000 steps to 2.2e-4",
         ("train.steps",),
     ),
 )
-# The keys of `batch { … }`, which the schema keeps under other names.
+# The keys of `batch { … }`, which have other names in the schema.
 BATCH: tuple[LanguageWord, ...] = (
-    LanguageWord("from", "sequences of the first steps", "from = 3072"),
-    LanguageWord("to", "sequences of a step when the batch has grown", "to = 15360"),
+    LanguageWord("from", "sequences per step at the beginning", "from = 3072"),
+    LanguageWord("to", "sequences per step when the batch has grown", "to = 15360"),
     LanguageWord("over", "tokens over which it grows", "over = 469B tokens"),
 )
 
 
 @dataclass(frozen=True)
 class UnitTopic:
-    """A unit: one of it is `value` of `base`."""
+    """A unit, equal to `value` of `base`."""
 
     text: str
     value: Fraction
@@ -99,7 +111,7 @@ class UnitTopic:
 
     @property
     def exactly(self) -> str:
-        """`2^30 = 1,073,741,824 bytes`."""
+        """The exact value: `2^30 = 1,073,741,824 bytes`."""
         if self.value < 1:
             return f"{self.value.numerator}/{self.value.denominator:,} {self.base}".rstrip()
         power = self.value.numerator.bit_length() - 1
@@ -111,7 +123,7 @@ FAMILIES = ("counts", "bytes", "bits", "rates", "compute", "time", "money", "wor
 
 
 def unit(text: str) -> UnitTopic | None:
-    """What one of a unit is; None if there is no such unit."""
+    """The topic of a unit; None if there is no such unit."""
     found = units.unit(text) if text else None
     if found is None:
         return None
@@ -120,7 +132,7 @@ def unit(text: str) -> UnitTopic | None:
 
 
 def family(name: str) -> tuple[UnitTopic, ...]:
-    """The units of a family, smallest first; of the rates, those per second."""
+    """The units of a family, smallest first; of rates, only those per second."""
     small, large = list(DECIMAL), list(BINARY)
     found = {
         "counts": [*COUNTS],
@@ -142,34 +154,34 @@ def family(name: str) -> tuple[UnitTopic, ...]:
 
 WIDTH = 100
 MAX_RELATED = 8
-GROUPS = {  # the first digits of codes → what they are about
-    "E01": "the text",
+GROUPS = {  # first characters of codes → subject
+    "E01": "text",
     "E02": "keys and blocks",
     "E03": "values",
     "E04": "names",
-    "E05": "files and the command line",
+    "E05": "files and command line",
     "E07": "layers and phases",
     "E08": "parallelism",
-    "E09": "the model, its numbers and its device",
-    "E10": "what is right, and cannot be compiled and trained yet",
+    "E09": "model, precision, data and devices",
+    "E10": "valid, but not supported yet",
 }
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One thing that is explained."""
+    """One result of `dsc explain`."""
 
     kind: str  # code, block, key, word, choice, precision or unit
     name: str
     summary: str
     text: str = ""  # paragraphs
-    facts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what → one or several lines
-    examples: tuple[tuple[str, str], ...] = ()  # label → text
-    see: tuple[str, ...] = ()  # other topics
+    facts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (label, lines)
+    examples: tuple[tuple[str, str], ...] = ()  # (label, text)
+    see: tuple[str, ...] = ()  # related topics
 
 
 def find(asked: str) -> tuple[Topic, ...]:
-    """Everything that a word can mean, the most exact first; nothing where it means nothing."""
+    """Return all topics for a word, exact matches first; empty if there are none."""
     word = asked.strip().strip("`")
     if word.upper() in CODES:
         return (_code(word.upper()),)
@@ -185,7 +197,7 @@ def find(asked: str) -> tuple[Topic, ...]:
 
 
 def _elsewhere(word: str) -> tuple[Topic, ...]:
-    """What other systems call a key of ours, or a word: where it is here, and that key or block itself."""
+    """Topics for a key or word of another system: where it is here, followed by the topics of that key or block."""
     places = vocabulary.topics(word)
     if word.lower() in vocabulary.ABSENT:
         return (Topic("word", word, vocabulary.hint_of(word)),)
@@ -194,14 +206,14 @@ def _elsewhere(word: str) -> tuple[Topic, ...]:
         found = find(same) if same else ()
         here = Topic("word", word, f"`{same}` is the word for it here", see=(same,) if found else ())
         return (here, *found) if same else ()
-    said = vocabulary.hint_of(word)
+    hint = vocabulary.hint_of(word)
     names = " or ".join(f"`{path}`" for path in places)
-    here = Topic("word", word, f"here it is {names}", f"{said[:1].upper()}{said[1:]}", see=places)
+    here = Topic("word", word, f"here it is {names}", f"{hint[:1].upper()}{hint[1:]}", see=places)
     return (here, *(topic for path in places for topic in find(path)))
 
 
 def suggestions(asked: str) -> tuple[str, ...]:
-    """Topics that may have been meant."""
+    """Topics that may have been meant by an unknown word."""
     folded = {name.lower(): name for name in sorted(names_of_topics(), reverse=True)}  # GiB rather than Gib
     close = get_close_matches(asked.lower(), folded, n=3, cutoff=0.6)
     last = get_close_matches(asked.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
@@ -209,7 +221,7 @@ def suggestions(asked: str) -> tuple[str, ...]:
 
 
 def names_of_topics() -> frozenset[str]:
-    """Every word that `find` knows, the last parts of paths included; of the units the usual ones."""
+    """All words that `find` knows, including the last parts of paths; of units, only the usual ones."""
     paths = {path for each in (*keys(), *(block.path for block in blocks())) for path in (each, plain(each))}
     words = {word.text.partition("(")[0] for word in (*WORDS, *BATCH)}
     choices = {word for key in keys().values() for word, _ in key.choices}
@@ -221,8 +233,8 @@ def names_of_topics() -> frozenset[str]:
 
 # ---------------------------------------------------------------- blocks and keys
 def _structure(word: str) -> list[Topic]:
-    """Blocks and keys whose path is, or ends in, what is asked for; kinds and numbers may be left out."""
-    asked = [part for part in told_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
+    """Blocks and keys whose path is, or ends in, a word; kinds and numbers may be left out."""
+    asked = [part for part in documented_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
     exact, ending = [], []
     entries: list[tuple[str, BlockKeys | BlockKey]] = [(block.path, block) for block in blocks()]
     entries += [(key.path, key) for key in keys().values() if not key.is_block or key.choices]
@@ -237,7 +249,7 @@ def _structure(word: str) -> list[Topic]:
 
 
 def _within(asked: list[str], path: list[str]) -> bool:
-    """Whether a path ends as what is asked for, and has all of its parts in their order: attention.rank."""
+    """Whether a path has all asked parts in order, and the same last part: attention.rank."""
     rest = iter(path)
     return len(asked) > 1 and path[-1] == asked[-1] and all(part in rest for part in asked)
 
@@ -255,7 +267,7 @@ def _block(block: BlockKeys, others: tuple[str, ...]) -> Topic:
 
 
 def sample(block: BlockKeys) -> str:
-    """A block with an example of each of its keys, inner blocks closed."""
+    """The text of a block with an example of each key."""
     inside = "\n".join(f"  {line}" for key in block.keys if key.name != "steps" for line in (shown(key),))
     heads = {"NAME": "mine", "FIRST..LAST": "0..2"}
     head = " ".join(heads.get(part, part) for part in block.head.split())
@@ -281,11 +293,12 @@ def _key(key: BlockKey, others: tuple[str, ...]) -> Topic:
     return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see)))
 
 
-NAMED_ENTRIES = {"data.sources": "web", "train.grpo.rewards": "correct"}  # and the name of one of them
+NAMED_ENTRIES = {"data.sources": "web", "train.grpo.rewards": "correct"}  # path → name of an example entry
 
 
 def _override(key: BlockKey) -> str:
-    """The key on a command line; empty where `-s` does not reach it, in a range of layers or as a block."""
+    """The `-s` override of a key; empty for keys of layer ranges and for blocks, which `-s` does not set by this
+    path."""
     name, equals, value = key.examples[0].partition(" = ")
     path = plain(key.path)
     for entries, entry in NAMED_ENTRIES.items():
@@ -303,7 +316,7 @@ def _columns(rows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _bare(text: str) -> str:
-    """Text without the backquotes that Markdown has."""
+    """Text without Markdown backquotes."""
     return text.replace("`", "")
 
 
@@ -319,7 +332,7 @@ def _code(code: str) -> Topic:
 
 
 def example(shown: Example, with_command: bool) -> str:
-    """An example as it is printed."""
+    """The printed text of an example."""
     return shown.abridged.rstrip("\n") + (f"\n\n$ {shown.command}" if with_command else "")
 
 
@@ -332,30 +345,30 @@ def _word(word: LanguageWord) -> Topic:
 
 
 def _choices(word: str) -> Iterator[Topic]:
-    """A word that keys take, with what it means there; kinds of blocks are blocks already."""
+    """Yield a topic for each meaning of a word that keys take; kinds of blocks are topics of their own."""
     meanings: dict[str, list[BlockKey]] = {}
     for key in keys().values():
         for choice, meaning in key.choices:
             if choice == word and not key.is_block and _is_for(word, key):
                 meanings.setdefault(meaning, []).append(key)
-    for meaning, of in meanings.items():
+    for meaning, takers in meanings.items():
         examples = (
-            (("example", f"{of[0].name} = {word}"),)
-            if "list" not in of[0].takes
-            else (("example", f"{of[0].name} = [{word}]"),)
+            (("example", f"{takers[0].name} = {word}"),)
+            if "list" not in takers[0].takes
+            else (("example", f"{takers[0].name} = [{word}]"),)
         )
         yield Topic(
             "choice",
             word,
             meaning,
             "",
-            (("choice of", tuple(textwrap.wrap(", ".join(key.path for key in of), WIDTH - 12))),),
+            (("choice of", tuple(textwrap.wrap(", ".join(key.path for key in takers), WIDTH - 12))),),
             examples,
         )
 
 
 def _is_for(word: str, key: BlockKey) -> bool:
-    """Whether a key may have this word: dtypes of few bits are refused in most roles of a precision."""
+    """Whether a key accepts a word: most roles of a precision reject low-precision dtypes."""
     role = key.path.removeprefix("precision.")
     return word not in ROLES or role not in ALL_ROLES or role in ROLES[word][2]
 
@@ -383,7 +396,7 @@ def _unit(one: UnitTopic) -> Topic:
 
 # ---------------------------------------------------------------- text
 def text_of(topic: Topic) -> str:
-    """A topic as plain text, without a final newline."""
+    """Return a topic as plain text, without a final newline."""
     lines = [f"{topic.name}: {topic.summary}"]
     for paragraph in filter(None, topic.text.split("\n\n")):
         lines += ["", _filled(" ".join(paragraph.split()))]
@@ -400,13 +413,13 @@ def text_of(topic: Topic) -> str:
 
 
 def _filled(text: str) -> str:
-    """A paragraph in lines; what is in backquotes stays on one."""
+    """Wrap a paragraph, without breaking text in backquotes."""
     kept = re.sub(r"`[^`]{1,60}`", lambda quoted: quoted[0].replace(" ", "\xa0"), text)
     return textwrap.fill(kept, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def index() -> str:
-    """Every code by group, and the blocks: what `dsc explain` prints alone."""
+    """Return the index that `dsc explain` prints: all codes by group, and the blocks with their keys."""
     lines = ["dsc explain CODE | KEY | WORD", ""]
     for group, title in GROUPS.items():
         lines += [title, *(f"  {code}  {rule}" for code, rule in CODES.items() if code.startswith(group)), ""]

@@ -1,4 +1,4 @@
-"""Blocks to instances of the schema: unknown and missing keys, kinds and names, bounds."""
+"""Turn blocks into instances of the schema; report unknown and missing keys, kinds, names and bounds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dsl.schema.base import FieldType, broken_bound, fields_of, keys_of
 from dsl.schema.model import MAX_LAYER
 from dsl.text.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
-MAX_RANGE_TEXT = 16  # of what is no range, and may be read as one all the same: `0 to 60`
+MAX_RANGE_TEXT = 16  # characters of an invalid range such as `0 to 60` that a hint corrects
 
 
 def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
-    """An instance of `cls`. Fields that failed are absent from it, and their paths are in `context.failed`."""
+    """Make an instance of `cls`. Fields that failed are missing in it; their paths are added to `context.failed`."""
     fields, keys = fields_of(cls), keys_of(cls)
     if cls is Model:
-        block = _over_attention(context, block)
+        block = _with_mtp_attention(context, block)
     values: dict[str, Any] = {name: label_of(block) for name, kind in fields.items() if kind.form == "label"}
     failed: set[str] = set()
     ranges: list[Block] = []
@@ -54,7 +54,8 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
     if ranges:
         values["layers"] = _layers(context, scope, ranges, _attention_of(block))
         context.origins[scope.at("layers")] = ranges[0].head
-        if "layers" in failed:  # one range of several: the others can be looked at, not how they follow each other
+        # one range of several failed: the others are still checked, but not the gaps between them
+        if "layers" in failed:
             failed.remove("layers")
             context.failed |= {scope.at("layers.*.first"), scope.at("layers.*.last")}
     for name, default in derive.DEFAULTS.get(cls, {}).items():
@@ -73,7 +74,7 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
 
 
 def field(context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block) -> Any:
-    """The value of one field. Raises RejectedError when its mistake has been reported."""
+    """Return the value of one field. Raises RejectedError after reporting a mistake in it."""
     if name == "steps":
         return derive.tokens_of_steps(context, scope, statement)
     kind = fields_of(cls)[name]
@@ -104,7 +105,7 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
         if name == "data":
             return derive.data_degree(context, statement.phrase.span)
         if name == "layout":
-            return None  # as even as it gets
+            return None  # as even as possible
         if scope.at(name) in choices.OPEN:
             return _chosen(context, scope.at(name), statement.phrase.span)
     return scalar(context, scope, kind, statement)
@@ -125,10 +126,10 @@ def _child(context: Context, scope: Scope, cls: type[Node], name: str, statement
 
 
 def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
-    """A model, cluster or precision by its name."""
+    """Resolve a model, cluster or precision that a run names."""
     if isinstance(statement, Block):
-        hint = f"write `{kind} = name`, and the block outside of the run"
-        raise context.reject("E0204", f"a run names its {kind}", statement.head, hint)
+        hint = f"write `{kind} = name`, and put the block outside the run"
+        raise context.reject("E0204", f"a run gives its {kind} by name", statement.head, hint)
     word = statement.phrase.items[0]
     if len(statement.phrase.items) > 1 or not isinstance(word, Word):
         quoted = word.value if isinstance(word, String) and len(statement.phrase.items) == 1 else ""
@@ -137,7 +138,7 @@ def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | 
     if kind == "precision" and word.text in BUILT_IN and (kind, word.text) not in context.definitions.blocks:
         return BUILT_IN[word.text]
     if kind == "precision" and (kind, word.text) not in context.definitions.blocks and not context.definitions.damaged:
-        names = [*BUILT_IN, *(name for of, name in context.definitions.blocks if of == kind)]
+        names = [*BUILT_IN, *(name for of_kind, name in context.definitions.blocks if of_kind == kind)]
         raise context.reject(
             "E0401", f"there is no {kind} `{word.text}`", word.span, _kind_hint(kind, word.text, names)
         )
@@ -145,10 +146,12 @@ def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | 
     return node(context, Scope((block,), kind), cls, block)
 
 
-def _entries(context: Context, scope: Scope, cls: type[Node], name: str, given: Attribute | Block) -> tuple[Any, ...]:
-    """Blocks of any names within one: the sources of a blend, the rewards of completions."""
-    hint, one = f"write `{(cls.model_fields[name].examples or [])[0]}`", name.removesuffix("s")
-    block = _expect_block(context, given, hint)
+def _entries(
+    context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block
+) -> tuple[Any, ...]:
+    """Resolve a block of named entries: the sources of a blend, or the rewards of completions."""
+    hint, singular = f"write `{(cls.model_fields[name].examples or [])[0]}`", name.removesuffix("s")
+    block = _expect_block(context, statement, hint)
     inside, entry, found = scope.inside(block, name), fields_of(cls)[name].entry, []
     for each in block.body:
         if isinstance(each, Let):
@@ -156,14 +159,15 @@ def _entries(context: Context, scope: Scope, cls: type[Node], name: str, given: 
         elif isinstance(each, Block):
             _without_label(context, word := each.key.text, each.labels)
             if not word.isidentifier():
-                raise context.reject("E0205", f"`{word}` is no name of a {one}", each.key.span, "write it without dots")
+                message = f"`{word}` is not a valid {singular} name"
+                raise context.reject("E0205", message, each.key.span, "write it without dots")
             context.origins[inside.at(word)] = each.head
             found.append(node(context, inside.inside(each, word), entry, replace(each, labels=(each.key,))))
         elif not isinstance(each, Lost):
-            context.complain("E0204", f"`{each.span.text}` is no {one}", each.span, hint)
+            context.complain("E0204", f"`{each.span.text}` is not a {singular}", each.span, hint)
             context.failed.add(inside.path)
     if not found and not lost_keys(block) and inside.path not in context.failed:
-        raise context.reject("E0203", f"`{name}` has no {one}", block.head, hint)
+        raise context.reject("E0203", f"`{name}` has no {singular}", block.head, hint)
     return tuple(found)
 
 
@@ -175,7 +179,7 @@ def _expect_block(context: Context, statement: Attribute | Block, hint: str) -> 
 
 
 def _class_of(context: Context, scope: Scope, kind: FieldType, name: str, block: Block) -> type[Node]:
-    """The class a block's label selects, and the label checked."""
+    """Return the class that a block's label selects; report a wrong label."""
     by_kind = {cls.model_fields["kind"].default: cls for cls in kind.nodes if "kind" in cls.model_fields}
     label = label_of(block)
     if by_kind:
@@ -183,40 +187,41 @@ def _class_of(context: Context, scope: Scope, kind: FieldType, name: str, block:
             _without_label(context, f"{name} {label}", block.labels[1:])
             return by_kind[label]
         hint = _kind_hint(scope.at(name), label, by_kind) if label else _kind_missing(name, block, by_kind)
-        message = f"there is no {name} `{label}`" if label else f"`{name}` does not say its kind"
+        message = f"there is no {name} `{label}`" if label else f"`{name}` needs a kind"
         raise context.reject("E0205", message, block.labels[0].span if label else block.head, hint)
     cls = kind.nodes[0]
     fields = fields_of(cls)
     named = "name" in fields and fields["name"].form == "label"
     if named and (not label or len(block.labels) != 1):
-        raise context.reject("E0205", f"`{name}` has one name", block.head, f"write `{name} my_{name} {{ … }}`")
+        raise context.reject("E0205", f"`{name}` needs one name", block.head, f"write `{name} my_{name} {{ … }}`")
     if not named:
         _without_label(context, name, block.labels)
     return cls
 
 
 def _without_label(context: Context, name: str, labels: tuple[Value, ...]) -> None:
-    """Report words before the brace of a block that neither say its kind nor its name."""
+    """Report words before the brace of a block that are neither its kind nor its name."""
     if labels:
         span = labels[0].span.to(labels[-1].span)
         context.complain("E0205", f"`{name}` takes no name", span, f"write `{name} {{ … }}`")
 
 
 def _kind_hint(path: str, word: str, kinds: Collection[str]) -> str:
-    from dsl.resolve.meant import kind_hint  # only where something is wrong
+    from dsl.resolve.meant import kind_hint  # imported only to explain a mistake
 
     return kind_hint(path, word, kinds)
 
 
 def _kind_missing(name: str, block: Block, kinds: Collection[str]) -> str:
-    """The first kind is proposed, unless one is there in quotes."""
+    """A hint that proposes the first kind, or the kind that is written in quotes."""
     label = block.labels[0] if block.labels else None
     quoted = label.value if isinstance(label, String) and label.value in kinds else ""
     return f"write `{name} {quoted or next(iter(kinds))} {{ … }}`"
 
 
 def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Statement | None) -> tuple[Any, ...]:
-    """Layer ranges in the order of their first layers; holes and overlaps are rules. `attention`: the model's."""
+    """Resolve layer ranges, in the order of their first layers. `attention`: that of the model. Gaps and overlaps are
+    checked by rules."""
     ranges: list[tuple[tuple[int, int, int], Block]] = []
     for block in blocks:
         try:
@@ -230,10 +235,10 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
         around = next(
             (one for (first, last, by), one in ranges if by == 1 < bounds[2] and first <= bounds[0] <= last), None
         )
-        whole = _put_over(context, block, around, attention)
-        inner = scope.inside(whole, f"layers.{index}")
+        merged = _merged_range(context, block, around, attention)
+        inner = scope.inside(merged, f"layers.{index}")
         context.origins[inner.path] = block.labels[0].span if block.labels else block.head
-        found.append(_range_node(context, inner, whole, *bounds))
+        found.append(_range_node(context, inner, merged, *bounds))
     return tuple(found)
 
 
@@ -241,10 +246,10 @@ def _attention_of(block: Block) -> Statement | None:
     return next(iter(block.named.get("attention", ())), None)
 
 
-def _over_attention(context: Context, block: Block) -> Block:
-    """A model whose `mtp` has the attention that it gives put over the model's."""
+def _with_mtp_attention(context: Context, block: Block) -> Block:
+    """Return a model block in which the attention of `mtp` is merged over that of the model."""
     body = [
-        _put_over(context, each, None, _attention_of(block))
+        _merged_range(context, each, None, _attention_of(block))
         if isinstance(each, Block) and key_of(each) == "mtp"
         else each
         for each in block.body
@@ -252,9 +257,9 @@ def _over_attention(context: Context, block: Block) -> Block:
     return replace(block, body=tuple(body))
 
 
-def _put_over(context: Context, block: Block, around: Block | None, attention: Statement | None) -> Block:
-    """A layer range, or `mtp`, with what it takes from the range `around` it, which a range `by` may leave out, and
-    from the attention of the model."""
+def _merged_range(context: Context, block: Block, around: Block | None, attention: Statement | None) -> Block:
+    """Return a layer range or `mtp` block with inherited keys: those that a range with `by` leaves out come from the
+    range `around` it, and those of attention from the model."""
     body = [*block.body]
     if around is not None:
         body += [each for each in around.body if key_of(each) in LayerRange.KEYS and not block.gives(key_of(each))]
@@ -294,30 +299,32 @@ def _range_node(context: Context, scope: Scope, block: Block, first: int, last: 
 def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int, int]:
     """(first, last, by) of a layer range."""
     label, *rest = block.labels or (None,)
-    steps = len(rest) == 2 and isinstance(rest[0], Word) and rest[0].text == "by"
-    if not isinstance(label, Range) or (rest and not steps):
+    has_by = len(rest) == 2 and isinstance(rest[0], Word) and rest[0].text == "by"
+    if not isinstance(label, Range) or (rest and not has_by):
         raise _no_range(context, block)
     first, last = (count(context, scope, part, "layers") for part in (label.first, label.last))
     if not 0 <= first <= last <= MAX_LAYER:
         message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
         low, high = sorted(min(max(0, each), MAX_LAYER) for each in (first, last))
         raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
-    by = count(context, scope, rest[1], "layers") if steps else 1
-    if steps and not 2 <= by <= MAX_LAYER:
+    by = count(context, scope, rest[1], "layers") if has_by else 1
+    if has_by and not 2 <= by <= MAX_LAYER:
         span, hint = label.span.to(rest[1].span), f"write `layers {first}..{last}`"
-        raise context.reject("E0303", f"`by {by}` is out of bounds: 2 or more, at most {MAX_LAYER}", span, hint)
+        raise context.reject("E0303", f"`by {by}` is out of bounds: at least 2 and at most {MAX_LAYER}", span, hint)
     return first, last, by
 
 
 def _no_range(context: Context, block: Block) -> RejectedError:
-    """`layers 1-3`, `layers 3`: the range of those numbers; else an example of one."""
+    """Reject the label of `layers`. The hint is the range of its numbers, as for `layers 1-3`, or an example."""
     if not block.labels:
-        return context.reject("E0205", "`layers` has one range", block.head, "write `layers 0..2 { … }`, both included")
+        return context.reject(
+            "E0205", "`layers` needs one range", block.head, "write `layers 0..2 { … }`, both included"
+        )
     span = block.labels[0].span.to(block.labels[-1].span)
     numbers = [int(each) for each in re.findall(r"[0-9]{1,4}", span.text, re.ASCII)]
     plain = 1 <= len(numbers) <= 2 and numbers == sorted(numbers) and len(span.text) <= MAX_RANGE_TEXT
     hint = f"write `layers {numbers[0]}..{numbers[-1]}`" if plain else "write `layers 0..2 { … }`, both included"
-    return context.reject("E0205", f"`{span.text}` is no range of layers", span, hint)
+    return context.reject("E0205", f"`{span.text}` is not a range of layers", span, hint)
 
 
 # ---------------------------------------------------------------- mistakes
@@ -326,21 +333,22 @@ def _no_range(context: Context, block: Block) -> RejectedError:
 def _unknown(
     context: Context, scope: Scope, cls: type[Node], block: Block, statement: Statement, keys: tuple[str, ...]
 ) -> set[str]:
-    """Report a statement that does not belong; the required key that was probably meant counts as given."""
+    """Report a statement that does not belong into a block. Returns the required keys that were probably meant, which
+    count as given."""
     owner = block.key.text
     if isinstance(statement, Line):
         value = statement.items[0].span.to(statement.items[-1].span).text if statement.items else "…"
         hint = f"write `{statement.head.text} = {value}`"
-        context.complain("E0204", f"`{statement.span.text}` gives no value", statement.span, hint)
+        context.complain("E0204", f"`{statement.span.text}` is not `key = value`", statement.span, hint)
         return {statement.head.text} & set(keys)
     if not isinstance(statement, (Attribute, Block)):
-        context.complain("E0204", "an import stands outside of blocks", statement.span, "move it to the top")
+        context.complain("E0204", "an import must be outside blocks", statement.span, "move it to the top")
         return set()
     word, message = statement.key, f"`{owner}` has no key `{statement.key.text}`"
     if len(context.mistakes) >= MAX_HINTED:
         context.complain("E0201", message, word.span)
         return set()
-    from dsl.resolve.meant import key_meant  # only where something is wrong
+    from dsl.resolve.meant import key_meant  # imported only to explain a mistake
 
     meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
     if isinstance(statement, Block) and len(meant) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *meant):
@@ -355,7 +363,7 @@ def _takes_block(cls: type[Node], key: str) -> bool:
 
 
 def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:
-    """Report required keys that are not given, unless a statement that could not be read may have given them."""
+    """Report missing required keys, unless a statement that could not be read may have given them."""
     if not names or any(isinstance(statement, (Lost, Import)) for statement in block.body):
         return
     edits = []
@@ -370,12 +378,13 @@ def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) 
 
 
 def _target(key: str) -> str:
-    """The field a key sets."""
+    """The field that a key sets."""
     return "tokens" if key == "steps" else key
 
 
 def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, Any], failed: set[str]) -> Any:
-    """The instance, with what is out of bounds reported and left out. Types are right: the resolver made them."""
+    """Make the instance; report values out of bounds and leave them out. Types need no check: the resolver made
+    them."""
     for name, value in values.items():
         bound = broken_bound(fields_of(cls)[name], value)
         if bound is not None and name not in failed:
@@ -388,7 +397,7 @@ def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, An
 
 
 def _chosen(context: Context, path: str, span: Span) -> Any:
-    """What is chosen for a key that is `auto`, or until something is, the least there can be."""
+    """The value chosen for a key that is `auto`, or the smallest possible value until one is chosen."""
     if path not in context.chosen:
         context.opened[path] = span
     return context.chosen.get(path, choices.OPEN[path])

@@ -1,4 +1,4 @@
-"""Which run is meant, of which file, and which phase of it: `SPEC`, `SPEC:RUN`, `SPEC:RUN.PHASE`, `SPEC:RUN.2`."""
+"""Choose a file, a run and a phase: `SPEC`, `SPEC:RUN`, `SPEC:RUN.PHASE`, `SPEC:RUN.2`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from dsl.resolve.phases import SEPARATOR
 
 
 def find(folder: str | Path = ".") -> Path:
-    """The one spec of a folder: the `.dsc` file with a run block. Raises SpecError if there is none, or several."""
+    """Return the only spec in a folder, a `.dsc` file with a run block. Raises SpecError if there is none or
+    several."""
     names = sorted(path for path in Path(folder).glob("*.dsc") if path.is_file())
     specs = [path for path in names if runs_of(collect(str(path)))]
     if len(specs) == 1:
         return specs[0]
     if specs:
         listed = ", ".join(str(path) for path in specs)
-        raise SpecError([Diagnostic("E0404", f"several specs are here: {listed}", hint=f"name one: `{specs[0]}`")])
+        raise SpecError(
+            [Diagnostic("E0404", f"there are several specs here: {listed}", hint=f"name one: `{specs[0]}`")]
+        )
     message = "there is no spec here: a .dsc file with a run block"
-    raise SpecError([Diagnostic("E0404", message, hint="name a spec, go to its folder, or let `dsc init` write one")])
+    raise SpecError(
+        [Diagnostic("E0404", message, hint="name a spec, change to its folder, or write one with `dsc init`")]
+    )
 
 
 def split(path: str, run: str | None = None) -> tuple[str, str | None]:
-    """`SPEC:RUN` or `SPEC:RUN.PHASE` to its parts; a file of that very name is meant first."""
+    """Split `SPEC:RUN` or `SPEC:RUN.PHASE` into file and run, unless a file has that whole name."""
     head, colon, name = path.rpartition(":")
     if run is None and colon and is_run_name(name) and not Path(path).exists():
         return head, name
@@ -33,26 +38,26 @@ def split(path: str, run: str | None = None) -> tuple[str, str | None]:
 
 
 def runs_of(definitions: Definitions) -> tuple[str, ...]:
-    """The runs that a file itself defines."""
+    """Names of the runs that a file itself defines, without those of its imports."""
     return tuple(dict.fromkeys(name for kind, name in definitions.of_first_file if kind == "run"))
 
 
 def runs_in(path: str | Path) -> tuple[str, ...]:
-    """The names of the runs of a file."""
+    """Names of the runs in a file, without those of its imports."""
     return runs_of(collect(str(path)))
 
 
 def phases_in(path: str | Path, run: str | None = None) -> tuple[str, ...]:
-    """The names of the phases of a run, each of which `load` takes as a run; of a run without phases, its own.
+    """Names of the phases of a run, which `load` accepts as runs; for a run without phases, its own name.
 
-    Nothing where it is not known which run is meant: `load` says why.
+    Empty if the run is unknown: `load` reports why.
     """
     file, run = split(str(path), run)
     return phases_of(collect(file), file, run)
 
 
 def phases_of(definitions: Definitions, file: str, run: str | None) -> tuple[str, ...]:
-    """All phases of a run, by the names that `choose` gives; where one phase is named, this one."""
+    """All phases of a run, by the names that `choose` returns; if `run` names one phase, only this one."""
     name = choose(definitions, file, run)
     if not name:
         return ()
@@ -60,20 +65,20 @@ def phases_of(definitions: Definitions, file: str, run: str | None) -> tuple[str
 
 
 def choose(definitions: Definitions, file: str, run: str | None) -> str:
-    """The run that is meant, or a phase of it; "" if that is not known, why is then among the mistakes."""
+    """Return the name of the chosen run, or of a phase of it; "" if there is none, which is reported."""
     runs = runs_of(definitions)
     if run is not None:
-        of = phases.run_of(definitions, run)
-        if ("run", of) in definitions.blocks:
-            names = phases.phases_of(definitions, of)
-            number = run.removeprefix(f"{of}{SEPARATOR}")
-            found = names[int(number) - 1 :][:1] if number.isdecimal() and int(number) else ()
-            if run in names or found:
-                return run if run in names else found[0]
+        owner = phases.run_of(definitions, run)
+        if ("run", owner) in definitions.blocks:
+            names = phases.phases_of(definitions, owner)
+            number = run.removeprefix(f"{owner}{SEPARATOR}")
+            numbered = names[int(number) - 1 :][:1] if number.isdecimal() and int(number) else ()
+            if run in names or numbered:
+                return run if run in names else numbered[0]
             phases.unknown(definitions, file, run)
             return ""
         if definitions.broken or definitions.damaged:
-            return ""  # it may be in what could not be read
+            return ""  # it may be in the part that could not be read
         definitions.complain("E0404", f"{file} has no run `{run}`", None, suggest(run, runs, "run"))
         return ""
     if len(runs) == 1:

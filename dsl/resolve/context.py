@@ -1,4 +1,4 @@
-"""What the resolver carries along: definitions, mistakes so far, where each value was written, what failed."""
+"""State of the resolver: definitions, mistakes so far, the position of each value, and the paths that failed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dsl.text.syntax import Attribute, Block, Let, Number, Phrase, Word
 
 
 class RejectedError(Exception):
-    """A value that cannot be used; why is already among the mistakes."""
+    """A value cannot be used. The reason has been reported already."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Where an expression stands: the blocks around it, outermost first, and their path in the spec."""
+    """The position of an expression: the blocks around it, outermost first, and their path in the spec."""
 
     blocks: tuple[Block, ...]
     path: str = ""
@@ -45,42 +45,42 @@ class FieldReader(Protocol):
 
 @dataclass
 class Context:
-    """One resolution of one run."""
+    """State of resolving one run."""
 
     definitions: Definitions
     run: Block
-    read_field: FieldReader  # for what is derived from fields, which may be derived themselves
+    read_field: FieldReader  # for values derived from fields, which may be derived themselves
     mistakes: list[Diagnostic] = field(default_factory=list)
-    complained: set[tuple[str, str, str, int, int]] = field(default_factory=set)  # what mistakes has, and where
-    origins: dict[str, Span] = field(default_factory=dict)  # path → where its value is written
-    failed: set[str] = field(default_factory=set)  # paths without a usable value
-    depth: int = 0  # of the expression being evaluated, through references
-    active: list[Span] = field(default_factory=list)  # definitions being evaluated, to find cycles
-    circular: set[Span] = field(default_factory=set)  # definitions whose circle has been reported
-    phrases: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated; None: rejected
+    complained: set[tuple[str, str, str, int, int]] = field(default_factory=set)  # identity of each reported mistake
+    origins: dict[str, Span] = field(default_factory=dict)  # path → position of its value
+    failed: set[str] = field(default_factory=set)  # paths without a valid value
+    depth: int = 0  # of the expression being evaluated, including references
+    active: list[Span] = field(default_factory=list)  # definitions being evaluated, to detect cycles
+    circular: set[Span] = field(default_factory=set)  # definitions whose cycle has been reported
+    phrases: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases; None: rejected
     extended: dict[tuple[str, str], Block] = field(default_factory=dict)
-    uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → what it names, for editors
-    respelled: dict[Span, str] = field(default_factory=dict)  # the misspelt key of a block → what was meant
-    lets: list[tuple[Scope, Let]] = field(default_factory=list)  # of the blocks that were looked at
-    chosen: Mapping[str, Any] = field(default_factory=dict)  # path → value, of keys that are written `auto`
-    opened: dict[str, Span] = field(default_factory=dict)  # the others of these, each with its `auto`
-    within: PhaseWithin | None = None  # where this phase is in its run
-    before: tuple[Size, ...] = ()  # sizes of the batch in the phases before this one
-    rate_begin: int = 0  # the token at which the phase begins that says the rate
+    uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → its definition, for editors
+    respelled: dict[Span, str] = field(default_factory=dict)  # the misspelt key of a block → the key that was meant
+    lets: list[tuple[Scope, Let]] = field(default_factory=list)  # lets in the blocks that were resolved
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # path → chosen value of a key that is `auto`
+    opened: dict[str, Span] = field(default_factory=dict)  # path → position of an `auto` without a chosen value
+    within: PhaseWithin | None = None  # position of this phase in its run
+    before: tuple[Size, ...] = ()  # batch sizes of the earlier phases
+    rate_begin: int = 0  # first token of the phase that gives the rate
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
         place = (code, message, span.source.name, span.start, span.end)
-        if place not in self.complained:  # a block that others are put over is read several times
+        if place not in self.complained:  # a block that others are merged over is read several times
             self.complained.add(place)
             self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))
 
     def reject(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> RejectedError:
-        """Report a mistake; to be raised."""
+        """Report a mistake and return the exception to raise."""
         self.complain(code, message, span, hint, notes)
         return RejectedError()
 
     def silent(self) -> Context:
-        """A context that reports to nobody, to look at a value that will be, or was, looked at aloud."""
+        """A copy of the context whose mistakes are dropped, to peek at a value that is reported on elsewhere."""
         return replace(
             self,
             mistakes=[],
@@ -96,7 +96,7 @@ class Context:
         )
 
     def block(self, kind: str, name: str, used: Span) -> Block:
-        """A named block with what it inherits."""
+        """Return a named block, merged with those that it extends."""
         key = (kind, name)
         if key not in self.extended:
             self.extended[key] = self._extend(kind, name, used, ())
@@ -110,46 +110,46 @@ class Context:
             names = [other for of_kind, other in self.definitions.blocks if of_kind == kind and other not in chain]
             names += BUILT_IN if kind == "precision" else ()
             if self.definitions.damaged:
-                raise RejectedError  # it may be in what could not be read
+                raise RejectedError  # it may be in the part that could not be read
             raise self.reject("E0401", f"there is no {kind} `{name}`", used, suggest(name, names, kind))
         if block.parent is None:
             return block
         if len(chain) >= MAX_DEPTH and name not in chain:
-            message = f"this {kind} extends more than {MAX_DEPTH} others, one after the other"
+            message = f"this {kind} extends a chain of more than {MAX_DEPTH} others"
             raise self.reject("E0103", message, block.head, "extend a block nearer to the first")
         if name in chain:
-            circle = " extends ".join(f"`{each}`" for each in (*chain[chain.index(name) :], name))
-            raise self.reject("E0402", f"a {kind} inherits from itself: {circle}", block.head, "remove one `extends`")
+            cycle = " extends ".join(f"`{each}`" for each in (*chain[chain.index(name) :], name))
+            raise self.reject("E0402", f"a {kind} inherits from itself: {cycle}", block.head, "remove one `extends`")
         parent = self._extend(kind, block.parent.text, block.parent.span, (*chain, name))
         return merge(parent, block, self.mistakes)
 
 
 def _built_in(name: str, used: Span) -> Block:
-    """A precision of the language as a block: what extends it is where its values are written."""
+    """A built-in precision as a block. Its values have the position of the block that extends it."""
     return Block(Word("precision", used), (Word(name, used),), None, _body(BUILT_IN[name], used), used)
 
 
 def _body(node: Node, used: Span) -> tuple[Attribute | Block, ...]:
-    """The statements that say a node."""
+    """The statements that define a node."""
     return tuple(_statement(Word(key, used), value) for key, value in node if value is not None and key != "name")
 
 
 def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | Block:
-    """A key with its dtype, number, tile or block, as it would be written."""
+    """The statement that sets a key to a dtype, number, tile or block."""
     used = key.span
     if isinstance(value, Node) and not isinstance(value, Tile):
         return Block(key, (), None, _body(value, used), used)
     if isinstance(value, (str, bool)):
-        said: Word | Number = Word(str(value).lower(), used)
+        item: Word | Number = Word(str(value).lower(), used)
     else:
-        said = Number(str(value), used)
-    return Attribute(key, Phrase((said,), used), used)
+        item = Number(str(value), used)
+    return Attribute(key, Phrase((item,), used), used)
 
 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
-    """A hint for a word that is none of the known ones: what was meant, where that is clear, else what there is."""
+    """Hint for an unknown word: the word that was probably meant, or a list of the known ones."""
     from dsl.facts.vocabulary import SAME
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     names = sorted(set(words))
     same = SAME.get(word.lower().replace("-", "_"))
@@ -166,7 +166,7 @@ def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
 
 
 def inside_out(scope: Scope) -> Iterator[tuple[Block, Scope]]:
-    """The blocks around an expression, innermost first, each with the scope of its own keys."""
+    """Yield the blocks around an expression, innermost first, each with the scope of its own keys."""
     parts = scope.path.split(".") if scope.path else []
     for index in range(len(scope.blocks) - 1, -1, -1):
         depth = len(parts) - (len(scope.blocks) - 1 - index)

@@ -1,6 +1,6 @@
-"""Values that follow from others: the data degree, the schedule's default, tokens from steps.
+"""Values that follow from others: the data degree, the default schedule, tokens from steps.
 
-Other values are looked at silently: they are, or will be, reported where they stand.
+The other values are read silently: their own mistakes are reported where they are resolved.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dsl.text.syntax import Attribute, Block, Word
 
 
 def peek(context: Context, path: str) -> Any:
-    """The value at a path of the run, like `cluster.node.devices`, or its default.
+    """Return the value at a path of the run, such as `cluster.node.devices`, or its default.
 
-    Raises RejectedError where there is none, or it is out of bounds.
+    Raises RejectedError if there is none, or if it is out of bounds.
     """
     silent = context.silent()
     *parents, name = path.split(".")
@@ -78,7 +78,7 @@ def _positive(context: Context, path: str) -> int:
 
 
 def _devices_of_more(more: More | None) -> int:
-    """The number of devices of further nodes. RejectedError where a part of them could not be read."""
+    """The number of devices in `cluster.more`. Raises RejectedError if a part of it could not be read."""
     if more is None:
         return 0
     try:
@@ -88,23 +88,23 @@ def _devices_of_more(more: More | None) -> int:
 
 
 def data_degree(context: Context, span: Span | None = None) -> int:
-    """`data = auto`: the ranks of the cluster that the pipeline, tensor and context ranks leave."""
+    """`data = auto`: the devices of the cluster divided by the pipeline, tensor and context degrees."""
     world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
     world += _devices_of_more(peek(context, "cluster.more"))
-    pipeline, *of_data = (_positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context"))
-    ranks = pipeline * prod(of_data)
+    pipeline, *splits = (_positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context"))
+    ranks = pipeline * prod(splits)
     place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
     if world % ranks == 0 and world // ranks > MAX_DEGREE:
-        left = f"data = {world // ranks:,}"
-        message = f"the cluster's {world:,} devices leave {left}, at most {MAX_DEGREE:,} are possible"
+        degree = f"data = {world // ranks:,}"
+        message = f"the cluster's {world:,} devices leave {degree}, but at most {MAX_DEGREE:,} are possible"
         raise context.reject("E0801", message, place, "plan for fewer devices")
     if world % ranks == 0:
         return world // ranks
     devices = f"{world:,} device{'s'[: world > 1]}"
-    split = {name: degree for name, degree in zip(("tensor", "context"), of_data, strict=True) if degree > 1}
+    split = {name: degree for name, degree in zip(("tensor", "context"), splits, strict=True) if degree > 1}
     of_split = "".join(f" · {name} {degree:,}" for name, degree in split.items())
     message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}{of_split}"
-    possible = (each for each in range(1, min(pipeline, world) + 1) if world % (each * prod(of_data)) == 0)
+    possible = (each for each in range(1, min(pipeline, world) + 1) if world % (each * prod(splits)) == 0)
     near = max(possible, default=0)
     hint = f"write `pipeline = {near}`" if near else " and ".join(f"write `{name} = 1`" for name in split)
     raise context.reject("E0801", message, place, hint)
@@ -116,29 +116,33 @@ def default_schedule(context: Context) -> ScheduleBlock:
 
 
 def default_name(context: Context) -> str | None:
-    """The name of the default schedule; None where the schedule is a file."""
+    """The name of the default schedule; None if the schedule is a file."""
     return default_schedule(context).name if peek(context, "schedule.file") is None else None
 
 
 def default_chunks(context: Context) -> int | None:
-    """Stages of a rank, where a run chooses them."""
+    """Default stages per rank; None if the schedule fixes them."""
     return DEFAULT_CHUNKS if facts_of(peek(context, "schedule.name")).is_chunked else None
 
 
 def default_parallel(context: Context) -> Parallel:
-    """No parallelism but data."""
+    """The default degrees: only data parallelism."""
     return Parallel.model_construct(data=data_degree(context))
 
 
 def communicating_sms(context: Context) -> int:
-    """SMs that exchange rows (of experts, tensor or context ranks) beside another micro-batch, or parts of divided
-    state beside the same: 20 of 132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and
-    of several kinds that of the smallest. Else 0: an action that waits for its rows has all SMs meanwhile."""
+    """Default of `sm.communication`: 20 of 132 SMs in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), the same share of other
+    devices; of several kinds, that of the smallest.
+
+    They are for token rows of experts, tensor or context ranks that are exchanged while another micro-batch computes,
+    and for sharded state that is exchanged while the same one does. 0 if nothing overlaps: an action that waits for its
+    rows can use all SMs.
+    """
     try:
-        divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
+        shards_state = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
         axes = ("expert", "expert_tensor", "tensor", "context")
-        rows = any(peek(context, f"parallel.{axis}") > 1 for axis in axes)
-        if not divides and not (rows and facts_of(peek(context, "schedule.name")).overlaps):
+        exchanges_rows = any(peek(context, f"parallel.{axis}") > 1 for axis in axes)
+        if not shards_state and not (exchanges_rows and facts_of(peek(context, "schedule.name")).overlaps):
             return 0
         sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
         while more is not None:
@@ -149,7 +153,7 @@ def communicating_sms(context: Context) -> int:
 
 
 def default_sm(context: Context) -> Sm:
-    """The division of SMs where a run says nothing of it."""
+    """The default division of SMs."""
     return Sm.model_construct(communication=communicating_sms(context))
 
 
@@ -163,7 +167,7 @@ DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
 
 
 def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a block that follow from its name: the peaks of a device whose data sheet is known."""
+    """Fields that follow from the name of a block: the peaks of a device with a known data sheet."""
     peaks = peaks_of(values.get("name") or "") if cls is Device else None
     return {} if peaks is None else {field: getattr(peaks, field) for field in PEAK_FIELDS}
 
@@ -172,17 +176,17 @@ def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ramp_of(context: Context) -> ramps.Ramp | None:
-    """How the batch grows over the whole run, phases before this one included; None when what says so has failed."""
+    """The batch ramp of the whole run, including earlier phases; None if a value that it needs has failed."""
     ramp = own_ramp(context)
     try:
         within: PhaseWithin | None = peek(context, "train.within")
-        return ramp and (ramp.behind(context.before, within.first_step, within.first_token) if within else ramp)
-    except (RejectedError, AttributeError):  # the latter: a part of `within` has failed
+        return ramp and (ramp.preceded_by(context.before, within.first_step, within.first_token) if within else ramp)
+    except (RejectedError, AttributeError):  # AttributeError: a part of `within` has failed
         return None
 
 
 def own_ramp(context: Context) -> ramps.Ramp | None:
-    """How the batch grows from the beginning of this phase on, or None when what says so has failed."""
+    """The batch ramp from the beginning of this phase; None if a value that it needs has failed."""
     try:
         batch: Batch = peek(context, "train.batch")
         sequence, micro_batch = (_positive(context, f"train.{name}") for name in ("sequence", "micro_batch"))
@@ -195,7 +199,7 @@ def own_ramp(context: Context) -> ramps.Ramp | None:
 
 
 def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block) -> int:
-    """`steps = 150`: the tokens of so many steps from the beginning of the run, or of the phase, on."""
+    """`steps = 150`: the tokens in that many steps from the beginning of the run or phase."""
     if isinstance(statement, Block):
         raise context.reject("E0204", "`steps` is a value, not a block", statement.head, "write `steps = 1000`")
     span = statement.phrase.span
@@ -215,7 +219,7 @@ def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block
 
 
 def total_tokens(context: Context) -> int | None:
-    """Tokens of the run, or of the phase; None if they are not known."""
+    """Tokens of the run or phase; None if unknown."""
     train = _statement(context.run, "train")
     if not isinstance(train, Block):
         return None
@@ -235,7 +239,7 @@ def total_tokens(context: Context) -> int | None:
 
 
 def until(context: Context) -> int | None:
-    """Tokens of the run when this phase ends, or None if they are not known."""
+    """Tokens of the run at the end of this phase; None if unknown."""
     tokens, ramp = total_tokens(context), ramp_of(context)
     if tokens is None or ramp is None:
         return None

@@ -1,4 +1,4 @@
-"""Expressions to quantities: numbers with units, arithmetic, references."""
+"""Evaluate expressions to quantities: numbers with units, arithmetic, references."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from dsl.text.syntax import (
 
 LARGEST = 10**60
 TOKEN, STEP = (("token", 1),), (("step", 1),)
-MAX_HINTED = 100  # so many mistakes are shown; those after them need no hint
-MAX_PATHS = 1000  # dotted names that a misspelt one is compared with
+MAX_HINTED = 100  # mistakes with a computed hint; later ones are not shown
+MAX_PATHS = 1000  # dotted names that a misspelt name is compared with
 EXAMPLES = {
     "byte": "80GB",
     "byte/s": "200GB/s",
@@ -47,7 +47,7 @@ EXAMPLES = {
 
 
 def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
-    """The quantity a whole phrase says; a unit word may follow: `469B tokens`."""
+    """Evaluate a whole phrase to a quantity; a unit word may follow: `469B tokens`."""
     key = (written.span, scope.path)
     if context.depth >= MAX_DEPTH and key not in context.phrases:
         context.phrases[key] = None
@@ -55,13 +55,13 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
     if written.span in context.active:
         if not context.circular.intersection(context.active):
             context.circular.update(context.active)
-            circle = context.active[context.active.index(written.span) + 1 :]
-            notes = [Note("by way of this", span) for span in circle[:8]]
+            cycle = context.active[context.active.index(written.span) + 1 :]
+            notes = [Note("through this", span) for span in cycle[:8]]
             context.complain("E0402", "this value depends on itself", written.span, "write a number", notes)
         raise RejectedError
     if key not in context.phrases:
         context.active.append(written.span)
-        context.phrases[key] = None  # unless what follows succeeds; so a mistake is reported once
+        context.phrases[key] = None  # until evaluation succeeds, so that a mistake is reported once
         try:
             found, rest = leading(context, scope, written.items)
             if rest:
@@ -76,24 +76,24 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
 
 
 def _left_over(context: Context, items: tuple[Value, ...], rest: tuple[Value, ...]) -> RejectedError:
-    """Reject what stands behind a number. Where it holds other numbers, nobody knows which one is meant."""
+    """Reject items after a number. If they contain further numbers, the hint cannot know which one is meant."""
     span = rest[0].span.to(rest[-1].span)
-    said = items[0].span.to(span).text
-    words = [word for word in re.findall(r"[A-Za-z_]+", said, re.ASCII) if word in units.WORDS]
+    text = items[0].span.to(span).text
+    words = [word for word in re.findall(r"[A-Za-z_]+", text, re.ASCII) if word in units.WORDS]
     hint = "write one number" if re.search(r"[0-9]", span.text) else "remove it"
     if words and isinstance(items[1], Binary):  # `5 steps + 3 steps`
-        bare = " ".join(re.sub(rf"\b({'|'.join(units.WORDS)})\b", " ", said).split())
+        bare = " ".join(re.sub(rf"\b({'|'.join(units.WORDS)})\b", " ", text).split())
         same = len({units.WORDS[word] for word in words}) == 1
-        hint = f"a unit stands once, at the end: write `{bare} {words[-1]}`" if same else "give all of it in one unit"
+        hint = f"write the unit once, at the end: write `{bare} {words[-1]}`" if same else "write all parts in one unit"
     return context.reject("E0302", f"`{span.text}` is not part of a number", span, hint)
 
 
 def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Quantity, tuple[Value, ...]]:
-    """The quantity at the head of some items, with the unit word after it if there is one, and the rest."""
+    """Return the quantity at the head of some items, with its unit word if it has one, and the other items."""
     found, rest = number(context, scope, items[0]), items[1:]
     if rest and isinstance(rest[0], Word) and rest[0].text in units.WORDS:
         if found.dimension != PLAIN:
-            message = f"`{items[0].span.text}` has a unit already: {spoken(found.dimension)}"
+            message = f"`{items[0].span.text}` already has a unit: {spoken(found.dimension)}"
             raise context.reject("E0301", message, rest[0].span, f"remove `{rest[0].text}`")
         return Quantity(found.value, ((units.WORDS[rest[0].text], 1),)), rest[1:]
     if rest and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
@@ -102,16 +102,16 @@ def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Q
 
 
 def _touching(context: Context, count: Number, rest: tuple[Value, ...]) -> None:
-    """Reject `80 GB`: a unit that is no word of the language touches its number."""
+    """Reject `80 GB`: only unit words such as `tokens` may follow a space."""
     suffix = "".join(rest[0].span.text.split())
     if isinstance(rest[0], (Word, Binary)) and suffix and units.unit(suffix) is not None:
         span = count.span.to(rest[0].span)
-        message = f"the unit `{suffix}` stands apart from its number"
+        message = f"there is a space before the unit `{suffix}`"
         raise context.reject("E0301", message, span, f"write `{count.text}{suffix}`")
 
 
 def number(context: Context, scope: Scope, value: Value) -> Quantity:
-    """The quantity that one expression says."""
+    """Evaluate one expression."""
     if context.depth >= MAX_DEPTH + MAX_DEPTH // 2:
         raise _too_deep(context, value.span)
     context.depth += 1
@@ -122,7 +122,7 @@ def number(context: Context, scope: Scope, value: Value) -> Quantity:
 
 
 def _too_deep(context: Context, span: Span) -> RejectedError:
-    message = f"this value is more than {MAX_DEPTH} references and brackets deep"
+    message = f"this value has more than {MAX_DEPTH} nested references and brackets"
     return context.reject("E0103", message, span, "write a number")
 
 
@@ -132,7 +132,7 @@ def _number(context: Context, scope: Scope, value: Value) -> Quantity:
         if found is None:
             raise context.reject("E0301", *no_unit(value))
         if found.value > LARGEST:
-            raise context.reject("E0303", "this number leaves every bound", value.span, "use a smaller number")
+            raise context.reject("E0303", "this number is too large", value.span, "use a smaller number")
         return found
     if isinstance(value, Word):
         return _reference(context, scope, value)
@@ -146,23 +146,23 @@ def _number(context: Context, scope: Scope, value: Value) -> Quantity:
 
 
 def _unquoted(text: str) -> str:
-    """A hint for a number in quotes."""
+    """Hint for a number in quotes."""
     plain = text.strip()
     is_number = len(plain) <= MAX_NUMBER and units.NUMBER.fullmatch(plain) and units.quantity(plain) is not None
     return f"write `{plain}`" if is_number or plain == "auto" else "write a number"
 
 
 def no_unit(number: Number) -> tuple[str, Span, str]:
-    """What is to be said of a number whose unit there is not: the message, where, the hint."""
+    """(message, position, hint) for a number with an unknown unit."""
     suffix = units.split(number.text)[1]
     return f"there is no unit `{suffix}`", number.span, _unit_hint(number.text, suffix)
 
 
 def convert(context: Context, found: Quantity, unit: StoredUnit | None, key: str, span: Span) -> Fraction:
-    """The value of a quantity in the unit of a field, or a complaint about its unit."""
+    """Return the value of a quantity in the unit of a field. Raises RejectedError after reporting a wrong unit."""
     if unit is None:
         if found.dimension != PLAIN:
-            message = f"`{key}` is a plain number, `{span.text}` is in {spoken(found.dimension)}"
+            message = f"`{key}` is a plain number, but `{span.text}` is in {spoken(found.dimension)}"
             raise context.reject("E0301", message, span, _without_unit(span.text))
         return found.value
     wanted = units.unit(unit.name)
@@ -172,7 +172,7 @@ def convert(context: Context, found: Quantity, unit: StoredUnit | None, key: str
     if found.dimension == PLAIN and unit.bare:
         return found.value
     name = unit.name if "USD" in unit.name else spoken(wanted.dimension)
-    message = f"`{key}` is in {name}, `{span.text}` is {_in(found.dimension)}"
+    message = f"`{key}` is in {name}, but `{span.text}` is {_in(found.dimension)}"
     raise context.reject("E0301", message, span, _conversion(found, unit, wanted.dimension, key, span.text))
 
 
@@ -181,7 +181,7 @@ def _in(dimension: Dimension) -> str:
 
 
 def _conversion(found: Quantity, unit: StoredUnit, wanted: Dimension, key: str, text: str) -> str:
-    if unit.bare and found.dimension in (STEP, TOKEN):  # as many of the others would be another length
+    if unit.bare and found.dimension in (STEP, TOKEN):  # the same number of the other would be a different length
         other = ALTERNATIVES.get(key)
         return f"write `{other} = {text}`" if other else f"write it in {spoken(wanted)}"
     if found.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (found.value / 8).denominator == 1:
@@ -202,7 +202,7 @@ def _unit_hint(text: str, suffix: str) -> str:
     suffixes = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
     suffixes += ["steps", "bytes", "K", "M", "B", "T", "%"]
     same = [name for name in suffixes if name.lower() == suffix.lower()]
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     number = text.removesuffix(suffix)
     close = same[:1] or [name for name in nearest(suffix, suffixes) if name not in units.WORDS]
@@ -212,7 +212,7 @@ def _unit_hint(text: str, suffix: str) -> str:
 
 
 def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
-    """Arithmetic from left to right. Every operand is evaluated, so that mistakes in all of them are reported."""
+    """Evaluate arithmetic from left to right. All operands are evaluated first, to report the mistakes in each."""
     chain = [value]
     while isinstance(chain[-1].left, Binary):
         chain.append(chain[-1].left)
@@ -236,7 +236,7 @@ def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> 
     dimension = left.dimension
     if value.operator in "+-":
         if left.dimension != right.dimension:
-            message = f"{spoken(left.dimension)} `{value.operator}` {spoken(right.dimension)} has no meaning"
+            message = f"{spoken(left.dimension)} `{value.operator}` {spoken(right.dimension)} is not possible"
             raise context.reject("E0305", message, value.span, "give both sides the same unit")
         result = left.value + right.value if value.operator == "+" else left.value - right.value
     elif value.operator == "*":
@@ -246,7 +246,7 @@ def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> 
     else:
         result, dimension = left.value / right.value, units.combine(left.dimension, right.dimension, -1)
     if abs(result.numerator) > LARGEST**2 or result.denominator > LARGEST**2 or abs(result) > LARGEST:
-        raise context.reject("E0305", "this number leaves every bound", value.span, "use smaller numbers")
+        raise context.reject("E0305", "this number is too large", value.span, "use smaller numbers")
     return Quantity(result, dimension)
 
 
@@ -254,41 +254,40 @@ def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> 
 
 
 def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
-    """The value of a key around the expression, of a `let`, or of a named block: `hidden`, `model.hidden`."""
+    """Return the value of a key around the expression, of a `let`, or of a key in a named block: `hidden`,
+    `model.hidden`."""
     found = _find(context, scope, word)
     if found is None:
         if word.text == "auto":
             raise context.reject("E0302", "this value cannot be auto", word.span, "write a number")
         if context.definitions.damaged:
             raise RejectedError
-        raise context.reject(
-            "E0401", f"there is no value `{word.text}` here", word.span, _meant(context, scope, word.text)
-        )
+        raise context.reject("E0401", f"there is no value `{word.text}`", word.span, _meant(context, scope, word.text))
     statement, place = found
     context.uses[word.span] = statement
     return phrase(context, place, statement.phrase)
 
 
-def whole(context: Context, value: Fraction, span: Span, what: str) -> int:
-    """A count, or a complaint that it is none."""
+def whole(context: Context, value: Fraction, span: Span, noun: str) -> int:
+    """Return a whole number of `noun`. Raises RejectedError after reporting a fraction."""
     if value.denominator != 1:
-        unit = f" {what}" if what in ("tokens", "steps") else ""
+        unit = f" {noun}" if noun in ("tokens", "steps") else ""
         hint = f"write `{max(1, round(value))}{unit}`"
-        raise context.reject("E0302", f"`{span.text}` is not a whole number of {what}", span, hint)
+        raise context.reject("E0302", f"`{span.text}` is not a whole number of {noun}", span, hint)
     return int(value)
 
 
 def count(context: Context, scope: Scope, value: Value, key: str) -> int:
-    """A plain whole number."""
+    """Evaluate a whole number without a unit."""
     return whole(
         context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
     )
 
 
 def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
-    """The layer ranges of a model in the order of their first layers; one that cannot be read is before them."""
+    """The layer ranges of a model in the order of their first layers; those that cannot be read come first."""
     ranges = [each for each in block.body if isinstance(each, Block) and key_of(each) == "layers"]
-    if block.head in context.active:  # the end of a range refers to a range
+    if block.head in context.active:  # a bound of a range refers to a range
         return ranges
     silent = replace(context.silent(), active=[*context.active, block.head])
     found: list[tuple[tuple[int, ...], Block]] = []
@@ -360,7 +359,7 @@ def _meant(context: Context, scope: Scope, name: str) -> str:
 
 
 def _names(context: Context, scope: Scope, name: str) -> set[str]:
-    """Everything one could have meant by a name; of dotted ones those that are near to it in every part."""
+    """Candidates for a misspelt name; of dotted names, those that are similar in every part."""
     outer = scope.blocks[0] if scope.blocks else None
     if "." in name:
         below = islice(_below(context, outer), MAX_PATHS) if outer is not None else ()
@@ -373,14 +372,14 @@ def _names(context: Context, scope: Scope, name: str) -> set[str]:
 
 
 def _is_near(parts: Sequence[str], others: Sequence[str]) -> bool:
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     different = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
     return len(parts) == len(others) and all(nearest(mine, (its,)) for mine, its in different)
 
 
 def _below(context: Context, outer: Block) -> Iterator[str]:
-    """The dotted names of the values in a block, and in the blocks that it names."""
+    """Yield the dotted names of the values in a block, and in the blocks that it names."""
     for path in _paths(outer.body):
         yield path
         yield f"{outer.key.text}.{path}"
@@ -389,7 +388,8 @@ def _below(context: Context, outer: Block) -> Iterator[str]:
 
 
 def _paths(body: Sequence[Statement]) -> Iterator[str]:
-    """The keys of a body and, dotted, of the blocks in it; those of layers have a number, which is not guessed."""
+    """Yield the keys of a body and, dotted, those of the blocks in it, except `layers`, whose number cannot be
+    guessed."""
     for each in body:
         if isinstance(each, Attribute):
             yield each.key.text
@@ -398,7 +398,7 @@ def _paths(body: Sequence[Statement]) -> Iterator[str]:
 
 
 def _named(context: Context, run: Block) -> Iterator[tuple[str, Sequence[Statement]]]:
-    """The bodies of the blocks that a run names: of its model, its cluster and its precision."""
+    """Yield (kind, body) of the model, cluster and precision that a run names."""
     for each in run.body:
         target = each.phrase.items[0] if isinstance(each, Attribute) else None
         kind = each.key.text if isinstance(each, Attribute) else ""

@@ -1,6 +1,6 @@
-"""What a file hands to those that import it: its blocks and lets over those of its imports.
+"""The definitions that a file exports to its importers: its own blocks and lets, merged over those of its imports.
 
-Where two imports define one name, one of the two must be built on the other; else nobody knows which is meant.
+If two imports define the same name, one definition must be built on the other; otherwise the name is ambiguous.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Key = tuple[str, str]  # (kind, name) of a block, (LET, name) of a let
 
 @dataclass(frozen=True)
 class Defined:
-    """A block or let as it is when a file has been read."""
+    """A block or let after its file has been read."""
 
     statement: Block | Let
-    places: frozenset[Span]  # every definition in a file that has gone into it
+    places: frozenset[Span]  # every definition in a file that is part of it
 
 
 Exports = Mapping[Key, Defined]
@@ -30,7 +30,8 @@ Exports = Mapping[Key, Defined]
 def joined(
     imports: Iterable[tuple[Import, Exports]], defined_here: Collection[Key], mistakes: list[Diagnostic]
 ) -> dict[Key, Defined]:
-    """What the imports of one file define together. A let of `defined_here`, the file itself, may be in several."""
+    """Join the definitions of a file's imports. Reports names that are ambiguous, except lets in `defined_here`, which
+    the file defines itself."""
     offers: dict[Key, list[tuple[Import, Defined]]] = {}
     for statement, exports in imports:
         for key, defined in exports.items():
@@ -46,7 +47,7 @@ def joined(
 
 
 def put_over(found: dict[Key, Defined], key: Key, new: Block | Let, mistakes: list[Diagnostic]) -> None:
-    """A definition of the file itself: a let takes the place of an imported one, a block changes it key by key."""
+    """Add a definition of the file itself: a let replaces an imported one, a block is merged over it key by key."""
     old = found.get(key)
     if old is None:
         found[key] = Defined(new, frozenset((new.span,)))
@@ -59,14 +60,12 @@ def put_over(found: dict[Key, Defined], key: Key, new: Block | Let, mistakes: li
 
 def _ambiguous(key: Key, winner: Defined, statement: Import, rival: Defined) -> Diagnostic:
     kind, name = key
-    notes = tuple(Note("one is here", _last(each)) for each in (winner, rival))
-    message = f"{kind} `{name}` is defined by two of the imports, and neither is built on the other"
-    hint = (
-        f"say here which is meant: `let {name} = …`" if kind == LET else "rename one of them, or import one file only"
-    )
+    notes = tuple(Note("one definition is here", _last(each)) for each in (winner, rival))
+    message = f"two imports define {kind} `{name}`, and neither definition is built on the other"
+    hint = f"define it here: `let {name} = …`" if kind == LET else "rename one of them, or import only one of the files"
     return Diagnostic("E0202", message, statement.path.span, hint, notes)
 
 
 def _last(defined: Defined) -> Span:
-    """Where a definition was last given or changed."""
+    """The position where a definition was last given or changed."""
     return defined.statement.span

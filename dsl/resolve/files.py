@@ -1,4 +1,7 @@
-"""Files to definitions: imports, and later blocks that override earlier ones. This module reads; the rest is pure."""
+"""Read files into definitions: imports, and later blocks that override earlier ones.
+
+Only this module of `dsl.resolve` reads files; the others are pure.
+"""
 
 from __future__ import annotations
 
@@ -15,43 +18,45 @@ from dsl.resolve.merge import unique
 from dsl.text.parser import MAX_BYTES, decode, parse
 from dsl.text.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
 
-RESOLVED = "spec.resolved"  # the spec of a build or a run, in its folder
+RESOLVED = "spec.resolved"  # the spec in the folder of a build or run
 MAX_FILES = 64
-MAX_BESIDE = 1000  # files of a folder that a missing one may have been meant to be
-MAX_ALL_WORDS = 100_000  # of all files; some five seconds
-MAX_BLOCKS = 256  # of one file, each of which may be a run to resolve
-Reader = Callable[[str], tuple[Source, tuple[Diagnostic, ...]]]  # path → its text, or why there is none
+MAX_BESIDE = 1000  # files of a folder that the name of a missing file is compared with
+MAX_ALL_WORDS = 100_000  # in all files; about five seconds of work
+MAX_BLOCKS = 256  # in one file; each may be a run to resolve
+Reader = Callable[[str], tuple[Source, tuple[Diagnostic, ...]]]  # path → its text, or the reasons why it cannot be read
 
 
 @dataclass
 class Definitions:
-    """What the files of a spec define, later definitions merged over earlier ones."""
+    """The definitions in the files of a spec, later ones merged over earlier ones."""
 
     blocks: dict[tuple[str, str], Block] = field(default_factory=dict)  # by (kind, name)
     lets: dict[str, Let] = field(default_factory=dict)
-    of_first_file: tuple[tuple[str, str], ...] = ()  # blocks that the first file itself defines
-    body: tuple[Statement, ...] = ()  # of the first file, as it is written
+    of_first_file: tuple[tuple[str, str], ...] = ()  # (kind, name) of blocks that the first file itself defines
+    body: tuple[Statement, ...] = ()  # statements of the first file, as written
     home: str = ""  # the folder of the first file
-    folders: dict[str, str] = field(default_factory=dict)  # an imported file → its folder, from that of the first file
-    sources: list[Source] = field(default_factory=list)  # in the order they were read
+    # an imported file → its folder, relative to that of the first file
+    folders: dict[str, str] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)  # in the order in which they were read
     mistakes: list[Diagnostic] = field(default_factory=list)
-    damaged: bool = False  # some statement of the outermost level could not be read
-    broken: bool = False  # in some file braces do not match
-    num_words: int = 0  # of all files
+    damaged: bool = False  # a top-level statement could not be read
+    broken: bool = False  # the braces of some file do not match
+    num_words: int = 0  # in all files
 
     def complain(self, code: str, message: str, span: Span | None, hint: str = "", *notes: Note) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, notes))
 
 
 def content_of(path: str) -> tuple[bytes, tuple[Diagnostic, ...]]:
-    """The bytes of a file. Only regular files are opened, so a pipe or a device cannot hang the reader."""
+    """Return the bytes of a file, or the reasons why it cannot be read. Only regular files are opened, so that a pipe
+    or device cannot block the reader."""
     name = os.path.normpath(path)
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
             inside = Path(name, RESOLVED)
-            hint = f"name a spec: {inside} is the one it was made from" if inside.is_file() else "name a .dsc file"
-            return b"", (Diagnostic("E0101", f"{name} is a folder, and no spec", hint=hint),)
+            hint = f"name a spec: the one of this folder is {inside}" if inside.is_file() else "name a .dsc file"
+            return b"", (Diagnostic("E0101", f"{name} is a folder, not a spec", hint=hint),)
         if not stat.S_ISREG(mode):
             return b"", (Diagnostic("E0101", f"{name} is not a regular file"),)
         with Path(path).open("rb") as file:
@@ -64,14 +69,14 @@ def content_of(path: str) -> tuple[bytes, tuple[Diagnostic, ...]]:
 
 
 def read(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
-    """The source of a file."""
+    """Read and decode a file."""
     name = os.path.normpath(path)
     content, mistakes = content_of(path)
     return (Source(name, ""), mistakes) if mistakes else decode(name, content)
 
 
 def over(texts: Mapping[str, str]) -> Reader:
-    """A reader for an editor: its unsaved texts, by real path, take the place of the files; others are read."""
+    """A reader for an editor: it returns the unsaved texts, by real path, and reads all other files."""
 
     def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
         text = texts.get(os.path.realpath(path))
@@ -81,7 +86,7 @@ def over(texts: Mapping[str, str]) -> Reader:
 
 
 def collect(path: str, reader: Reader = read) -> Definitions:
-    """Everything that a file and its imports define. An import comes before the rest of its file."""
+    """Collect the definitions of a file and its imports. Imports come before the rest of their file."""
     found = Definitions(home=str(Path(path).parent))
     source, mistakes = reader(path)
     found.sources.append(source)
@@ -110,7 +115,7 @@ def _parsed(found: Definitions, source: Source) -> Document:
     found.num_words += parsed.num_words
     blocks = [each for each in parsed.document.body if isinstance(each, Block)]
     if len(blocks) > MAX_BLOCKS:
-        message, hint = f"{source.name} has more than {MAX_BLOCKS} blocks", "put some of them into another file"
+        message, hint = f"{source.name} has more than {MAX_BLOCKS} blocks", "move some of them to another file"
         found.complain("E0102", message, blocks[MAX_BLOCKS].head, hint)
         found.broken = True
         return Document(source, ())
@@ -120,10 +125,10 @@ def _parsed(found: Definitions, source: Source) -> Document:
 
 
 def _meant(found: Definitions, statement: Statement) -> Statement:
-    """A statement, and for a block of a misspelt kind the block that was meant."""
+    """Return a statement, with the kind that was meant if it is a block of a misspelt kind."""
     if not isinstance(statement, Block) or statement.key.text in KINDS:
         return statement
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     kind, close = statement.key, nearest(statement.key.text, KINDS)
     if len(close) != 1:
@@ -132,12 +137,12 @@ def _meant(found: Definitions, statement: Statement) -> Statement:
     return replace(statement, key=Word(close[0], kind.span))
 
 
-# Of every file that was begun, by its real path, what it exports; None while its own imports are read.
+# Real path of a file → its exports; None while its imports are being read.
 Visited = dict[str, Exports | None]
 
 
 def _visit(found: Definitions, document: Document, reader: Reader, folder: str, visited: Visited) -> Exports:
-    """What a file and its imports define. `folder` is where it lies, from the folder of the first file."""
+    """Collect the exports of a file. `folder` is its folder, relative to that of the first file."""
     imports = [
         (statement, _import(found, document, statement, reader, folder, visited))
         for statement in document.body
@@ -168,10 +173,10 @@ def _visit(found: Definitions, document: Document, reader: Reader, folder: str, 
 def _import(
     found: Definitions, document: Document, statement: Import, reader: Reader, folder: str, visited: Visited
 ) -> Exports:
-    """What an imported file exports; nothing where it cannot be read, and why is reported."""
+    """Return the exports of an imported file; nothing if it cannot be read, which is reported."""
     written, span = statement.path.value, statement.path.span
     if written.startswith("/") or "\\" in written or ":" in written or not written.endswith(".dsc"):
-        hint = 'write a path from this file on, as in `import "models/deepseek-v3.dsc"`'
+        hint = 'write a path relative to this file, as in `import "models/deepseek-v3.dsc"`'
         found.complain("E0503", f'"{written}" is not a relative path to a .dsc file', span, hint)
         found.damaged = True
         return {}
@@ -180,7 +185,12 @@ def _import(
     if real in visited:
         exports = visited[real]
         if exports is None:
-            found.complain("E0502", f'"{written}" is imported by what it imports', span, "remove one of the imports")
+            found.complain(
+                "E0502",
+                f'"{written}" imports this file, directly or through other files',
+                span,
+                "remove one of the imports",
+            )
         return exports or {}
     visited[real] = {}
     if len(visited) > MAX_FILES or found.num_words > MAX_ALL_WORDS:
@@ -208,12 +218,12 @@ def _import(
 
 
 def _nearby(path: str, written: str) -> str:
-    """The import that was probably meant, or the specs that lie where a missing one was looked for."""
+    """Hint for a missing import: the file that was probably meant, or the specs in the folder where it should be."""
     folder = Path(path).parent
-    if Path(path).exists():  # so another of nearly that name is not meant
+    if Path(path).exists():  # then no other file was meant
         return "" if Path(path).is_file() else "import a regular file"
     names = sorted(entry.name for entry in folder.glob("*.dsc") if entry.is_file()) if folder.is_dir() else []
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     close = nearest(Path(path).stem, (name.removesuffix(".dsc") for name in names[:MAX_BESIDE]))
     if len(close) == 1:
@@ -228,43 +238,43 @@ def _name(block: Block) -> tuple[str, str]:
 
 
 def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
-    """The kind and name of a block of the outermost level, if it has them."""
+    """Return (kind, name) of a top-level block; None after reporting that it has no valid ones."""
     kind, name = _name(block)
     if kind not in KINDS:
         hint = f"blocks of a file are {', '.join(f'`{kind}`' for kind in KINDS)}"
         found.complain("E0201", f"a file has no block `{kind}`", block.key.span, hint)
-        found.damaged = True  # what a run names may be in it
+        found.damaged = True  # it may define a name that a run uses
         return None
     if kind == "precision" and _is_built_in(name):
         hint = f"write `precision my_{name} extends {name} {{ … }}`"
-        found.complain("E0202", f"precision `{name}` is built in, and is the same everywhere", block.head, hint)
+        found.complain("E0202", f"precision `{name}` is built in and cannot be changed", block.head, hint)
         return None
     if not (is_run_name(name) if kind == "run" else name.isidentifier()):
         written = block.labels[0].span.to(block.labels[-1].span).text if block.labels else ""
         label = "_".join(re.findall(r"[A-Za-z0-9_]+", written[:64], re.ASCII))
         proposed = label if label.isidentifier() else f"my_{kind}"
-        found.complain("E0205", f"a {kind} has one name", block.head, f"write `{kind} {proposed} {{ … }}`")
+        found.complain("E0205", f"a {kind} needs one name", block.head, f"write `{kind} {proposed} {{ … }}`")
         found.damaged = True
         return None
     return kind, name
 
 
 def is_run_name(text: str) -> bool:
-    """Whether a text can be the name of a run, or with a point the name or the number of a phase of it."""
+    """Whether a text is a valid RUN or RUN.PHASE; a phase is a name or a number."""
     run, point, phase = text.partition(".")
     return run.isidentifier() and (not point or phase.isidentifier() or phase.isdecimal())
 
 
 def _is_built_in(name: str) -> bool:
-    """Whether a precision is named for a dtype; a recipe of another name may be defined anew."""
-    from dsl.schema.precision import BUILT_IN, DTYPES  # with pydantic, which those who only read need not wait for
+    """Whether a precision has the name of a dtype; built-in recipes with other names may be redefined."""
+    from dsl.schema.precision import BUILT_IN, DTYPES  # imports pydantic, which is slow and not needed just to read
 
     return name in BUILT_IN and name in DTYPES.meanings
 
 
-def _twice(found: Definitions, what: str, span: Span, first: Span) -> None:
+def _twice(found: Definitions, name: str, span: Span, first: Span) -> None:
     hint = "remove one, or give it another name"
-    found.complain("E0202", f"`{what}` is given twice", span, hint, Note("first given here", first))
+    found.complain("E0202", f"`{name}` is given twice", span, hint, Note("first given here", first))
 
 
 def _stray(found: Definitions, statement: Statement) -> None:
@@ -272,11 +282,11 @@ def _stray(found: Definitions, statement: Statement) -> None:
         found.damaged = True
     elif isinstance(statement, Attribute):
         hint = f"put it into a block, or write `let {statement.key.text} = {statement.phrase.span.text}`"
-        found.complain("E0204", f"`{statement.key.text}` is given outside of any block", statement.key.span, hint)
+        found.complain("E0204", f"`{statement.key.text}` is outside any block", statement.key.span, hint)
     else:
         assert isinstance(statement, Line)
         is_block = statement.head.text in KINDS and bool(statement.items)
-        message = "has no block" if is_block else "is no statement"
-        hint = f"write `{statement.head.text} name {{ … }}`" if is_block else "a file holds imports, lets and blocks"
+        message = "has no block" if is_block else "is not a statement"
+        hint = f"write `{statement.head.text} name {{ … }}`" if is_block else "a file has imports, lets and blocks"
         found.complain("E0108", f"`{statement.span.text}` {message}", statement.span, hint)
         found.damaged = True

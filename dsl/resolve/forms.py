@@ -1,4 +1,4 @@
-"""Fields that are written as text that reads like the paper: phases, the batch, the learning rate, the tokenizer."""
+"""Fields with a syntax of their own: phases, the batch, the learning rate, the tokenizer."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ MAX_RATE = Fraction(10)
 
 
 def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | None, since: int = 0) -> int:
-    """Tokens that a duration beginning at token `since` takes. Steps are converted by the ramp of the batch."""
+    """Return the tokens of a duration that begins at token `since`. Steps are converted by the batch ramp."""
     if quantity.dimension == TOKEN:
         return whole(context, quantity.value, span, "tokens")
     if quantity.dimension == STEP:
         steps = whole(context, quantity.value, span, "steps")
         if steps < 0:
-            raise context.reject("E0303", f"`{span.text}` is less than no steps", span, "write `1000 steps`")
-        if ramp is None:  # what it is made of has been reported
+            raise context.reject("E0303", f"`{span.text}` is a negative number of steps", span, "write `1000 steps`")
+        if ramp is None:  # mistakes in its values have been reported
             raise RejectedError
         return ramp.tokens_at(ramp.steps_for(since) + steps) - since if since else ramp.tokens_at(steps)
     is_plain = quantity.dimension == PLAIN
-    said = "a plain number" if is_plain else f"in {spoken(quantity.dimension)}"
+    unit = "a plain number" if is_plain else f"in {spoken(quantity.dimension)}"
     hint = f"write `{span.text} tokens` or `{span.text} steps`" if is_plain else "write tokens or steps"
-    raise context.reject("E0301", f"`{span.text}` is {said}, not a number of tokens or steps", span, hint)
+    raise context.reject("E0301", f"`{span.text}` is {unit}, not a number of tokens or steps", span, hint)
 
 
 def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | None) -> tuple[Phase, ...]:
-    """`0.001 until 14.3T tokens then 0`."""
+    """Resolve `0.001 until 14.3T tokens then 0`."""
     key, items = statement.key.text, _signed(statement.phrase.items, ("until", "then"))
     found: list[Phase] = []
     while True:
@@ -56,7 +56,7 @@ def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | No
             message = f"a phase of `{key}` ends at token {end:,}: at least 1 and at most {MAX_TOKENS:,}"
             raise context.reject("E0303", message, statement.phrase.span, "write `0.3 until 10T tokens then 0.1`")
         if found and end <= (found[-1].until_tokens or 0):
-            message = f"a phase of `{key}` ends at token {end:,}, where another has ended before"
+            message = f"a phase of `{key}` ends at token {end:,}, not after the phase before it"
             raise context.reject("E0703", message, statement.phrase.span, "order the phases by their ends")
         found.append(Phase.model_construct(value=float(value), until_tokens=end))
         items = rest
@@ -65,7 +65,7 @@ def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | No
 def _until(
     context: Context, scope: Scope, key: str, rest: tuple[Value, ...], whole_phrase: Phrase, ramp: Ramp | None
 ) -> tuple[int, tuple[Value, ...]]:
-    """The end of a phase and the items after its `then`."""
+    """Return the end of a phase and the items after its `then`."""
     hint = f"write `{key} = 0.3 until 10T tokens then 0.1`"
     if not _is(rest[0], "until") or len(rest) < 2:
         raise context.reject("E0703", f"`{rest[0].span.text}` where `until` was expected", rest[0].span, hint)
@@ -73,14 +73,14 @@ def _until(
     span = rest[1].span.to(rest[-len(after) - 1].span)
     if not after:
         message = f"the last phase of `{key}` has an end"
-        raise context.reject("E0703", message, whole_phrase.span, "say what comes then: `… then 0`")
+        raise context.reject("E0703", message, whole_phrase.span, "add the value that follows: `… then 0`")
     if not _is(after[0], "then") or len(after) < 2:
         raise context.reject("E0703", f"`{after[0].span.text}` where `then` was expected", after[0].span, hint)
     return tokens_of(context, quantity, span, ramp), after[1:]
 
 
 def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: None = None) -> Batch:
-    """`batch = 64` or `batch { from = 3072, to = 15360, over = 469B tokens }`."""
+    """Resolve `batch = 64` or `batch { from = 3072, to = 15360, over = 469B tokens }`."""
     if isinstance(statement, Attribute):
         value = convert(context, phrase(context, scope, statement.phrase), None, "batch", statement.phrase.span)
         size = _size(context, value, statement.phrase.span)
@@ -127,19 +127,19 @@ def _size(context: Context, value: Fraction, span: Span) -> int:
     size = whole(context, value, span, "sequences")
     if not 1 <= size <= 100_000_000:
         message = f"`{span.text}` is out of bounds: at least 1 and at most 100,000,000"
-        raise context.reject("E0303", message, span, "write the sequences of a step")
+        raise context.reject("E0303", message, span, "write the number of sequences per step")
     return size
 
 
 def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | TrainTokenizer:
-    """`"tokenizer.json"` or `train(4096)`."""
+    """Resolve `"tokenizer.json"` or `train(4096)`."""
     value = statement.phrase.items[0]
     if len(statement.phrase.items) > 1:
         raise context.reject("E0302", "`tokenizer` takes one value", statement.phrase.items[1].span, "remove the rest")
     if not isinstance(value, FunctionCall):
         return string(context, "tokenizer", value, is_path=True)
     if value.name != "train" or len(value.arguments) != 1:
-        message = f"`{value.span.text}` is no tokenizer"
+        message = f"`{value.span.text}` is not a tokenizer"
         raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
     argument = value.arguments[0]
     vocab = convert(context, leading(context, scope, (argument,))[0], None, "train", argument.span)
@@ -162,19 +162,21 @@ class Clause:
 
 
 def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total: int | None) -> tuple[RatePhase, ...]:
-    """The lines of a `rate` block. `total`: tokens of the run, where a last phase without an end ends.
+    """Resolve the lines of a `rate` block. `total`: tokens of the run, the end of a last phase that gives none.
 
-    What a phase of the run says begins with this phase; a constant stands for the tokens before.
+    A rate in a phase of the run begins with this phase; a constant fills the tokens before it.
     """
     found: list[RatePhase] = []
     lines = [each for each in block.body if isinstance(each, Line)]
     damaged = len(lines) < len(block.body)
-    # A damaged line may have changed the rate: lines behind it are not judged by it.
+    # A damaged line may change the rate, so the lines after it are not checked against it.
     leading = [*takewhile(lambda each: isinstance(each, Line), block.body)]
     for each in block.body:
         if not isinstance(each, (Line, Lost)):
             hint = "write `warmup 2000 steps to 2.2e-4`"
-            context.complain("E0704", "a phase of the rate is a line of words", each.span, hint)
+            context.complain(
+                "E0704", "a phase of the rate is a line such as `warmup 2000 steps to 2.2e-4`", each.span, hint
+            )
     if not block.body:
         raise context.reject("E0704", "`rate` has no phase", block.head, "write `constant at 1e-4`")
     for index, line in enumerate(lines[: len(leading)]):
@@ -199,7 +201,7 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
 
 
 def _alone(context: Context, scope: Scope, line: Line) -> None:
-    """Look at a line by itself: where its phase begins depends on lines that cannot be used."""
+    """Check a line on its own, because the beginning of its phase is unknown."""
     try:
         clauses = _clauses(context, scope, line)
         _rates(context, clauses)
@@ -210,7 +212,7 @@ def _alone(context: Context, scope: Scope, line: Line) -> None:
 
 
 def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
-    """The clauses of a line, each once; a duration directly after the shape counts as `over`."""
+    """Return the clauses of a line by name; a duration directly after the shape counts as `over`."""
     if line.head.text not in SHAPES:
         hint = suggest(line.head.text, SHAPES)
         raise context.reject("E0704", f"a rate has no phase `{line.head.text}`", line.head.span, hint)
@@ -234,8 +236,8 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
 
 
 def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
-    """The clause that a word was meant to be, else the line without it."""
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    """Hint for an unknown word: the clause that was probably meant, or the line without the word."""
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     close = nearest(word.text, CLAUSES)
     if close:
@@ -245,7 +247,7 @@ def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
 
 
 def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
-    """Whether the clauses are those of the shape."""
+    """Check that the clauses fit the shape. Raises RejectedError after reporting one that does not."""
     constant = SHAPES[head.text] == "constant"
     allowed = {"at", "until", "over"} if constant else {"from", "to", "until", "over"}
     hint = "write `constant at 2.2e-5 over 333B tokens`" if constant else f"write `{head.text} to 2.2e-5 …`"
@@ -255,7 +257,7 @@ def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
     if "until" in clauses and "over" in clauses:
         raise context.reject("E0704", "a phase ends once: `until` or `over`", clauses["over"].span, "keep one of them")
     if not constant and "to" not in clauses:
-        raise context.reject("E0704", f"`{head.text}` does not say where to", head.span, hint)
+        raise context.reject("E0704", f"`{head.text}` has no `to`", head.span, hint)
 
 
 def _line(
@@ -278,25 +280,23 @@ def _line(
 def _goals(
     context: Context, shape: Shape, head: Word, clauses: dict[str, Clause], before: RatePhase | None
 ) -> tuple[float, float]:
-    """The rates at the start and the end of a phase."""
+    """Return the rates at the start and the end of a phase."""
     values = _rates(context, clauses)
     current = before.end if before else None
     if shape == "constant":
         value = values.get("at", current)
         if value is None:
-            raise context.reject(
-                "E0704", "the first phase does not say its rate", head.span, "write `constant at 1e-4`"
-            )
+            raise context.reject("E0704", "the first phase has no rate", head.span, "write `constant at 1e-4`")
         return value, value
     start = values.get("from", 0.0 if head.text == "warmup" else current)
     if start is None:
         hint = f"write `{head.text} from 0 to …`, or `warmup`"
-        raise context.reject("E0704", "the first phase does not say where from", head.span, hint)
+        raise context.reject("E0704", "the first phase has no `from`", head.span, hint)
     return start, values["to"]
 
 
 def _rates(context: Context, clauses: dict[str, Clause]) -> dict[str, float]:
-    """The rates that a line names. Each is evaluated, so that mistakes in all of them are reported."""
+    """Return the rates of a line by clause. All are evaluated first, to report the mistakes in each."""
     found: dict[str, float] = {}
     names = [name for name in ("at", "from", "to") if name in clauses]
     for name in names:
@@ -326,7 +326,7 @@ def _end(
     total: int | None,
     last: bool,
 ) -> int:
-    """The token at which a phase ends."""
+    """Return the token at which a phase ends."""
     if "until" in clauses:
         end = tokens_of(context, clauses["until"].value, clauses["until"].span, ramp)
     elif "over" in clauses:
@@ -337,25 +337,30 @@ def _end(
         end = max(total, begin + 1)
     else:
         hint = "add `until 10T tokens` or `over 2000 steps`"
-        raise context.reject("E0704", "only the last phase may go without an end", line.head.span, hint)
+        raise context.reject("E0704", "only the last phase may have no end", line.head.span, hint)
     if end <= begin:
-        message = f"this phase ends at token {end:,} and begins at token {begin:,}"
+        message = f"this phase ends at token {end:,}, but begins at token {begin:,}"
         raise context.reject("E0705", message, line.span, "give it more tokens, or remove it")
     if end > MAX_TOKENS:
-        raise context.reject("E0303", "this phase ends beyond every bound", line.span, "write fewer tokens")
+        raise context.reject(
+            "E0303",
+            f"this phase ends after token {MAX_TOKENS:,}, the largest possible",
+            line.span,
+            "write fewer tokens",
+        )
     return end
 
 
 def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
     found = convert(context, leading(context, scope, (value,))[0], None, key, value.span)
     if not 0 <= found <= 1000:
-        message = f"`{key}` of `{value.span.text}` is out of bounds: at least 0 and at most 1000"
-        raise context.reject("E0303", message, value.span, "write a number from 0 on")
+        message = f"`{value.span.text}` is out of bounds for `{key}`: at least 0 and at most 1000"
+        raise context.reject("E0303", message, value.span, "write a number from 0 to 1000")
     return found
 
 
 def _signed(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
-    """Values in which `to -1` is a word and a number below zero; it was read as a difference."""
+    """Return the items with `to -1` as a word and a negative number; the parser reads it as a difference."""
     found: list[Value] = []
     for item in items:
         parts = _parted(item, words)

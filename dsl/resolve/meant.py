@@ -1,4 +1,4 @@
-"""What was meant by a key that a block does not have, or by a kind that a block does not come in."""
+"""Guess what was meant by an unknown key or kind of a block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsl.schema import Mla, Node, Tile
 from dsl.schema.base import fields_of
 from dsl.text.syntax import ALTERNATIVES, NAMED, Attribute, Block
 
-# Keys of `attention gqa` that `attention mla` lacks → why, and what to do. A key without a row gets "remove it".
+# Keys of `attention gqa` that `attention mla` lacks → reason and edit. Other keys get "remove it".
 WHY_NOT_IN_MLA: dict[str, str] = {
     "kv_heads": "whose query heads have keys of their own: remove it",
     "bias": "whose projections have no biases: remove it",
@@ -28,10 +28,9 @@ WHY_NOT_IN_MLA: dict[str, str] = {
 def key_meant(
     path: str, cls: type[Node], block: Block, statement: Attribute | Block, keys: tuple[str, ...]
 ) -> tuple[set[str], str, tuple[Note, ...]]:
-    """(keys that count as given, hint, notes) of a statement whose key is none of the block at a path.
+    """Return (keys that count as given, hint, notes) for a statement with an unknown key in the block at a path.
 
-    A key that stands beside it already is never proposed: two would be one too many. A key that must be given, and is
-    not, comes before the others.
+    Keys that the block already has are never proposed. Missing required keys are proposed before others.
     """
     word, place = statement.key.text, ".".join(part for part in path.split(".") if not part.isdigit())
     inside = block.encloses(statement.key.span)
@@ -43,24 +42,24 @@ def key_meant(
         and block.encloses(each.key.span) == inside
     }
     is_last = inside or statement.key.span.source.name == OVERRIDE
-    inherited = set() if is_last else {key for key in keys if block.gives(key)}  # what stands beside may be overridden
+    inherited = set() if is_last else {key for key in keys if block.gives(key)}  # keys of a parent may be overridden
     taken = {*beside, *(ALTERNATIVES.get(key, "") for key in beside), *inherited} - {"layers"}
     free = [key for key in keys if key not in taken]
     value = statement.phrase.span.text if isinstance(statement, Attribute) else "…"
-    said = vocabulary.said_in(word, place, value)
-    if said:
+    hint = vocabulary.hint_in(word, place, value)
+    if hint:
         meant = {each.rpartition(".")[2] for each in vocabulary.places(word)}
-        return meant & {*free}, said, ()
-    alias = key if (key := vocabulary.key_in(word, place)) in keys else ""  # not of a block of another kind
+        return meant & {*free}, hint, ()
+    alias = key if (key := vocabulary.key_in(word, place)) in keys else ""  # not a key of a block of another kind
     if alias in free:
         return {alias}, f"did you mean `{alias}`?", ()
     home = _home(word, place, cls)
-    elsewhere = "" if alias else vocabulary.said_elsewhere(word, value)
+    elsewhere = "" if alias else vocabulary.hint_elsewhere(word, value)
     if elsewhere and not home:
         return set(), elsewhere, ()
     absent = [key for key in free if key in _required(cls) and not block.gives(key)]
     close = () if alias else nearest(word, absent) or nearest(word, free)
-    if len(keys) <= 2 and keys[0] in free and edits(word, keys[0]) == 1:  # too short a word to be near: `fnn`
+    if len(keys) <= 2 and keys[0] in free and edits(word, keys[0]) == 1:  # too short for `nearest`, as `fnn`
         close = (keys[0],)
     if close:
         fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
@@ -68,9 +67,9 @@ def key_meant(
         shown = listed(fitting, "or") if fitting else f"the {form} {listed(close, 'or')}"
         return {*close}, f"did you mean {shown}?{f' If not, {home}' if home else ''}", ()
     same = next((key for key in (alias, *nearest(word, taken & {*keys})) if key), "")
-    given = same if same in beside else ALTERNATIVES.get(same, "")
-    if given in beside:
-        return set(), f"remove it, or change `{given}`", (Note(f"`{given}` is given here", beside[given]),)
+    present = same if same in beside else ALTERNATIVES.get(same, "")
+    if present in beside:
+        return set(), f"remove it, or change `{present}`", (Note(f"`{present}` is given here", beside[present]),)
     return set(), home or f"`{_head(cls, block)}` takes {listed(keys, 'and')}", ()
 
 
@@ -83,16 +82,16 @@ def _is_block(cls: type[Node], key: str) -> bool | None:
 
 
 def _home(key: str, place: str, cls: type[Node]) -> str:
-    """Name the blocks of the language that have a key; "" where none has it."""
-    from dsl.reference.keys import blocks, plain, told_at
+    """Hint that names the blocks that have a key; "" if there are none."""
+    from dsl.reference.keys import blocks, documented_at, plain
 
-    here = told_at(place)
+    here = documented_at(place)
     found = [block for block in blocks() if any(each.name == key for each in block.keys)]
     beside = [block for block in found if plain(block.path) == (here or "run")]
     if beside:  # of another kind
         heads = listed([block.head for block in beside], "or")
-        why = WHY_NOT_IN_MLA.get(key, "remove it") if cls is Mla else ""
-        return f"it is a key of {heads}, and this is `{_head_of_kind(beside[0].head, cls)}`{why and ', '}{why}"
+        reason = WHY_NOT_IN_MLA.get(key, "remove it") if cls is Mla else ""
+        return f"it is a key of {heads}, but this is `{_head_of_kind(beside[0].head, cls)}`{reason and ', '}{reason}"
     braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
     owner = ".".join(found[0].path.split(".")[: -len(found[0].head.split())]) if len(found) == 1 else ""
     return f"move it into {listed(braces, 'or')}{f' of `{owner}`' if owner else ''}" if found else ""
@@ -103,7 +102,7 @@ def _head_of_kind(head: str, cls: type[Node]) -> str:
 
 
 def _head(cls: type[Node], block: Block) -> str:
-    """How a block begins, without its name: `attention gqa`, `train`."""
+    """The head of a block without its name: `attention gqa`, `train`."""
     return _head_of_kind(block.key.text, cls) if "kind" in cls.model_fields else block.key.text
 
 
@@ -114,6 +113,6 @@ def _required(cls: type[Node]) -> set[str]:
 
 
 def kind_hint(path: str, word: str, kinds: Iterable[str]) -> str:
-    """A hint for a kind that a block at a path does not come in, or a precision that there is not."""
+    """Hint for an unknown kind of the block at a path, or an unknown precision."""
     place = ".".join(part for part in path.split(".") if not part.isdigit())
     return vocabulary.word_at(word, place) or suggest(word, kinds)

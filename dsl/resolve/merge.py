@@ -1,7 +1,7 @@
-"""Blocks over blocks: what a child changes of its parent, a later block of an earlier one, `-s` of the file.
+"""Merge blocks: a child over its parent, a later block over an earlier one, `-s` over the file.
 
-A key of the child takes the place of the parent's; a block is merged key by key, except where it is of another kind.
-Nodes keep their spans, so every value still knows where it was written.
+A key of the child replaces the parent's; a block is merged key by key, unless its kind differs. Nodes keep their spans,
+so that every value still knows its position.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dsl.text.syntax import ALTERNATIVES, Attribute, Block, Import, Let, Line, L
 
 MAX_NOTES = 8
 EXTENDS = "extends"
-PHASE = "phase"  # a block of a run, of which there may be several
+PHASE = "phase"  # a block that a run may have several of
 NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
 
 
 def key_of(statement: Statement) -> str:
-    """What a statement gives a value to; "" for a line or a lost statement, which are not named."""
+    """The key that a statement sets; "" for a line or a lost statement, which have none."""
     if isinstance(statement, Block) and statement.key.text == PHASE:
         return f"{PHASE} {label_of(statement)}"
     if isinstance(statement, (Attribute, Block)):
@@ -30,7 +30,7 @@ def key_of(statement: Statement) -> str:
 
 
 def lost_keys(block: Block) -> set[str]:
-    """The names in what could not be read of a block: of its keys that are not given, these may have been."""
+    """The names in the unreadable statements of a block. Missing keys among them may have been given there."""
     return {name for each in block.body if isinstance(each, Lost) for name in each.words}
 
 
@@ -41,9 +41,9 @@ def label_of(block: Block) -> str:
 
 
 def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
-    """A block without the keys that one body gives twice, here or further inside; the first one stays.
+    """Report keys that a body gives twice, here or in inner blocks, and return the block with only the first of each.
 
-    Blocks within it extend nothing: what they inherit comes by way of the block around them.
+    Inner blocks cannot extend others: they inherit through the block around them.
     """
     seen: dict[str, Span] = {}
     body: list[Statement] = []
@@ -56,7 +56,9 @@ def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
             mistakes.append(Diagnostic("E0202", f"`{key}` is given twice", span, "remove one of them", (note,)))
         elif other in seen:
             note = Note(f"`{other}` is given here", seen[other])
-            mistakes.append(Diagnostic("E0202", f"`{key}` and `{other}` say the same", span, "keep one", (note,)))
+            mistakes.append(
+                Diagnostic("E0202", f"`{key}` and `{other}` mean the same", span, "keep one of them", (note,))
+            )
         else:
             body.append(inner(statement, mistakes) if isinstance(statement, Block) else statement)
         if key:
@@ -65,20 +67,21 @@ def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
 
 
 def inner(block: Block, mistakes: list[Diagnostic]) -> Block:
-    """A block within another, which cannot extend one."""
+    """Check an inner block and return it with unique keys; inner blocks cannot extend others."""
     if block.parent is not None:
         begin = block.head.start + block.head.text.rindex(EXTENDS, 0, block.parent.span.start - block.head.start)
         span = Span(block.head.source, begin, block.parent.span.end)
-        message = f"`{block.key.text}` extends nothing: a run, model, cluster or precision does, with all that is in it"
+        message = f"`{block.key.text}` cannot extend a block: only a run, model, cluster or precision can"
         mistakes.append(Diagnostic("E0205", message, span, f"remove `{span.text}`"))
     return replace(unique(block, mistakes), parent=None)
 
 
 def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
-    """The parent's body with the child's put over it; key and place are the child's, the label too if it has one."""
+    """Return the parent's body with the child's merged over it. Key and position are the child's, the label too if it
+    has one."""
     labels = {label_of(parent), label_of(child)} - {""}
     if len(labels) > 1 and child.key.text not in NAMES:
-        return child  # another kind of attention, ffn or optimizer: nothing of the old one fits
+        return child  # another kind of attention, ffn or optimizer: no key of the old one applies
     if child.key.text == "rate":
         return child
     overriding = {key_of(statement): statement for statement in child.body if key_of(statement)}
@@ -105,7 +108,7 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
 
 
 def layers_of(key: str) -> bool:
-    """Whether a key is that of a layer range, which replaces instead of being merged."""
+    """Whether a key is that of layer ranges, which are replaced instead of merged."""
     return key == "layers"
 
 
@@ -117,11 +120,11 @@ class _Kin:
     """The blocks of one kind in a parent's layer ranges."""
 
     blocks: tuple[Block, ...]
-    keys: frozenset[str]  # of all of them
+    keys: frozenset[str]  # keys of all blocks
 
 
 def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
-    """What the layer ranges of a child may inherit from, by key and kind."""
+    """The blocks that layer ranges of a child may inherit from, by key and kind."""
     found: dict[tuple[str, str], list[Block]] = {}
     for each in parent.body:
         if isinstance(each, Block) and each.key.text == "layers":
@@ -132,7 +135,7 @@ def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
 
 
 def _inherit(kin: Mapping[tuple[str, str], _Kin], layers: Block, mistakes: list[Diagnostic]) -> Block:
-    """A child's layer range whose ffn takes the keys it leaves unset from the parent's only ffn of that kind."""
+    """Return a child's layer range whose ffn inherits missing keys from the parent's only ffn of that kind."""
     body = tuple(
         _inherit_ffn(kin[each.key.text, label_of(each)], each, mistakes)
         if isinstance(each, Block) and (each.key.text, label_of(each)) in kin
@@ -149,7 +152,7 @@ def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
     if unset:
         notes = tuple(Note(f"`{item.head.text}` is given here", item.head) for item in kin.blocks[:MAX_NOTES])
         names = ", ".join(f"`{key}`" for key in unset)
-        message = f"what this block leaves unset could be inherited from {len(kin.blocks)} blocks `{ffn.head.text}`"
+        message = f"the missing keys of this block could be inherited from {len(kin.blocks)} blocks `{ffn.head.text}`"
         hint = f"give {names} here"
         mistakes.append(Diagnostic("E0403", message, ffn.head, hint, notes))
         return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, Lost(ffn.head)), ffn.head, ffn.end)
@@ -157,7 +160,7 @@ def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
 
 
 def _keys(block: Block, prefix: str = "") -> set[str]:
-    """Keys of a block and, dotted, of the blocks in it."""
+    """Keys of a block and, dotted, those of its inner blocks."""
     keys: set[str] = set()
     for statement in block.body:
         if isinstance(statement, Block):

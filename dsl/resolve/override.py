@@ -1,9 +1,9 @@
-"""The command line's `-s key=value` over the blocks of a run: each is a later block with just that value.
+"""Apply `-s key=value` of the command line to a run: each is merged like a later block with only that value.
 
 Keys are the paths that `dsc show` prints. Layer ranges and phases of the rate are counted from 0:
-`model.layers.1.ffn.experts=32`, `train.rate.0=warmup 100 steps to 1e-3`. A block can be given as it is written in a
-file, `model.attention gqa { … }`, and a `let` of the file by its name. Of a built-in precision a value is set for this
-run alone, which then has a precision of its own that extends it.
+`model.layers.1.ffn.experts=32`, `train.rate.0=warmup 100 steps to 1e-3`. A block can be written as in a file,
+`model.attention gqa { … }`, and a `let` of the file can be set by its name. Setting a key of a built-in precision gives
+the run a new precision that extends the built-in one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from dsl.text.syntax import (
     Word,
 )
 
-NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
+NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also without the closing parenthesis
 KEY = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)*)\s*(=?)", re.ASCII)
 EXAMPLE = "write `-s parallel.pipeline=8`"
-Setting = Attribute | Block | tuple[Line, ...]  # what a path is set to; lines are those of a rate
+Setting = Attribute | Block | tuple[Line, ...]  # the new value of a path; lines are those of a rate
 
 
 def override(context: Context, text: str) -> None:
-    """Set one value of the run, or of a block it names. Mistakes are reported."""
+    """Set one value of the run, or of a block that it names. Mistakes are reported."""
     source = Source(OVERRIDE, text)
     context.definitions.sources.append(source)
     found = _read(context, source)
@@ -54,7 +54,7 @@ def override(context: Context, text: str) -> None:
     lets = context.definitions.lets
     try:
         if not rest and kind not in keys_of(Spec) and kind not in lets and (meant := _let_meant(kind, lets)):
-            message = f"neither the run has a key `{kind}` nor the file a `let` of that name"
+            message = f"the run has no key `{kind}`, and the file no `let` of that name"
             raise context.reject("E0504", message, word.span, meant)
         if not rest and kind not in keys_of(Spec) and kind in lets:
             _set_let(context, word, setting)
@@ -70,7 +70,7 @@ def override(context: Context, text: str) -> None:
 
 # ---------------------------------------------------------------- reading
 def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
-    """The path that is set, and to what."""
+    """Parse an override to its path and its value; None after reporting a mistake."""
     match = KEY.match(source.text)
     found: Setting | None = None
     if match is not None and match[1].count(".") < MAX_PARTS:
@@ -94,7 +94,7 @@ def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
 
 
 def _setting(key: str, statements: tuple[Statement, ...]) -> Setting | None:
-    """What the statements of an override set a key to."""
+    """The value that the statements of an override set a key to; None if they are not one value."""
     first = statements[0] if statements else None
     if isinstance(first, Attribute) and _is_rate(key):
         return _lines(statements) or (first if key == "train.rate" and len(statements) == 1 else None)
@@ -106,7 +106,7 @@ def _is_rate(key: str) -> bool:
 
 
 def _lines(statements: tuple[Statement, ...]) -> tuple[Line, ...]:
-    """`rate = warmup 10 steps to 1e-3, constant`: the phases, or none if it is something else."""
+    """The phases of `rate = warmup 10 steps to 1e-3, constant`; empty if the statements are something else."""
     found: list[Line] = []
     for statement in statements:
         if isinstance(statement, Attribute) and not found and isinstance(statement.phrase.items[0], Word):
@@ -121,7 +121,7 @@ def _lines(statements: tuple[Statement, ...]) -> tuple[Line, ...]:
 
 
 def _takes_text(key: str) -> bool:
-    """Whether a key of the run, as it is nested, is one whose value is a text, like `data.source`."""
+    """Whether the value of a nested key of the run is a string, as for `data.source`."""
     *parents, name = key.split(".")
     cls: type[Node] = Spec
     for part in parents:
@@ -134,25 +134,25 @@ def _takes_text(key: str) -> bool:
 
 
 def _is_plain(value: str) -> bool:
-    """Whether a text stands as it is, a shell having taken its quotes: not a name, a call or in quotes still."""
+    """Whether a value is a string whose quotes the shell removed: not a name, a call or still in quotes."""
     text = value.strip()
     return text.isprintable() and text[0] != '"' and not NAME_OR_CALL.fullmatch(text)
 
 
 # ---------------------------------------------------------------- setting
 def _let_meant(name: str, lets: Collection[str]) -> str:
-    """A hint for a name that is no key and no `let`; "" where there are none, or a key was meant."""
-    from dsl.messages.spelling import nearest  # only where something is wrong
+    """Hint for a name that is neither a key nor a `let`; "" if there are no lets, or if a key was probably meant."""
+    from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     if not lets or (nearest(name, keys_of(Spec)) and not nearest(name, lets)):
         return ""
     close = nearest(name, lets)
     listed = ", ".join(f"`{each}`" for each in sorted(lets)[:MAX_LISTED])
-    return f"did you mean `{close[0]}`?" if close else f"each `let` outside of blocks can be set: {listed}"
+    return f"did you mean `{close[0]}`?" if close else f"every `let` outside blocks can be set: {listed}"
 
 
 def _set_let(context: Context, word: Word, setting: Setting) -> None:
-    """A `let` of the file with another value."""
+    """Set a `let` of the file to another value."""
     if not isinstance(setting, Attribute):
         raise context.reject("E0504", f"`{word.text}` is a value", word.span, f"write `-s {word.text}=…`")
     lets = {**context.definitions.lets, word.text: Let(word, setting.phrase, setting.span)}
@@ -160,32 +160,32 @@ def _set_let(context: Context, word: Word, setting: Setting) -> None:
 
 
 def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting: Setting) -> None:
-    """An override of the model, cluster or precision that the run names."""
+    """Set a key of the model, cluster or precision that the run names."""
     named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == kind), None)
     target = named.phrase.items[0] if named else None
     if kind == "precision" and named and isinstance(target, Word) and target.text in BUILT_IN:
         target = _own_precision(context, named, target)
     if not isinstance(target, Word) or (kind, target.text) not in context.definitions.blocks:
-        message = f"the run names no {kind} whose `{keys[0]}` could be set"
+        message = f"the run names no {kind}, so `{keys[0]}` cannot be set"
         raise context.reject("E0504", message, word.span, f"define a {kind} and write `{kind} = name`")
     block = context.block(kind, target.text, target.span)
     context.extended[kind, target.text] = _put(context, Scope((block,), kind), block, keys, word, setting)
 
 
 def _set_in_phase(context: Context, keys: list[str], word: Word, setting: Setting) -> None:
-    """`phase.to_32k.train.batch`: a key of one phase of the run."""
+    """Set a key of one phase of the run: `phase.to_32k.train.batch`."""
     name, *rest = keys or [""]
     phase = next((each for each in context.run.body if key_of(each) == f"{PHASE} {name}"), None)
     if not isinstance(phase, Block) or not rest:
         names = [key_of(each).partition(" ")[2] for each in context.run.body if key_of(each).startswith(f"{PHASE} ")]
-        hint = f"write `-s phase.{names[0]}.train.batch=…`; there is {', '.join(names)}" if names else ""
+        hint = f"write `-s phase.{names[0]}.train.batch=…`; the phases are {', '.join(names)}" if names else ""
         raise context.reject("E0504", f"`{word.text}` names no key of a phase of this run", word.span, hint)
     scope = Scope((context.run, phase))
     context.run = _with(context.run, phase, _put(context, scope, phase, rest, word, setting))
 
 
 def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
-    """The name of a new precision that extends the built-in one, which stays as it is; the run names the new one."""
+    """Give the run a new precision that extends the built-in one, and return its name."""
     existing = context.definitions.blocks
     name = f"my_{built_in.text}"
     while ("precision", name) in existing:
@@ -198,7 +198,7 @@ def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
 
 
 def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
-    """A block with one value set; the keys are those of the blocks it is nested in."""
+    """Return a block with one value set. `keys`: the path of the value within the block."""
     name, *rest = keys
     if name == "layers" and rest:
         return _put_layers(context, scope, block, rest, word, setting)
@@ -222,7 +222,7 @@ def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Wo
 
 
 def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
-    """`layers.1.ffn.experts`: the ranges are counted in the order of their layers."""
+    """Set a key of a layer range, as in `layers.1.ffn.experts`. Ranges are numbered in the order of their layers."""
     ranges = ranges_of(context, scope, block)
     index, *rest = keys
     target = ranges[int(index)] if index.isdecimal() and len(index) < 5 and int(index) < len(ranges) else None
@@ -233,13 +233,13 @@ def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], w
         return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span, target.end))
     labels = (f"`layers.{number}` is {each.head.text.removeprefix('layers ')}" for number, each in enumerate(ranges))
     hint = f"{', '.join(labels)}: write `-s model.layers.{max(0, len(ranges) - 1)}.ffn.inner=…`"
-    if not ranges:  # a run has none, its model does
-        hint = f"layers are the model's: write `-s model.{word.text}=…`"
+    if not ranges:  # the block is a run; layers are in its model
+        hint = f"layers belong to the model: write `-s model.{word.text}=…`"
     raise context.reject("E0504", f"`{word.text}` names no value of a layer range", word.span, hint)
 
 
 def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines: tuple[Line, ...]) -> Block:
-    """`rate`, or one phase of it."""
+    """Set `rate`, or one phase of it."""
     key = Word("rate", word.span)
     old = next((each for each in block.body if isinstance(each, Block) and key_of(each) == "rate"), None)
     body: tuple[Statement, ...] = lines
@@ -258,25 +258,25 @@ def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines
 
 
 def _with(block: Block, old: Statement, new: Statement) -> Block:
-    """A block with one statement in the place of another."""
+    """Return a block with one statement replaced by another."""
     body = tuple(new if each is old else each for each in block.body)
     return Block(block.key, block.labels, block.parent, body, block.head, block.end)
 
 
-# --- A spec with some of its values written anew: what an edit of the text would give, without reading it again
+# --- A spec with some values replaced, as if its text had been edited and read again
 
 RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
 CALL = re.compile(r"([a-z]+)\(([0-9]+)\)", re.ASCII)
 
 
 def edited(definitions: Definitions, edits: Mapping[Span, str]) -> Definitions:
-    """Definitions in which the values at the spans are others. Spans stay as they are."""
+    """Return definitions in which the values at the spans are replaced. Spans are unchanged."""
     blocks = {key: _block(block, edits) for key, block in definitions.blocks.items()}
     return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
 
 
 def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tuple[str, ...]:
-    """The overrides of the command line with these edits made."""
+    """Return the overrides of the command line with these edits applied."""
     new = {span.source.text: (span, text) for span, text in edits.items() if span.source.name == OVERRIDE}
     return tuple(
         f"{text[: new[text][0].start]}{new[text][1]}{text[new[text][0].end :]}" if text in new else text
@@ -285,7 +285,7 @@ def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tup
 
 
 def respelled(definitions: Definitions, names: Mapping[Span, str]) -> Definitions:
-    """Definitions in which the keys of the blocks at the spans are others."""
+    """Return definitions in which the block keys at the spans are replaced."""
     blocks = {key: _respelled(block, names) for key, block in definitions.blocks.items()}
     return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
 
@@ -312,7 +312,7 @@ def _statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:
 
 
 def _value(text: str, span: Span) -> Value:
-    """Numbers with units, words, layer ranges and `train(4096)`: all that an edit writes."""
+    """Parse the text of an edit: a number with unit, a word, a layer range or `train(4096)`."""
     match = RANGE.fullmatch(text)
     if match is not None:
         return Range(Number(match[1], span), Number(match[2], span), span)

@@ -1,7 +1,7 @@
-"""Phases of a run: `phase to_32k { … }` in a run changes what the phase before has, from where that one ends.
+"""Phases of a run: `phase to_32k { … }` in a run continues the phase before it with some keys changed.
 
-Each phase is a run by itself, under the name RUN.PHASE; the run's own keys are its first phase, under the name of the
-run. What a phase needs of those before it, the number of their steps and tokens, is in its `train.within`.
+Each phase is resolved as a run of its own, RUN.PHASE; the run's own keys are its first phase, with the name of the run.
+`train.within` holds the facts about earlier phases that a phase needs: the number of their steps and tokens.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dsl.schema.train import MAX_PHASES
 from dsl.text.syntax import Attribute, Block, Statement, Word
 
 SEPARATOR = "."  # of RUN.PHASE
-WHOLE = ("data", "adapter", "metrics")  # keys of a run that no phase changes, but for the weights of sources
+WHOLE = ("data", "adapter", "metrics")  # keys of a run that no phase may change, except the weights of sources
 WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema")
 GRPO = "grpo"
-# Keys of a model that say how it is trained, or with which rotation, and not which weights it has.
+# Keys of a model that affect its training or RoPE, but not its weights.
 _RECIPE = frozenset({"name", "init_std", "rope", "balance", "weight"})
 
 
 def phases_of(definitions: Definitions, run: str) -> tuple[str, ...]:
-    """The names by which the phases of a run are chosen: of its first one the run's, then RUN.PHASE."""
+    """Names of the phases of a run: the name of the run for the first phase, then RUN.PHASE."""
     head = definitions.blocks["run", run]
     try:
         block = Context(definitions, head, field).silent().block("run", run, head.head)
@@ -40,7 +40,7 @@ def phases_of(definitions: Definitions, run: str) -> tuple[str, ...]:
 
 
 def run_of(definitions: Definitions, name: str) -> str:
-    """The run that a phase is of, by the name of either."""
+    """The run of a phase; `name` is that of a run or of a phase."""
     return name if ("run", name) in definitions.blocks else name.partition(SEPARATOR)[0]
 
 
@@ -50,9 +50,9 @@ def _phases(run: Block) -> list[Block]:
 
 
 def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
-    """Make the run of a context the phase of this name, with everything that is set on the command line.
+    """Replace the run of a context by the named phase, with the overrides of the command line.
 
-    `-s phase.NAME.key` sets a key of one phase, `-s key` that of all.
+    `-s phase.NAME.key` sets a key of one phase, `-s key` sets it in all phases.
     """
     of_phases = [text for text in overrides if text.lstrip().startswith(f"{PHASE}{SEPARATOR}")]
     for text in of_phases:
@@ -61,7 +61,7 @@ def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
     phases = _phases(context.run)
     for each in (each for each in context.run.body if isinstance(each, Block) and each.key.text == PHASE):
         if each not in phases:
-            context.complain("E0205", "`phase` has one name", each.head, "write `phase long { … }`")
+            context.complain("E0205", "`phase` needs one name", each.head, "write `phase long { … }`")
             context.run = replace(context.run, body=tuple(item for item in context.run.body if item is not each))
     if not phases:
         for text in others:
@@ -78,12 +78,12 @@ def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
     try:
         _place(context, contexts, phases, number)
         _check_model(context, contexts[0])
-    except RejectedError:  # what it is made of is reported where that phase is looked at
+    except RejectedError:  # the mistake is reported with the phase that has it
         context.failed.add("train.within")
 
 
 def _runs(run: Block, phases: Sequence[Block], context: Context) -> Iterator[Block]:
-    """The run of each phase: the one before, and over it what the phase says."""
+    """Yield the run of each phase: that of the phase before, with the keys of the phase merged over it."""
     label = run.labels[0]
     body = tuple(each for each in run.body if each not in phases)
     found = replace(run, body=body)
@@ -96,7 +96,7 @@ def _runs(run: Block, phases: Sequence[Block], context: Context) -> Iterator[Blo
 
 
 def _apart(context: Context, run: Block, overrides: Sequence[str]) -> Context:
-    """A context that looks at one phase silently."""
+    """Return a silent context for one phase."""
     found = context.silent()
     found.definitions, found.run = replace(found.definitions, sources=[]), run
     for text in overrides:
@@ -105,11 +105,11 @@ def _apart(context: Context, run: Block, overrides: Sequence[str]) -> Context:
 
 
 def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block], number: int) -> None:
-    """Say where a phase is in its run."""
+    """Compute the position of a phase in its run."""
     sizes: tuple[Size, ...] = ()
     step = token = 0
     for index, each in enumerate(contexts[: number + 1]):
-        if index and _says_rate(phases[index - 1], context.run):
+        if index and _sets_rate(phases[index - 1], context.run):
             context.rate_begin = token
         if index == number:
             break
@@ -118,7 +118,7 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
             raise RejectedError
         steps = ramp.steps_for(tokens)
         shown = replace(ramp, sizes=tuple(size for size in ramp.sizes if size.first_step < steps))
-        sizes = shown.behind(sizes, step, token).sizes
+        sizes = shown.preceded_by(sizes, step, token).sizes
         step, token = step + steps, token + ramp.tokens_at(steps)
     context.before = sizes
     longest = max(peek(each, "train.sequence") for each in contexts)
@@ -127,8 +127,8 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
     )
 
 
-def _says_rate(phase: Block, run: Block) -> bool:
-    """Whether the rate of a run is the one that a phase says."""
+def _sets_rate(phase: Block, run: Block) -> bool:
+    """Whether the learning rate of a run comes from this phase."""
     rates = [[each for each in _inside(block, "train") if each.key.text == "rate"] for block in (phase, run)]
     return bool(rates[0]) and rates[0] == rates[1]
 
@@ -140,23 +140,25 @@ def _inside(block: Block, key: str) -> Iterator[Attribute | Block]:
 
 
 def _check(context: Context, phases: Sequence[Block]) -> None:
-    """Report what a phase says that is of the whole run."""
+    """Report keys in phases that only the whole run may set."""
     for phase in phases[MAX_PHASES - 1 :]:
         context.complain("E0708", f"a run has at most {MAX_PHASES} phases", phase.head, "remove this phase")
     for phase in phases:
-        own = [part for each in phase.body for part in _of_the_run(each)]
-        own += [each for each in _inside(phase, "train") if each.key.text in WHOLE_OF_TRAIN]
-        for each in own:
-            message = f"`{each.key.text}` is that of the whole run, and no phase changes it"
+        whole = [part for each in phase.body for part in _of_the_run(each)]
+        whole += [each for each in _inside(phase, "train") if each.key.text in WHOLE_OF_TRAIN]
+        for each in whole:
+            message = f"`{each.key.text}` belongs to the whole run, and no phase can change it"
             context.complain("E0708", message, each.key.span, "move it out of the phase")
-        own = [each for block in (context.run, phase) for each in _inside(block, "train") if each.key.text == GRPO]
-        if any(isinstance(each, Block) for each in own):
+        grpo = [each for block in (context.run, phase) for each in _inside(block, "train") if each.key.text == GRPO]
+        if any(isinstance(each, Block) for each in grpo):
             hint = "make the phase a run of its own, whose `initial` is the run before"
-            context.complain("E1008", "a run that learns from rewards has no phases", phase.head, hint)
+            context.complain("E1008", "a run with `grpo` cannot have phases", phase.head, hint)
 
 
 def _of_the_run(statement: Statement) -> Iterator[Attribute | Block]:
-    """The statement, if its key is that of the whole run; of `data`, what it says beside the weights of sources."""
+    """Yield a statement if only the whole run may set its key; of `data`, yield everything except the weights of
+    sources.
+    """
     if not isinstance(statement, (Attribute, Block)) or statement.key.text not in WHOLE:
         return
     if not isinstance(statement, Block) or statement.key.text != "data":
@@ -165,30 +167,30 @@ def _of_the_run(statement: Statement) -> Iterator[Attribute | Block]:
     for key in statement.body:
         if isinstance(key, Block) and key.key.text == "sources":
             sources = [each for each in key.body if isinstance(each, Block)]
-            said = (each for source in sources for each in source.body if isinstance(each, (Attribute, Block)))
-            yield from (each for each in said if each.key.text != "weight")
+            settings = (each for source in sources for each in source.body if isinstance(each, (Attribute, Block)))
+            yield from (each for each in settings if each.key.text != "weight")
         elif isinstance(key, (Attribute, Block)):
             yield key
 
 
 def _check_model(context: Context, first: Context) -> None:
-    """Report a phase whose model has other weights than that of the first phase, or computes otherwise with them."""
+    """Report a phase whose model differs from that of the first phase in its weights or computations."""
     named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == "model"), None)
     if named is not None and _weights(peek(first, "model")) != _weights(peek(context, "model")):
-        message = f"`{named.phrase.span.text}` is another model than that of the phases before: only `rope` may differ"
-        hint = "let it extend the model of the phases before, and give it `attention { rope { … } }`"
+        message = f"`{named.phrase.span.text}` differs from the model of the earlier phases in more than `rope`"
+        hint = "let it extend the model of the earlier phases, and give it `attention { rope { … } }`"
         context.complain("E0708", message, named.phrase.span, hint)
 
 
 def _weights(value: Any) -> Any:
-    """What a model's weights and computations hang on, but for the rotation."""
+    """The part of a model that determines its weights and computations, without RoPE."""
     if isinstance(value, Node):
         return type(value), {name: _weights(each) for name, each in value if name not in _RECIPE}
     return tuple(map(_weights, value)) if isinstance(value, tuple) else value
 
 
 def unknown(definitions: Definitions, file: str, name: str) -> None:
-    """Report that a run has no such phase."""
+    """Report a phase that a run does not have."""
     run, _, phase = name.partition(SEPARATOR)
     names = [each.partition(SEPARATOR)[2] for each in phases_of(definitions, run)[1:]]
     hint = suggest(phase, names, PHASE) if names else "add `phase long { train { sequence = 32_768 } }`"

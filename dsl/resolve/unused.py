@@ -1,4 +1,4 @@
-"""What no value is made of is looked at all the same: lets that nobody uses, numbers that a child overrides."""
+"""Check expressions that no value uses: unused lets, and numbers that a child overrides."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from dsl.text.syntax import (  # fmt: skip
     Word,
 )
 
-MAX_TOLD = 100  # numbers of one file without a unit
+MAX_TOLD = 100  # reported numbers with an unknown unit, per file
 
 
 def examine(context: Context) -> None:
-    """Evaluate the lets of the first file, and of the blocks that were looked at. Mistakes are reported."""
+    """Evaluate the lets of the first file and of the resolved blocks, and report their mistakes."""
     reported = {item.span for item in context.mistakes}
     names = [each.name.text for each in context.definitions.body if isinstance(each, Let)]
     places = [(Scope(()), context.definitions.lets[name]) for name in names]
@@ -48,7 +48,7 @@ def examine(context: Context) -> None:
 
 
 def _is_no_number(context: Context, scope: Scope, let: Let) -> bool:
-    """Whether a let is a text, a list, a tile or one of the words of some key, itself or by way of other lets."""
+    """Whether a let is a string, a list, a tile or a word that some key takes, itself or through other lets."""
     seen: set[Span] = set()
     found: Let | None = let
     while found is not None and found.span not in seen and len(found.phrase.items) == 1:
@@ -68,12 +68,12 @@ def _is_known(text: str) -> bool:
 
 @cache
 def _words() -> frozenset[str]:
-    """Every word that is a choice of some key."""
+    """All words that some key takes."""
     return frozenset({"none", "auto", "true", "false", *WORDS_AS_TEXT, *_choices(Spec)})
 
 
 def _choices(cls: type[Node], inside: tuple[type[Node], ...] = ()) -> Iterator[str]:
-    if cls in inside:  # a block may hold one of its kind
+    if cls in inside:  # a block may contain one of its kind
         return
     for kind in fields_of(cls).values():
         for each in kind.types:
@@ -88,7 +88,7 @@ def _of_type(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
 
 
 def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
-    """The words of a type: of `Literal["a", "b"]`, or of a tuple of such."""
+    """Yield the words of a type: a `Literal["a", "b"]`, or a tuple of such."""
     if get_origin(kind) is Literal:
         yield from get_args(kind)
     else:
@@ -97,13 +97,13 @@ def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
                 yield from _of_type(each, inside)
 
 
-# ---------------------------------------------------------------- numbers as they are written
+# ---------------------------------------------------------------- numbers as written
 
 
 def misread(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """The numbers of the first file whose unit there is not, whether or not a value is made of them.
+    """Return messages for numbers of the first file with an unknown unit, whether or not a value uses them.
 
-    Where something is reported of a number or what is around it, nothing more is.
+    A number that is inside a reported span is skipped.
     """
     if definitions.broken:
         return []
@@ -126,7 +126,7 @@ def _numbers(body: Iterable[Statement]) -> Iterator[Number]:
             yield from _within(each.phrase.items)
         elif isinstance(each, Line):
             yield from _within(each.items)
-        elif isinstance(each, Block):  # its labels, but for a range, are names
+        elif isinstance(each, Block):  # labels other than ranges are names
             yield from _within(label for label in each.labels if isinstance(label, Range))
             yield from _numbers(each.body)
 

@@ -1,4 +1,4 @@
-"""One field of a block: what is written there to the typed value that the schema wants."""
+"""Turn the written value of a field into the typed value that the schema expects."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from dsl.text.parser import MAX_STRING
 from dsl.text.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 
 TILE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})", re.ASCII)
-BOUNDS = {  # a bound → the rule, the edit
+BOUNDS = {  # a bound → (rule, edit)
     "ge": ("at least {}", "{} or more"),
     "gt": ("more than {}", "a number above {}"),
     "le": ("at most {}", "{} or less"),
     "lt": ("less than {}", "a number below {}"),
     "min_length": ("at least {} character", "a path or a name"),
-    "max_length": ("at most {} characters", "a shorter text"),
-    "least": ("at least {} word", "one or more, with commas between"),  # of a list
+    "max_length": ("at most {} characters", "a shorter string"),
+    "least": ("at least {} word", "one or more, with commas between"),  # for a list
 }
-MOST_PARTS = 10**6  # of one, in an exact number: it has six decimals, or such a denominator
+MOST_PARTS = 10**6  # largest denominator of an exact number; six decimals
 
 
 def out_of_bounds(
-    context: Context, what: str, span: Span, unit: StoredUnit | None, bound: str, limit: int | float
+    context: Context, setting: str, span: Span, unit: StoredUnit | None, bound: str, limit: int | float
 ) -> RejectedError:
-    """Report a value, `hidden = 0`, that does not keep to a bound of its key."""
+    """Report a setting such as `hidden = 0` that breaks a bound of its key."""
     words, edit = BOUNDS[bound]
     shown = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
     if unit is not None and not unit.bare:
         shown = units.bound(limit, unit.name)
-    message = f"`{what}` is out of bounds: {words.format(shown)}"
+    message = f"`{setting}` is out of bounds: {words.format(shown)}"
     return context.reject("E0303", message, span, f"write {edit.format(shown)}")
 
 
 def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute) -> Any:
-    """A value that is written as its type says: a number, a word, a string, a list of words."""
+    """Resolve a value with the syntax of its type: a number, a word, a string or a list of words."""
     key, written = statement.key.text, statement.phrase
     value = written.items[0]
     if kind.form == "places":
@@ -80,7 +80,7 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
 def _of_ranks(
     context: Context, scope: Scope, kind: FieldType, statement: Attribute, value: ListOf
 ) -> tuple[Fraction, ...]:
-    """`[8, 8, 7.5, 20 / 3]`: a number for each pipeline rank."""
+    """Resolve `[8, 8, 7.5, 20 / 3]`: a number for each pipeline rank."""
     key = statement.key.text
     if len(statement.phrase.items) > 1 or not value.items:
         hint = f"write `{key} = [8, 7.5]`, with a number for each pipeline rank"
@@ -88,7 +88,7 @@ def _of_ranks(
     numbers = []
     for index, item in enumerate(value.items):
         context.origins[f"{scope.at(key)}.{index}"] = item.span
-        with suppress(RejectedError):  # to go on with the next one
+        with suppress(RejectedError):  # continue with the next one
             each = convert(context, number(context, scope, item), kind.unit, key, item.span)
             _typed(context, each, Fraction, kind.unit, key, item.span)
             if (bound := broken_bound(kind, each)) is not None:
@@ -100,7 +100,7 @@ def _of_ranks(
 
 
 def string(context: Context, key: str, value: Value, is_path: bool) -> str:
-    """A text in quotes, or one of the words that stand for a path."""
+    """Resolve a string in quotes, or a word that stands for a path."""
     if isinstance(value, String):
         return _from_first_file(context, value) if is_path else value.value
     text = value.span.text
@@ -110,33 +110,36 @@ def string(context: Context, key: str, value: Value, is_path: bool) -> str:
     hint = f'write `{key} = "{text}"`'
     if len(items) == 1 and isinstance(items[0], String):
         hint = f"write `{key} = {items[0].span.text}`"
-    elif not isinstance(value, (Word, Number)):  # in quotes, several texts or a call would be another name
-        hint = "write one text in quotes"
+    elif not isinstance(value, (Word, Number)):  # several strings or a call cannot simply be quoted
+        hint = "write one string in quotes"
         hint += "; a glob names several files, as in `corpus/**/*.txt`" if key == "source" else ""
     elif value.span.source.name == OVERRIDE:
         source = value.span.source
         hint = f"write `-s '{source.text[: value.span.start]}\"{text}\"{source.text[value.span.end :]}'`"
-    raise context.reject("E0302", f"`{key}` is a text, `{text}` is not", value.span, hint)
+    raise context.reject("E0302", f"`{key}` is a string in quotes, but `{text}` is not", value.span, hint)
 
 
 def _from_first_file(context: Context, value: String) -> str:
-    """A path, which starts at the file it is written in, from the folder of the first file on."""
+    """Convert a path from relative to its file to relative to the folder of the first file."""
     text, folder = value.value, context.definitions.folders.get(value.span.source.name, ".")
     if folder == "." or not text or text in WORDS_AS_TEXT or Path(text).is_absolute():
         return text
     home, path = Path(context.definitions.home), str(Path(folder, text))
     short = os.path.normpath(path)
-    # `link/../notes` is not `notes` where the link leads elsewhere
+    # `link/../notes` is not `notes` if the link leads elsewhere
     same = os.path.realpath(home / path) == os.path.realpath(home / short)
     found = short if same else path
     if len(found) > MAX_STRING:
-        message = f"from the folder of the spec this path has {len(found):,} characters: {MAX_STRING:,} are allowed"
+        message = (
+            f"relative to the folder of the spec, this path has {len(found):,} characters: at most "
+            f"{MAX_STRING:,} are allowed"
+        )
         raise context.reject("E0104", message, value.span, "write a shorter path, or an absolute one")
     return found
 
 
 def places(context: Context, scope: Scope, statement: Attribute) -> tuple[str, ...]:
-    """`[local, "/mnt/slow/mine", "s3://bucket/mine"]`: where checkpoints are."""
+    """Resolve `[local, "/mnt/slow/mine", "s3://bucket/mine"]`: the places of checkpoints."""
     key, value = statement.key.text, statement.phrase.items[0]
     if not isinstance(value, ListOf) or len(statement.phrase.items) > 1:
         text = statement.phrase.span.text
@@ -148,16 +151,16 @@ def places(context: Context, scope: Scope, statement: Attribute) -> tuple[str, .
 
 
 def _place(context: Context, value: Value) -> str:
-    """A folder, from that of the first file on, or a URL. `"local"` in quotes is a folder of that name."""
+    """Resolve a folder, relative to that of the first file, or a URL. `"local"` in quotes is a folder of that name."""
     if not isinstance(value, String):
         hint = f'write `{LOCAL}`, or a folder in quotes, as in `"/mnt/slow/mine"`'
-        raise context.reject("E0302", f"`{value.span.text}` is no place of checkpoints", value.span, hint)
+        raise context.reject("E0302", f"`{value.span.text}` is not a place for checkpoints", value.span, hint)
     found = value.value if "://" in value.value else string(context, "to", value, is_path=True)
     return f"./{found}" if found == LOCAL else found
 
 
 def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> str:
-    """One of some words; `1f1b` looks like a number and is one of them."""
+    """Resolve one of the allowed words; `1f1b` is one too, although it parses as a number."""
     if isinstance(value, (Word, Number)) and value.text in choices:
         return value.text
     shown = value.span.text
@@ -166,7 +169,7 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
     if counted and counted[1] in choices:  # `placement = loop(3)`, as `dsc schedule` writes it
         chunks = f", chunks = {counted[2]}" if key == "placement" and int(counted[2][:9]) > 1 else ""
         hint = f"write `{counted[1]}{chunks}`"
-    raise context.reject("E0304", f"`{key}` knows no `{shown}`", value.span, hint)
+    raise context.reject("E0304", f"`{key}` cannot be `{shown}`", value.span, hint)
 
 
 def _typed(
@@ -182,12 +185,12 @@ def _typed(
         return value
     if value.denominator != 1 and (unit is None or unit.name != "byte"):
         hint = f"write `{key} = {round(value)}`"
-        raise context.reject("E0302", f"`{key}` is a whole number, `{span.text}` is not", span, hint)
+        raise context.reject("E0302", f"`{key}` is a whole number, but `{span.text}` is not", span, hint)
     return int(value)
 
 
 def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> Value:
-    """A word that names a `let` of one value stands for that value, unless it is itself a choice."""
+    """Replace a word that names a `let` by its value, unless the word is itself allowed."""
     seen: set[str] = set()
     while isinstance(value, Word) and value.text not in get_args(wanted) and value.text not in seen:
         seen.add(value.text)
@@ -200,7 +203,7 @@ def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> V
 
 
 def let_of(context: Context, scope: Scope, name: str) -> Let | None:
-    """The `let` of a name: of the blocks around, the innermost first, or of the file."""
+    """Find the `let` of a name in the blocks around, innermost first, or in the file."""
     for block, _ in inside_out(scope):
         for statement in block.named.get(name, ()):
             if isinstance(statement, Let):
@@ -229,7 +232,7 @@ def _words(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
 def _tile(context: Context, key: str, value: Value) -> Tile:
     match = TILE.fullmatch(value.text) if isinstance(value, Number) else None
     if match is None:
-        message = f"`{key}` is a tile, `{value.span.text}` is not"
+        message = f"`{key}` is a tile, but `{value.span.text}` is not"
         raise context.reject("E0302", message, value.span, f"write rows x columns, as in `{key} = 1x128`")
     rows, columns = int(match[1]), int(match[2])
     if not (1 <= rows <= 1024 and 1 <= columns <= 1024):

@@ -1,7 +1,7 @@
-"""Rules across fields. Each says the rule, the numbers, and an edit that mends it.
+"""Rules across fields. A finding states the rule, the numbers, and an edit that fixes it.
 
-A rule reads only the paths its row names, and is left out when one of them has no usable value: what is wrong there
-has been reported already. `train_refusals` are the rules of what is right, and cannot be compiled and trained yet.
+A rule reads only the paths that its row names, and is skipped if one of them has no valid value, which has been
+reported already. `train_refusals` covers valid specs that cannot be compiled and trained yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATE = (
 )
 _OF_PARTS = ("activation", "clamp", "shared", "shared_inner", "shared_gate", "choice", "groups", "balance")
 Row = tuple[tuple[str, ...], Rule]
-# Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
+# Rules on numbers of several lines that may contradict each other; `dsl.conflict` finds the smallest conflicting sets.
 JOINT: tuple[Row, ...] = (
     (WORLD, parallel.world_is_used),
     ((*EXPERT, *COLUMNS), parallel.expert_divides_columns),
@@ -55,7 +55,7 @@ JOINT: tuple[Row, ...] = (
         resources.state_fits,
     ),
 )
-# Of other rules that read a degree that may be open: where experts lie on nodes, and what tensor ranks split.
+# Codes of other rules that read a degree that may be `auto`: experts on nodes, and splits over tensor ranks.
 CHOICE_CODES = frozenset({"E0818", "E0819", "E0922"})
 JOINT_CODES = frozenset(
     (
@@ -270,49 +270,49 @@ REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:
-    """Every broken rule of a spec, of which the paths `failed` may be missing."""
+    """Return a message for every broken rule of a spec. The paths in `failed` may have no value."""
     return tuple(dict.fromkeys(located(finding, origins) for _, finding in broken(spec, failed)))
 
 
 def broken(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:
-    """Every rule that is broken, with what it finds."""
+    """Return every broken rule with its findings."""
     return tuple((rule, each) for reads, rule in RULES if not missing(reads, failed) for each in rule(spec))
 
 
 def train_refusals(spec: Spec, origins: Mapping[str, Span] | None = None) -> tuple[Diagnostic, ...]:
-    """Why `dsc train` does not run a spec that is otherwise right; empty if it does."""
+    """Return the reasons why `dsc train` cannot run a valid spec; empty if it can."""
     found = (located(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
     return tuple(replace(item, severity="warning") for item in found)
 
 
 def are_joint(messages: Iterable[Diagnostic]) -> bool:
-    """Whether a joint rule is among those that messages are about."""
+    """Whether a message is about a joint rule."""
     return any(message.code in JOINT_CODES for message in messages)
 
 
 def hang_on_choices(messages: Iterable[Diagnostic]) -> bool:
-    """Whether another value of a key that is `auto` may mend one of the messages."""
+    """Whether another value of a key that is `auto` may fix one of the messages."""
     return any(message.code in JOINT_CODES | CHOICE_CODES for message in messages)
 
 
 def missing(reads: tuple[str, ...], failed: Collection[str]) -> bool:
-    """Whether a value that a rule reads has failed."""
+    """Whether a path that a rule reads is among the failed ones."""
     return any(related(read, path) for read in reads for path in failed)
 
 
 def related(read: str, path: str) -> bool:
-    """Whether one path leads to the other; `*` stands for any part."""
+    """Whether one path is a prefix of the other; `*` stands for any part."""
     return all(mine in ("*", other) for mine, other in zip(read.split("."), path.split("."), strict=False))
 
 
 def located(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:
-    """A finding with the places of its paths."""
+    """Make a message of a finding, with the source positions of its paths."""
     notes = tuple(Note(text, origins[path]) for text, path in finding.notes if path in origins)
     return Diagnostic(finding.code, finding.message, _origin(finding.at, origins), finding.hint, notes)
 
 
 def _origin(path: str, origins: Mapping[str, Span]) -> Span | None:
-    """Where a value, or the block that leaves it to its default, is written."""
+    """The position of a value, or of the innermost written block around it."""
     while path not in origins and "." in path:
         path = path.rpartition(".")[0]
     return origins.get(path, origins.get(""))

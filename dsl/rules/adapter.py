@@ -1,4 +1,4 @@
-"""Adapters: what they are beside, and the matrices that they are on."""
+"""Adapters: the weights beside them, and the matrices that have one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ EXPERTS = ("expert_up", "expert_down")
 
 
 def adapters_are_beside_weights(spec: Spec) -> Iterator[Finding]:
-    """What is not trained comes from somewhere: weights of random numbers would stay random."""
+    """Frozen weights come from a checkpoint: random weights would stay random."""
     if spec.adapter is not None and spec.train.initial is None:
-        message = "adapters are trained beside weights that stay as they are, and the run has none to begin with"
+        message = "adapters are trained beside frozen weights, but the run has no initial weights"
         hint = 'name their checkpoint in `train`: `initial = "llama.weights"`; `dsc import hf` makes one'
         yield Finding("E0940", message, "adapter", hint)
 
 
 def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
-    """Each of the names in `on` is of a matrix that some layer has."""
+    """Each name in `on` is a matrix that some layer has."""
     if spec.adapter is None:
         return
     on, there = spec.adapter.on, matrices_of(spec.model)
@@ -32,12 +32,12 @@ def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
         message = f"adapters are on {listed(lost, 'and')}, which no layer of model {spec.model.name} has"
         hint = f"write `on = [{', '.join(kept)}]`; the model has {listed([*there], 'and')}"
         if not there:
-            hint = "remove `adapter`: modules of a layer have none"
+            hint = "remove `adapter`: custom modules cannot have adapters"
         yield Finding("E0941", message, "adapter.on", hint, (("the model", "model"),))
 
 
 def rank_is_low(spec: Spec) -> Iterator[Finding]:
-    """B · A of more than the smaller extent of a matrix has more numbers than the matrix, and is no more general."""
+    """A rank above the smaller dimension of a matrix adds parameters, but B · A is no more general."""
     if spec.adapter is None:
         return
     there = matrices_of(spec.model)
@@ -45,42 +45,41 @@ def rank_is_low(spec: Spec) -> Iterator[Finding]:
     least, (rows, columns), name = min(sizes, default=(spec.adapter.rank, (0, 0), ""))
     if spec.adapter.rank > least:
         message = (
-            f"rank = {spec.adapter.rank:,} is more than the smaller extent of {name}, a matrix {rows:,} × {columns:,}"
+            f"rank = {spec.adapter.rank:,} is more than the smaller dimension of {name}, a matrix {rows:,} × "
+            f"{columns:,}"
         )
         yield Finding("E0942", message, "adapter.rank", f"write `rank = {least}` or less", (("the model", "model"),))
 
 
 def adapters_read_what_arrives(spec: Spec) -> Iterator[Finding]:
-    """Adapters compute in the dtype of activations: rows that come to experts in eight bits are not in it."""
+    """Adapters compute in the dtype of activations, but experts may receive their rows in FP8."""
     lora, precision = spec.adapter, spec.precision
     if lora is None:
         return
     if precision.dispatch != precision.compute and {*lora.on} & {*EXPERTS}:
-        message = f"experts get their rows in {precision.dispatch}, and adapters read them in {precision.compute}"
+        message = f"experts receive token rows in {precision.dispatch}, but adapters read them in {precision.compute}"
         kept = [name for name in lora.on if name not in EXPERTS]
         hint = f"write `on = [{', '.join(kept)}]`, or `precision = bf16`" if kept else "write `precision = bf16`"
         yield Finding("E0943", message, "adapter.on", hint, (("the precision", "precision"),))
 
 
 def weights_are_whole(spec: Spec) -> Iterator[Finding]:
-    """Weights that stay as they are lie whole on each of their holders."""
+    """Frozen weights are not sharded: every rank that holds them holds all of them."""
     if spec.adapter is not None and spec.parallel.zero == 3 and spec.parallel.data > 1:
-        message = (
-            "zero = 3 divides weights that are trained; beside adapters, weights stay as they are, whole on each rank"
-        )
+        message = "zero = 3 shards trained weights, but the weights beside adapters are frozen and whole on each rank"
         note = (("the adapters", "adapter"),)
         yield Finding("E0944", message, "parallel.zero", "write `zero = 2`, and more pipeline or expert ranks", note)
 
 
 def matrices_of(model: Model) -> dict[str, set[Extents]]:
-    """The matrices that may have an adapter, by their names in `on`, and the extents [out, in] of each. Modules of a
-    layer have none."""
+    """The matrices that may have an adapter: name in `on` → shapes [out, in]. Custom modules have none."""
     found: dict[str, set[Extents]] = {}
     for span in model.layers:
         for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
             found.setdefault(name, set()).add(extents)
     if model.mtp:
-        both = 2 if model.hyper_connections is None else 1  # of streams, the embedding and each are projected apart
+        # with several streams, the embedding and each stream have separate projections
+        both = 2 if model.hyper_connections is None else 1
         found["projection"] = {(model.hidden, both * model.hidden)}
     return found
 

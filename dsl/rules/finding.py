@@ -1,4 +1,4 @@
-"""What a rule finds."""
+"""Findings of rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsl.schema import Spec
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule, at a path of the spec; notes point at other paths."""
+    """A broken rule, at a path of the spec. Notes are (text, path) pairs."""
 
     code: str
     message: str
@@ -25,36 +25,38 @@ Rule = Callable[[Spec], Iterator[Finding]]
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of `number` that is closest to `wanted`, the smaller one of two."""
+    """The divisor of `number` closest to `wanted`; of two, the smaller one."""
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     divisors = {*small, *(number // each for each in small)}
     return min(divisors, key=lambda each: (abs(each - wanted), each))
 
 
 def nearest_multiple(number: int, unit: int) -> int:
-    """The multiple of `unit` that is closest to `number`, the larger one of two."""
+    """The multiple of `unit` closest to `number`; of two, the larger one."""
     return max(unit, (2 * number + unit) // (2 * unit) * unit)
 
 
-# --- Where a value of a message comes from that nobody wrote: `data = auto` follows from the cluster and the pipeline
+# --- The origin of a derived value in a message: `data = auto` follows from the cluster and the pipeline
 
 DATA = "parallel.data"
 SAYS_DATA = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
 
 
 def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
-    """The message about a finding, with what a derived `data` was derived from, if it points at that."""
+    """Return the message of a finding; if it points at a derived `data`, add a note on how that was derived."""
     written = origins.get(DATA)
     if DATA not in (path for _, path in finding.notes) or (written is not None and written.text != "auto"):
         return message
     degrees = {name: vars(spec.parallel).get(name) for name in ("data", "pipeline", "tensor", "context")}
-    known = {name: count for name, count in degrees.items() if isinstance(count, int)}
-    if len(known) < len(degrees):  # out of bounds
+    counts = {name: count for name, count in degrees.items() if isinstance(count, int)}
+    if len(counts) < len(degrees):  # out of bounds
         return message
-    shown = [name for name in known if name == "pipeline" or (name != "data" and known[name] > 1)]
-    ranks = "".join(f" / {known[name]:,} {name} rank{'s'[: known[name] > 1]}" for name in shown)
-    how = f"data = {known['data']:,} follows from {prod(known.values()):,} devices{ranks}"
+    shown = [name for name in counts if name == "pipeline" or (name != "data" and counts[name] > 1)]
+    ranks = "".join(f" / {counts[name]:,} {name} rank{'s'[: counts[name] > 1]}" for name in shown)
+    derivation = f"data = {counts['data']:,} follows from {prod(counts.values()):,} devices{ranks}"
     others = tuple(each for each in message.notes if written is None or each.span != written)
     places = [origins[path] for path in SAYS_DATA if path in origins]
     named = {each.span for each in others}
-    return replace(message, notes=(Note(how, places=tuple(each for each in places if each not in named)), *others))
+    return replace(
+        message, notes=(Note(derivation, places=tuple(each for each in places if each not in named)), *others)
+    )

@@ -1,4 +1,4 @@
-"""The model."""
+"""Rules on the model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dsl.schema import (
     YarnScaling,
 )
 
-BYTES = 256  # a tokenizer has these and the end of a text at least
+BYTES = 256  # a tokenizer has at least these and an end-of-text token
 
 
 def moe_groups(spec: Spec) -> Iterator[Finding]:
-    """Groups are equal, and a token finds its experts in those it may choose from."""
+    """Groups of experts are of equal size, and the groups of a token hold its `top_k` experts."""
     for index, span in enumerate(spec.model.layers):
         ffn, at = span.ffn, f"model.layers.{index}.ffn"
         if not isinstance(ffn, Moe):
@@ -36,7 +36,7 @@ def moe_groups(spec: Spec) -> Iterator[Finding]:
             hint = f"write `groups = {nearest_divisor(ffn.experts, ffn.groups)}`"
             yield Finding("E0901", message, f"{at}.groups", hint, (experts,))
         if ffn.top_groups > ffn.groups:
-            message = f"top_groups = {ffn.top_groups} of {ffn.groups} groups"
+            message = f"top_groups = {ffn.top_groups} is more than the {ffn.groups} groups"
             hint = f"write `top_groups = {ffn.groups}`"
             yield Finding("E0905", message, f"{at}.top_groups", hint, (("the groups", f"{at}.groups"),))
         elif ffn.experts % ffn.groups == 0 and ffn.top_k > ffn.top_groups * ffn.experts // ffn.groups:
@@ -49,19 +49,19 @@ def moe_groups(spec: Spec) -> Iterator[Finding]:
 
 
 def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
-    """What a feed-forward part says of its activation and of its shared experts is there."""
+    """`clamp` needs a SwiGLU, keys of shared experts need shared experts, and a table excludes score-based keys."""
     for index, span in enumerate(spec.model.layers):
         ffn, at = span.ffn, f"model.layers.{index}.ffn"
         if isinstance(ffn, Custom):
             continue
         if ffn.clamp is not None and ffn.activation != "swiglu":
-            message = f"activation = {ffn.activation}, and clamp cuts off the parts of a SwiGLU"
-            note = ("where they are cut off", f"{at}.clamp")
+            message = f"activation = {ffn.activation}, but clamp is for SwiGLU"
+            note = ("the clamp", f"{at}.clamp")
             yield Finding("E0930", message, f"{at}.activation", "write `activation = swiglu`", (note,))
         if isinstance(ffn, Moe) and not ffn.shared:
-            for key, given in (("shared_inner", ffn.shared_inner is not None), ("shared_gate", ffn.shared_gate)):
-                if given:
-                    message = f"{key} is of shared experts, and shared = 0"
+            for key, is_set in (("shared_inner", ffn.shared_inner is not None), ("shared_gate", ffn.shared_gate)):
+                if is_set:
+                    message = f"{key} is for shared experts, but shared = 0"
                     note = ("their number", f"{at}.shared")
                     yield Finding("E0930", message, f"{at}.{key}", f"remove `{key}`", (note,))
         if isinstance(ffn, Moe) and ffn.choice == "table":
@@ -69,23 +69,23 @@ def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
 
 
 def _steering(moe: Moe, at: str) -> Iterator[Finding]:
-    """What steers a choice by scores, in a layer whose experts a table chooses."""
+    """Keys that steer a choice by scores, in a layer whose experts a table chooses."""
     steering = {
         "groups": moe.groups > 1,
         "balance.bias_rate": moe.balance.bias_rate is not None,
         "balance.sequence_loss": moe.balance.sequence_loss > 0,
     }
-    for key, given in steering.items():
-        if given:
+    for key, is_set in steering.items():
+        if is_set:
             word = key.rpartition(".")[2]
-            message = f"a table chooses the experts of each token, and {word} is about a choice by scores"
+            message = f"a table chooses the experts of each token, but {word} is for a choice by scores"
             edits = {"groups": "groups = 1", "bias_rate": "bias_rate = none", "sequence_loss": "sequence_loss = 0"}
-            note = ("what chooses them", f"{at}.choice")
+            note = ("the choice of experts", f"{at}.choice")
             yield Finding("E0930", message, f"{at}.{key}", f"write `{edits[word]}`", (note,))
 
 
 def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
-    """The groups of which a token chooses its experts lie on at most `max_nodes` of the nodes of an expert group."""
+    """The groups from which a token chooses its experts are on at most `max_nodes` nodes of an expert group."""
     expert, nodes = spec.parallel.expert_group, spec.group_nodes
     for index, span in enumerate(spec.model.layers):
         ffn, at = span.ffn, f"model.layers.{index}.ffn"
@@ -94,21 +94,21 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
         at, notes = f"{at}.max_nodes", (("the expert ranks", "parallel.expert"), ("the groups", f"{at}.groups"))
         if nodes is None:
             devices = min(node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None)
-            message = f"expert groups of {expert} ranks do not lie on whole nodes of {devices} devices"
+            message = f"expert groups of {expert} ranks do not fill whole nodes of {devices} devices"
             hint = f"write `expert = {devices // gcd(devices, spec.parallel.expert_tensor)}`"
             yield Finding("E0922", message, "parallel.expert", hint, (("the limit", at),))
         elif nodes <= ffn.max_nodes:
             continue
         elif spec.parallel.placement is not None:
-            message = "max_nodes counts the nodes of experts by their number, and `placement` puts them elsewhere"
+            message = "max_nodes assumes experts in order of their numbers, but `placement` moves them"
             yield Finding("E0922", message, at, "remove `max_nodes`", (("the placement", "parallel.placement"),))
         elif not groups_fall(ffn.groups, nodes):
-            message = f"{ffn.groups} groups do not fall onto {_nodes(nodes)} of {expert} expert ranks"
+            message = f"{ffn.groups} groups cannot be spread evenly over {_nodes(nodes)} with {expert} expert ranks"
             hint = f"write `groups = {_nearest_groups(ffn, nodes)}`"
             yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", at), notes[0]))
         elif (found := reached(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
             chosen = f"in {ffn.top_groups} of {ffn.groups} groups" if ffn.groups > 1 else "any of the layer"
-            message = f"the experts of a token are {chosen}, on up to {_nodes(found)}: max_nodes = {ffn.max_nodes}"
+            message = f"the experts of a token are {chosen}, on up to {_nodes(found)}, but max_nodes = {ffn.max_nodes}"
             fewer = next((k for k in range(ffn.top_groups, 0, -1) if reached(ffn.groups, k, nodes) <= ffn.max_nodes), 0)
             if fewer and ffn.top_k <= fewer * ffn.experts // ffn.groups:
                 hint = f"write `top_groups = {fewer}`"
@@ -123,7 +123,7 @@ def _nodes(count: int) -> str:
 
 
 def _nearest_groups(ffn: Moe, nodes: int) -> int:
-    """The number of groups nearest to that of a layer that divides its experts and falls onto the nodes."""
+    """The number of groups closest to that of a layer that divides its experts and spreads evenly over the nodes."""
     possible = [g for g in range(1, ffn.experts + 1) if ffn.experts % g == 0 and groups_fall(g, nodes)]
     return min(possible, key=lambda g: (abs(g - ffn.groups), g))
 
@@ -138,7 +138,7 @@ def heads_share_keys(spec: Spec) -> Iterator[Finding]:
 
 
 def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
-    """So does every head in ranges of layers with an attention of their own."""
+    """The same for ranges of layers and MTP blocks with attention of their own."""
     _, *ranges = spec.model.attentions
     for at, attention in ranges:
         if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
@@ -147,22 +147,22 @@ def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
 
 
 def heads_of_values_share_keys(spec: Spec) -> Iterator[Finding]:
-    """Every head of queries and keys of a delta rule is that of the same number of heads of values."""
+    """Every query and key head of a delta rule serves the same number of value heads."""
     for at, attention in spec.model.attentions:
         if isinstance(attention, DeltaNet) and attention.heads % attention.key_heads:
             message = f"{attention.heads} heads cannot share key_heads = {attention.key_heads} evenly"
             hint = f"write `key_heads = {nearest_divisor(attention.heads, attention.key_heads)}`"
-            yield Finding("E0908", message, f"{at}.key_heads", hint, (("the heads of values", f"{at}.heads"),))
+            yield Finding("E0908", message, f"{at}.key_heads", hint, (("the value heads", f"{at}.heads"),))
 
 
 def _not_shared(attention: Gqa) -> tuple[str, str]:
-    """What is wrong with the number of heads of keys, and the edit that mends it."""
+    """Message and hint for a number of key and value heads that does not divide the heads."""
     message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
     return message, f"write `kv_heads = {nearest_divisor(attention.heads, attention.kv_heads)}`"
 
 
 def groups_of_heads_are_equal(spec: Spec) -> Iterator[Finding]:
-    """What groups of heads return is projected by matrices of one size."""
+    """The output projections of all groups of heads have the same size."""
     for path, attention in spec.model.attentions:
         if isinstance(attention, Compressed) and attention.heads % attention.groups:
             message = f"{attention.heads} heads do not divide into {attention.groups} groups"
@@ -171,18 +171,18 @@ def groups_of_heads_are_equal(spec: Spec) -> Iterator[Finding]:
 
 
 def sequences_have_entries(spec: Spec) -> Iterator[Finding]:
-    """A sequence has tokens for an entry of compressed attention."""
+    """A sequence is long enough for an entry of compressed attention."""
     sequence = spec.train.sequence
     for path, attention in spec.model.attentions:
         entries = attention.compress if isinstance(attention, Compressed) else None
         if entries is not None and entries.rate > sequence:
-            message = f"rate = {entries.rate:,} tokens are one entry, and a sequence has {sequence:,}"
+            message = f"rate = {entries.rate:,} tokens make one entry, but a sequence has only {sequence:,}"
             hint = f"write `sequence = {entries.rate}`" + (f", or `rate = {sequence}`" if sequence > 1 else "")
             yield Finding("E0936", message, f"{path}.compress.rate", hint, (("the sequence", "train.sequence"),))
 
 
 def even_rope(spec: Spec) -> Iterator[Finding]:
-    """Rotary embedding turns pairs of elements."""
+    """RoPE rotates pairs of columns, and only columns that a head has."""
     for path, attention in spec.model.attentions:
         if isinstance(attention, CustomAttention | DeltaNet):
             continue
@@ -192,24 +192,26 @@ def even_rope(spec: Spec) -> Iterator[Finding]:
             key, width, at = "head_dim", attention.head_dim, f"{path}.head_dim"
         if width % 2:
             hint = f"write `{key} = {width + 1}`"
-            yield Finding("E0903", f"{key} = {width} is odd, it is rotated in pairs", at, hint)
+            yield Finding("E0903", f"{key} = {width} is odd, but columns are rotated in pairs", at, hint)
         part, at = attention.rope.width if attention.rope else None, f"{path}.rope.width"
         if part is None:
             continue
         if isinstance(attention, Mla):
-            message = "a head of latent attention rotates the columns that `head_dim` calls rope, and no others"
+            message = "latent attention rotates the columns of `head_dim.rope` and takes no `width`"
             note = ("the rotated columns", f"{path}.head_dim.rope")
             yield Finding("E0925", message, at, "remove `width`", (note,))
         elif part > attention.head_dim:
-            message = f"width = {part} columns are rotated, of a head that has {attention.head_dim}"
+            message = f"width = {part} columns are rotated, but a head has only {attention.head_dim}"
             note = ("the width of a head", f"{path}.head_dim")
             yield Finding("E0925", message, at, f"write `width = {attention.head_dim // 2 * 2}`", (note,))
         elif part % 2:
-            yield Finding("E0903", f"width = {part} is odd, it is rotated in pairs", at, f"write `width = {part - 1}`")
+            yield Finding(
+                "E0903", f"width = {part} is odd, but columns are rotated in pairs", at, f"write `width = {part - 1}`"
+            )
 
 
 def frequencies_rise(spec: Spec) -> Iterator[Finding]:
-    """The turns at which frequencies begin to change are fewer than those at which they no longer do."""
+    """The lower bound of the turns between which frequencies are scaled is below the upper one."""
     for path, attention in spec.model.attentions:
         rope, at = None if isinstance(attention, CustomAttention | DeltaNet) else attention.rope, f"{path}.rope"
         scaling = rope.scaling if rope else None
@@ -227,40 +229,40 @@ def frequencies_rise(spec: Spec) -> Iterator[Finding]:
                 "E0926", message, slow, f"write `beta_slow = {scaling.beta_fast / 32:g}`", (("beta_fast", fast),)
             )
         if rope and rope.theta == 1:
-            message = "theta = 1 gives all pairs one frequency, YaRN needs a range of them"
+            message = "theta = 1 gives all pairs the same frequency, but YaRN needs a range of frequencies"
             yield Finding("E0926", message, f"{at}.theta", "write `theta = 10_000`", (("YaRN", f"{at}.scaling"),))
 
 
 def logits_are_clipped(spec: Spec) -> Iterator[Finding]:
-    """Logits follow the rows of queries and keys: those are trained, and what is made of them is not normed."""
+    """QK-clip scales the query and key weights: they must be trained, and queries and keys not normed."""
     bound = spec.train.optimizer.qk_clip
     if bound is None:
         return
     reasons: list[tuple[str, str]] = []
     if spec.adapter is not None:
-        reasons.append(("the weights of queries and keys stay as they are, beside adapters", "adapter"))
+        reasons.append(("the weights of queries and keys are frozen beside adapters", "adapter"))
     for path, attention in spec.model.attentions:
         if isinstance(attention, CustomAttention):
-            reasons.append(("a module does not tell its logits", path))
+            reasons.append(("a custom module does not report its logits", path))
         elif isinstance(attention, Mla) and attention.indexer is not None:
-            reasons.append(("attention over chosen keys does not tell its logits yet", path))
+            reasons.append(("attention with an indexer does not report its logits yet", path))
         elif isinstance(attention, Compressed):
-            reasons.append(("queries and keys are normed, which undoes what a clip does", path))
+            reasons.append(("queries and keys are normed, which undoes a clip", path))
         elif isinstance(attention, Gqa) and attention.qk_norm is not None:
-            reasons.append(("queries and keys are normed, which undoes what a clip does", f"{path}.qk_norm"))
+            reasons.append(("queries and keys are normed, which undoes a clip", f"{path}.qk_norm"))
     model = spec.model
     used = (*map(model.attention_of, range(model.num_layers)), model.attention_of_mtp)
     if not any(isinstance(attention, Mla | Gqa) for attention in used):
         reasons.append(("no layer has attention with a softmax", "model.attention"))
-    for why, path in reasons[:1]:
-        message, notes = f"qk_clip = {bound:g}: {why}", (("which is given here", path),)
+    for reason, path in reasons[:1]:
+        message, notes = f"qk_clip = {bound:g}: {reason}", (("which is given here", path),)
         yield Finding("E0952", message, "train.optimizer.qk_clip", "write `qk_clip = none`", notes)
 
 
 def one_mtp(spec: Spec) -> Iterator[Finding]:
-    """MTP predicts one token beyond the next."""
+    """MTP has one block, which predicts the token after the next."""
     if spec.model.mtp is not None and spec.model.mtp.depth > 1:
-        message = f"mtp depth = {spec.model.mtp.depth}: one block of multi-token prediction runs so far"
+        message = f"mtp depth = {spec.model.mtp.depth}: only one block of multi-token prediction is supported so far"
         yield Finding("E0904", message, "model.mtp.depth", "write `depth = 1`")
 
 
@@ -268,7 +270,7 @@ def vocabulary_fits(spec: Spec) -> Iterator[Finding]:
     """Every token has a row of the embedding."""
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, TrainTokenizer) and tokenizer.vocab > spec.model.vocab:
-        message = f"the tokenizer has {tokenizer.vocab:,} entries, the model's vocab {spec.model.vocab:,}"
+        message = f"the tokenizer has {tokenizer.vocab:,} entries, but the model's vocab is {spec.model.vocab:,}"
         if spec.model.vocab > BYTES:
             hint = f"write `tokenizer = train({spec.model.vocab})`"
             yield Finding("E0906", message, "data.tokenizer", hint, (("the model's vocabulary", "model.vocab"),))
@@ -277,50 +279,50 @@ def vocabulary_fits(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0906", message, "model.vocab", hint, (("the tokenizer", "data.tokenizer"),))
 
 
-# --- Indexers: what they read, and the phase of a run in which they alone are trained
+# --- Indexers: their inputs, and training only them
 
 
 def indexers_read_what_attention_makes(spec: Spec) -> Iterator[Finding]:
-    """An indexer makes its queries of the latent of queries, and rotates as many columns as attention does."""
+    """An indexer projects its queries from the query latent, and rotates as many columns as attention does."""
     for path, attention in spec.model.attentions:
         if not isinstance(attention, Mla | Compressed) or attention.indexer is None:
             continue
         if isinstance(attention, Compressed):
-            at, of = f"{path}.compress.indexer", f"{path}.rope.width"
+            at, rope_at = f"{path}.compress.indexer", f"{path}.rope.width"
             rope = (attention.rope.width or attention.head_dim) if attention.rope else 0
         else:
-            at, of, rope = f"{path}.indexer", f"{path}.head_dim.rope", attention.head_dim.rope
+            at, rope_at, rope = f"{path}.indexer", f"{path}.head_dim.rope", attention.head_dim.rope
         dim = attention.indexer.head_dim
         if attention.query_rank is None:
-            message = "an indexer reads the latent of queries, and query_rank = none"
+            message = "an indexer reads the query latent, but query_rank = none"
             note = ("queries without a latent", f"{path}.query_rank")
             yield Finding("E0950", message, at, "remove `indexer`", (note,))
         if dim < rope:
-            message = f"head_dim = {dim:,}, and as many columns of an indexer are rotated as of a head: {rope:,}"
-            note = ("the rotated columns", of)
+            message = f"head_dim = {dim:,} of the indexer is less than the {rope:,} columns that rope rotates"
+            note = ("the rotated columns", rope_at)
             yield Finding("E0950", message, f"{at}.head_dim", f"write `head_dim = {rope}`", (note,))
 
 
 def what_alone_is_trained_exists(spec: Spec) -> Iterator[Finding]:
-    """Some attention has an indexer, and nothing else says what is trained."""
+    """`only = indexer` needs an indexer, and no other setting of what is trained."""
     if spec.train.only is None:
         return
     if not any(isinstance(each, Mla | Compressed) and each.indexer for _, each in spec.model.attentions):
-        message = f"only = indexer, and no attention of model {spec.model.name} has one"
+        message = f"only = indexer, but no attention of model {spec.model.name} has one"
         yield Finding("E0951", message, "train.only", "remove `only`", (("the model", "model"),))
     if spec.adapter is not None:
-        message = "only = indexer, and the run trains adapters alone"
+        message = "only = indexer, but the run trains only adapters"
         yield Finding("E0951", message, "train.only", "remove `only`", (("the adapters", "adapter"),))
     validate = spec.train.validate
     if validate is not None and validate.ema:
-        message = "only = indexer: the weights that stay as they are have no average to be validated"
-        note = (("what alone is trained", "train.only"),)
+        message = "only = indexer: frozen weights have no moving average to validate"
+        note = (("only the indexer is trained", "train.only"),)
         yield Finding("E0951", message, "train.validate.ema", "write `ema = false`", note)
 
 
 def still_weights_are_whole(spec: Spec) -> Iterator[Finding]:
-    """Weights that stay as they are lie whole on each of their holders."""
+    """Frozen weights are not sharded: every rank that holds them holds all of them."""
     if spec.train.only is not None and spec.parallel.zero == 3 and spec.parallel.data > 1:
-        message = "zero = 3 divides weights that are trained; all but the indexers stay as they are, whole on each rank"
+        message = "zero = 3 shards trained weights, but all except the indexers are frozen and whole on each rank"
         hint = "write `zero = 2`, and more pipeline or expert ranks"
-        yield Finding("E0944", message, "parallel.zero", hint, (("what alone is trained", "train.only"),))
+        yield Finding("E0944", message, "parallel.zero", hint, (("only the indexer is trained", "train.only"),))

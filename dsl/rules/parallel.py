@@ -1,4 +1,4 @@
-"""Degrees of parallelism, the batch and the schedule."""
+"""Rules on the degrees of parallelism, the batch and the schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsl.facts.units import exactly
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Spec
 
-MOST_HINTED = 16  # caps of ranks that a hint writes
+MOST_HINTED = 16  # the most caps that a hint lists
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
 
@@ -30,7 +30,7 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     split = p.tensor * p.context
     rest = p.pipeline * split
     degrees = f"{p.pipeline}·{p.data}·{p.tensor}·{p.context} = {used:,}"
-    message = f"pipeline·data·tensor·context = {degrees}, the cluster has {world:,} devices"
+    message = f"pipeline·data·tensor·context = {degrees}, but the cluster has {world:,} devices"
     hint = (
         "write `data = auto`"
         if world % rest == 0
@@ -45,7 +45,7 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
 
 
 def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
-    """All data ranks of a pipeline rank run the same stages at the same pace: on nodes of one kind."""
+    """The data ranks of a pipeline rank run the same stages, and so need devices of one kind."""
     columns, pipeline, world = spec.parallel.columns, spec.parallel.pipeline, spec.cluster.world
     sizes = [nodes * node.devices for nodes, node in spec.cluster.parts]
     if not _fits(spec):
@@ -63,7 +63,7 @@ def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
 
 
 def expert_divides_columns(spec: Spec) -> Iterator[Finding]:
-    """Expert groups are made of neighbouring ranks of a stage: to experts, a tensor rank is a data rank."""
+    """Expert groups are neighbouring ranks of a stage; for experts, a tensor or context rank counts as a data rank."""
     p = spec.parallel
     if p.columns % p.expert_group:
         degrees = {"data": p.data} | {name: n for name in ("tensor", "context") if (n := getattr(p, name)) > 1}
@@ -91,7 +91,8 @@ def experts_are_spread(spec: Spec) -> Iterator[Finding]:
 
 
 def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
-    """`route = nodes`: a rank has a partner of its index on each node of its group, which adds rows that come back."""
+    """`route = nodes`: a rank has a partner of the same index on each node of its group, which sums the returning
+    rows."""
     group, split = spec.parallel.expert_group, spec.parallel.expert_tensor
     if spec.parallel.route != "nodes" or all(not isinstance(span.ffn, Moe) for span in spec.model.layers):
         return
@@ -102,28 +103,30 @@ def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
         hint = f"write `route = flat`, or a multiple of {sizes[0]} expert ranks"
         yield Finding("E0818", message, "parallel.route", hint, (("the expert ranks", "parallel.expert"),))
     elif sizes := [each for each in devices if each % split]:
-        message = f"route = nodes, but nodes of {sizes[0]} devices do not have whole experts of {split} ranks each"
+        message = (
+            f"route = nodes, but nodes of {sizes[0]} devices do not hold whole experts, which have {split} ranks each"
+        )
         note = ("the ranks of an expert", "parallel.expert_tensor")
         yield Finding("E0818", message, "parallel.route", "write `route = flat`", (note,))
     elif spec.precision.combine == "e4m3" and spec.by_nodes:
-        message = "route = nodes adds rows on their way back, and combine = e4m3 sends them in eight bits"
-        notes = (("the way back", "precision.combine"),)
+        message = "route = nodes sums the returning token rows, but combine = e4m3 sends them in FP8"
+        notes = (("the dtype of returning rows", "precision.combine"),)
         yield Finding("E0818", message, "parallel.route", "write `route = flat`", notes)
 
 
 def _fits(spec: Spec) -> bool:
-    """Whether the degrees make up the world; if not, that is the mistake, and not what follows from it."""
+    """Whether the degrees multiply to the world; if not, only that mistake is reported, not what follows from it."""
     p = spec.parallel
     return p.pipeline * p.columns == spec.cluster.world
 
 
 def even_pipeline(spec: Spec) -> Iterator[Finding]:
-    """A schedule that feeds the pipeline from both ends has stages r and P−1−r on rank r."""
+    """A schedule that feeds the pipeline from both ends needs an even pipeline: rank r holds stages r and P−1−r."""
     pipeline, name = spec.parallel.pipeline, spec.schedule.name
     placed = name == AUTO and spec.schedule.placement == "bidirectional"
     if (facts_of(name).even or placed) and pipeline % 2:
         who = "placement = bidirectional" if placed else name
-        message = f"{who} needs an even pipeline, pipeline = {pipeline} is odd"
+        message = f"{who} needs an even pipeline, but pipeline = {pipeline} is odd"
         even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
         hint = f"{even}{'`placement = v`' if placed else f'`schedule {{ name = {PLAIN} }}`'}"
         note = ("the placement", "schedule.placement") if placed else ("the schedule", "schedule.name")
@@ -131,17 +134,17 @@ def even_pipeline(spec: Spec) -> Iterator[Finding]:
 
 
 def one_schedule(spec: Spec) -> Iterator[Finding]:
-    """What runs has a name, or is in a file."""
+    """A schedule has either a name or a file."""
     name, file = spec.schedule.name, spec.schedule.file
     if name is not None and file is not None:
-        message = f"schedule {name} is named, and one is to be read from a file too"
+        message = f"the schedule has both the name {name} and a file"
         yield Finding("E0813", message, "schedule.file", "remove `name` or `file`", (("the name", "schedule.name"),))
     elif name is None and file is None:
         yield Finding("E0813", "the schedule has neither a name nor a file", "schedule.name", f"write `name = {PLAIN}`")
 
 
 def options_of_schedules(spec: Spec) -> Iterator[Finding]:
-    """Chunks are of schedules that let a run choose them; the other keys are for the search."""
+    """`chunks` is for schedules with a variable number of stages; the other keys are for the search."""
     schedule, searched = spec.schedule, spec.schedule.name == AUTO
     chunked = facts_of(schedule.name).is_chunked or (searched and schedule.placement == "loop")
     for key, readers, reads in (
@@ -158,8 +161,8 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         shown = _written(value)
         message = (
             f"{key} = {shown} is for {in_words(readers)}; "
-            f"{f'schedule {schedule.name}' if named else 'a schedule of a file'} "
-            f"{'reads it with placement = loop' if searched else 'does not read it'}"
+            f"{f'schedule {schedule.name}' if named else 'a schedule file'} "
+            f"{'uses it with placement = loop' if searched else 'does not use it'}"
         )
         other = "placement = loop" if searched else f"name = {readers[0]}"
         notes = (("the schedule", "schedule.name" if named else "schedule.file"),)
@@ -167,17 +170,17 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
 
 
 def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
-    """A value of a schedule's block as a spec has it."""
+    """A value of a schedule block, as it is written in a spec."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(exactly, value))}]"
     return exactly(value) if isinstance(value, Fraction) else f"{value}".lower()
 
 
 def caps_are_of_ranks(spec: Spec) -> Iterator[Finding]:
-    """A list of caps has one for each pipeline rank."""
+    """A list of caps has one number for each pipeline rank."""
     caps, ranks = spec.schedule.cap, spec.parallel.pipeline
     if isinstance(caps, tuple) and len(caps) != ranks and spec.schedule.name == AUTO:
-        message = f"`cap` has {len(caps)} {'entries' if len(caps) > 1 else 'entry'}, and pipeline = {ranks}"
+        message = f"`cap` has {len(caps)} {'entries' if len(caps) > 1 else 'entry'}, but pipeline = {ranks}"
         whole = (*caps, *(caps[-1:] * ranks))[:ranks]
         hint = f"write `cap = {_written(whole)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
         note = ("the pipeline ranks", "parallel.pipeline")
@@ -185,10 +188,10 @@ def caps_are_of_ranks(spec: Spec) -> Iterator[Finding]:
 
 
 def copied_activations_stay_in_order(spec: Spec) -> Iterator[Finding]:
-    """The order of micro-batches by cost is searched for schedules without copies to the host."""
+    """Micro-batches are ordered by cost only for schedules without copies to the host."""
     schedule = spec.schedule
     if schedule.name == AUTO and schedule.host_copies and schedule.order == "cost":
-        message = "host_copies = true places copies for the order of the data, and order = cost moves micro-batches"
+        message = "host_copies = true plans copies for micro-batches in data order, but order = cost reorders them"
         note = ("the order", "schedule.order")
         yield Finding(
             "E0814", message, "schedule.host_copies", "remove `host_copies`, or write `order = drawn`", (note,)
@@ -196,28 +199,28 @@ def copied_activations_stay_in_order(spec: Spec) -> Iterator[Finding]:
 
 
 def copies_are_placed(spec: Spec) -> Iterator[Finding]:
-    """Both directions of a pipeline need two copies of each stage."""
+    """A bidirectional pipeline needs two copies of each stage."""
     schedule = spec.schedule
     if schedule.name == AUTO and schedule.placement == "bidirectional" and schedule.copies == 1:
-        message = "copies = 1, and placement = bidirectional has two copies of every stage"
+        message = "copies = 1, but placement = bidirectional has two copies of every stage"
         note = ("the placement", "schedule.placement")
         yield Finding("E0814", message, "schedule.copies", "remove `copies`, or write `placement = v`", (note,))
 
 
 def batch_is_of_micro_batches(spec: Spec) -> Iterator[Finding]:
-    """Each data rank runs whole micro-batches, however many data ranks there are."""
+    """The batch is a multiple of the micro-batch, whatever the number of data ranks."""
     batch, micro_batch = spec.train.batch, spec.train.micro_batch
     constant = batch.start == batch.end
     for key, size in (("to", batch.end),) if constant else (("from", batch.start), ("to", batch.end)):
         if size % micro_batch:
             at = "train.batch" if constant else f"train.batch.{key}"
-            message = f"a batch of {size:,} is no multiple of micro_batch = {micro_batch:,}"
+            message = f"a batch of {size:,} is not a multiple of micro_batch = {micro_batch:,}"
             hint = f"write `{'batch' if constant else key} = {nearest_multiple(size, micro_batch)}`"
             yield Finding("E0807", message, at, hint, (("micro_batch is given here", "train.micro_batch"),))
 
 
 def batch_divides(spec: Spec) -> Iterator[Finding]:
-    """Every data rank runs the same number of micro-batches, an even one where the schedule wants it."""
+    """Every data rank runs the same number of micro-batches, an even number if the schedule needs it."""
     p, train = spec.parallel, spec.train
     if not _fits(spec):
         return
@@ -235,22 +238,22 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
             continue
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
-            yield Finding("E0807", f"a batch of {size:,} is no multiple of {product}", at, hint, notes)
+            yield Finding("E0807", f"a batch of {size:,} is not a multiple of {product}", at, hint, notes)
         elif facts.even and size // unit % 2 and (key == "from" or size >= least):
             count = f"{size // unit} micro-batches{_on_each(p.data)}"
-            message = f"a batch of {size:,} makes {count}, {spec.schedule.name} needs an even number"
+            message = f"a batch of {size:,} makes {count}, but {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, at, hint, notes)
 
 
 def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
-    """A schedule has no steady state with fewer micro-batches; a ramp may begin there, not stay there."""
+    """The largest batch has enough micro-batches for the schedule's steady state; a ramp may begin with fewer."""
     p, train, name = spec.parallel, spec.train, spec.schedule.name
     facts, unit = facts_of(name), p.data * train.micro_batch
     largest, least = train.batch.end // unit, facts.fewest * p.pipeline
     if largest >= least or train.batch.end % unit or not _fits(spec):
         return
     count = f"a batch of {train.batch.end:,} makes {largest}{_on_each(p.data)}"
-    message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, {count}"
+    message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, but {count}"
     constant = train.batch.start == train.batch.end
     hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {facts.roomier} }}`"
     paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
@@ -263,7 +266,7 @@ def _on_each(data_ranks: int) -> str:
 
 
 def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
-    """Every size of the batch has its own schedule, proven micro-batch by micro-batch (about a millisecond for each).
+    """Bound the work of planning: every batch size has a schedule, whose proof takes about 1 ms per micro-batch.
 
     DeepSeek-V3's run has 49 sizes, and 56,448 micro-batches on all ranks.
     """
@@ -279,8 +282,8 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
     constant = train.batch.start == train.batch.end
     ranks = f"{p.pipeline} pipeline rank{'s' if p.pipeline > 1 else ''}"
     ranks += f" of {stages // p.pipeline} stages" if stages > p.pipeline else ""
-    what = f"a batch of {train.batch.end:,} makes" if constant else f"the {sizes:,} sizes of the batch make"
-    message = f"{what} {planned:,} micro-batches on {ranks}, at most {MAX_PLANNED:,} are planned"
+    subject = f"a batch of {train.batch.end:,} makes" if constant else f"the {sizes:,} sizes of the batch make"
+    message = f"{subject} {planned:,} micro-batches on {ranks}, more than the limit of {MAX_PLANNED:,}"
     most = MAX_PLANNED // stages // 2 * 2 * unit
     hint = f"write `batch = {most}` or less" if constant else "grow it by less"
     yield Finding(
@@ -293,12 +296,12 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
 
 
 def stages_have_layers(spec: Spec) -> Iterator[Finding]:
-    """No stage is empty. The first one has the embedding and the last one the head, so they may be without layers."""
+    """No stage is empty. The first has the embedding and the last the head, so these two may have no layers."""
     per_rank = fewest_stages_of_rank(spec.schedule)
     stages, layers = spec.parallel.pipeline * per_rank, spec.model.num_layers
     if stages > most_stages(layers):
-        each = f", {per_rank} on each of {spec.parallel.pipeline} ranks," if per_rank > 1 else ""
-        message = f"{stages} stages{each} for {layers} layers, of which only the first and the last may have none"
+        on_ranks = f" ({per_rank} on each of {spec.parallel.pipeline} ranks)" if per_rank > 1 else ""
+        message = f"{stages} stages{on_ranks} for {layers} layers; only the first and the last may have no layer"
         most = (layers + 2) // per_rank
         even = facts_of(spec.schedule.name).even or spec.schedule.placement == "bidirectional"
         most -= most % 2 if even and most > 1 else 0
@@ -307,11 +310,12 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
 
 
 def sequences_are_split(spec: Spec) -> Iterator[Finding]:
-    """Each context rank has two chunks of every sequence, as large as any other's."""
+    """Each context rank has two chunks of every sequence, all of equal size."""
     context, sequence = spec.parallel.context, spec.train.sequence
     if context > 1 and sequence % (2 * context):
         message = (
-            f"context = {context} ranks have two chunks each of a sequence, {sequence:,} tokens have no such halves"
+            f"context = {context} splits a sequence into {2 * context} equal chunks, but {sequence:,} tokens do "
+            f"not divide by {2 * context}"
         )
         near = nearest_multiple(sequence, 2 * context)
         hint = f"write `sequence = {near}`, or `context = {nearest_divisor(max(1, sequence // 2), context)}`"
@@ -320,13 +324,13 @@ def sequences_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def attention_is_split(spec: Spec) -> Iterator[Finding]:
-    """Modules of a user, entries of many tokens, and states, are of whole sequences, which no context rank has."""
-    why = {
-        CustomAttention: "a module for attention has whole sequences",
-        Compressed: "entries are of whole sequences",
-        DeltaNet: "states go through whole sequences",
+    """Custom, compressed and linear attention need whole sequences, which no context rank has."""
+    reasons = {
+        CustomAttention: "custom attention needs whole sequences",
+        Compressed: "compressed attention needs whole sequences",
+        DeltaNet: "linear attention needs whole sequences",
     }
-    whole = [(path, why[type(part)]) for path, part in spec.model.attentions if type(part) in why]
+    whole = [(path, reasons[type(part)]) for path, part in spec.model.attentions if type(part) in reasons]
     if spec.parallel.context > 1 and whole:
         (path, reason), *_ = whole
         message = f"context = {spec.parallel.context}: {reason}"
@@ -334,24 +338,25 @@ def attention_is_split(spec: Spec) -> Iterator[Finding]:
 
 
 def zero_runs(spec: Spec) -> Iterator[Finding]:
-    """The data ranks of a pipeline rank divide gradients and weights, by elements; copies in few bits are whole."""
+    """ZeRO 2 and 3 shard gradients and weights elementwise; low-precision copies of the weights are not sharded."""
     zero, precision, optimizer = spec.parallel.zero, spec.precision, spec.train.optimizer
     if zero < 2:
         return
-    what = "gradients" if zero == 2 else "gradients and weights"
+    sharded = "gradients" if zero == 2 else "gradients and weights"
     if optimizer.unit == "matrix":
-        message = f"zero = {zero}: {optimizer.kind} updates whole matrices, and {what} are divided by elements"
+        message = f"zero = {zero} shards {sharded} elementwise, but {optimizer.kind} updates whole matrices"
         note = ("the optimizer", "train.optimizer")
         yield Finding("E0810", message, "parallel.zero", "write `zero = 1`", (note,))
     elif zero == 3 and ITEMSIZE[precision.linear] == 1:
         message = (
-            f"zero = 3: products in {precision.linear} read copies of the weights, which every data rank has whole"
+            f"zero = 3 shards weights, but products in {precision.linear} read copies of whole weights on every data "
+            "rank"
         )
         yield Finding("E0810", message, "parallel.zero", "write `zero = 2`", (("the precision", "precision"),))
 
 
 def layout_is_of_the_model(spec: Spec) -> Iterator[Finding]:
-    """A layout has every layer of the model, on as many stages as the schedule runs."""
+    """A layout has every layer of the model, on as many stages as the schedule has."""
     layout, model = spec.parallel.layout, spec.model
     if layout is None:
         return
@@ -359,25 +364,25 @@ def layout_is_of_the_model(spec: Spec) -> Iterator[Finding]:
     try:
         runs = stages_of_layout(layout, model.num_layers, model.mtp.depth if model.mtp else 0)
     except LayoutError as error:
-        yield Finding("E0815", str(error), "parallel.layout", "remove `layout`, and the stages are even", notes)
+        yield Finding("E0815", str(error), "parallel.layout", "remove `layout`, for stages of equal cost", notes)
         return
     stages = spec.parallel.pipeline * stages_of_rank(spec)
     if spec.schedule.file is None and len(runs) != stages:
         a_rank = f" of {stages // spec.parallel.pipeline} stages" if stages > spec.parallel.pipeline else ""
         ranks = f"{spec.parallel.pipeline} pipeline rank{'s' if spec.parallel.pipeline > 1 else ''}{a_rank}"
-        message = f"the layout has {len(runs)} stages, {ranks} have {stages}"
+        message = f"the layout has {len(runs)} stages, but {ranks} have {stages}"
         hint = f"write {stages - 1} `|` in it, or remove `layout`"
         yield Finding("E0815", message, "parallel.layout", hint, (("the ranks", "parallel.pipeline"),))
 
 
 def placement_has_experts(spec: Spec) -> Iterator[Finding]:
-    """A placement says which rank has which expert: there are experts, and several ranks that they are spread over."""
+    """A placement needs experts, and several ranks to spread them over."""
     if spec.parallel.placement is None:
         return
     if not any(isinstance(span.ffn, Moe) for span in spec.model.layers):
         notes = (("the layers", f"model.layers.{len(spec.model.layers) - 1}"),)
         yield Finding("E0816", "no layer has experts to place", "parallel.placement", "remove `placement`", notes)
     elif spec.parallel.expert == 1:
-        note = ("how many ranks", "parallel.expert")
-        message = "expert = 1: all experts are on one rank, and there is nothing to place"
+        note = ("the expert ranks", "parallel.expert")
+        message = "expert = 1: all experts are on one rank, so there is nothing to place"
         yield Finding("E0816", message, "parallel.placement", "remove `placement`", (note,))

@@ -1,4 +1,4 @@
-"""Layer ranges, learning rate, batch and phases of a run: what follows each other without holes."""
+"""Rules on sequences without gaps: layer ranges, learning rate, batch, and phases of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsl.schema import Spec
 def layer_ranges(spec: Spec) -> Iterator[Finding]:
     """Ranges follow each other from layer 0 on. Layers are never dropped or added silently.
 
-    A range `by` has its layers in the place of the range around it; two of these share no layer.
+    A range with `by` takes its layers out of the range around it; two such ranges share no layer.
     """
     expected, furthest = 0, -1
     taken = yield from _patterns(spec)
@@ -21,11 +21,11 @@ def layer_ranges(spec: Spec) -> Iterator[Finding]:
             continue
         at = f"model.layers.{index}"
         if taken and set(span.layers) <= taken.keys():
-            note = ("this one has its layers", f"model.layers.{taken[span.first]}")
+            note = ("this range has its layers", f"model.layers.{taken[span.first]}")
             yield Finding("E0702", "no layer is left for this range", at, "remove this range", (note,))
         while expected in taken and expected < span.first:
             expected += 1
-        before = (("the range before ends here", f"model.layers.{furthest}"),) if index else ()
+        before = (("the previous range ends here", f"model.layers.{furthest}"),) if index else ()
         if span.first > expected:
             missing = f"{expected}..{span.first - 1}" if span.first - 1 > expected else str(expected)
             word = "layers" if span.first - 1 > expected else "layer"
@@ -46,13 +46,13 @@ def layer_ranges(spec: Spec) -> Iterator[Finding]:
 
 
 def _patterns(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
-    """Complain of layers that two ranges `by` name; return the range of each layer that one of them names."""
+    """Yield a finding for each layer in two ranges with `by`; return (layer → range) for the layers of such ranges."""
     taken: dict[int, int] = {}
     for index, span in enumerate(spec.model.layers):
         twice = [layer for layer in span.layers if layer in taken] if span.by > 1 else []
         if twice:
-            note = ("it is named here too", f"model.layers.{taken[twice[0]]}")
-            message = f"layer {twice[0]} is in two ranges `by`"
+            note = ("this range has it too", f"model.layers.{taken[twice[0]]}")
+            message = f"layer {twice[0]} is in two ranges with `by`"
             yield Finding("E0702", message, f"model.layers.{index}", "remove this range", (note,))
         elif span.by > 1:
             taken |= dict.fromkeys(span.layers, index)
@@ -60,25 +60,25 @@ def _patterns(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
 
 
 def rate_covers(spec: Spec) -> Iterator[Finding]:
-    """The learning rate is known for every token of the run, and no phase lies beyond it."""
+    """The learning rate is defined for every token of the run, and every phase begins before its end."""
     train = spec.train
     end, until = train.rate[-1].end_tokens, train.first_token + train.tokens
     if end < until:
-        message = f"the rate ends at token {end:,}, the run at token {until:,}"
+        message = f"the rate ends at token {end:,}, but the run at token {until:,}"
         last = f"train.rate.{len(train.rate) - 1}"
         hint = f"add a phase over {until - end:,} tokens, or leave out the end of the last one"
         yield Finding("E0705", message, last, hint, (("the run's length", "train.tokens"),))
     if train.within is not None and not train.within.is_last:
-        return  # a later phase of the run may reach what this one does not
+        return  # a later phase of the run may reach them
     for index, phase in enumerate(train.rate[:-1]):
         if phase.end_tokens >= until:
-            message = f"this phase begins at token {phase.end_tokens:,}, the run ends at token {until:,}"
+            message = f"this phase begins at token {phase.end_tokens:,}, but the run ends at token {until:,}"
             hint = "remove the phase, or train longer; `dsc train --steps N` ends early and keeps the rate"
             yield Finding("E0705", message, f"train.rate.{index + 1}", hint, (("the run's length", "train.tokens"),))
 
 
 def batch_grows(spec: Spec) -> Iterator[Finding]:
-    """A ramp goes up, in a bounded number of sizes."""
+    """A batch ramp goes up, in a bounded number of sizes."""
     batch = spec.train.batch
     if batch.end < batch.start:
         message = f"the batch shrinks from {batch.start:,} to {batch.end:,}"
@@ -92,17 +92,17 @@ def batch_grows(spec: Spec) -> Iterator[Finding]:
 
 
 def phases_meet(spec: Spec) -> Iterator[Finding]:
-    """The sequences of a phase divide the longest of the run, and where it ends such a piece of the text ends."""
+    """The sequence of a phase divides the longest of the run, and a phase ends at a multiple of the longest."""
     train, within = spec.train, spec.train.within
     if within is None:
         return
     longest, sequence = within.longest, train.sequence
     if longest % sequence:
-        message = f"sequences of {sequence:,} tokens do not divide those of {longest:,}, the longest of the run"
+        message = f"the sequence of {sequence:,} tokens does not divide {longest:,}, the longest sequence of the run"
         near = max(each for each in range(1, sequence) if longest % each == 0)
         yield Finding("E0707", message, "train.sequence", f"write `sequence = {near}`")
         return
-    if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # their phases begin at whole pieces
+    if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # a blend begins at whole pieces
         return
     growth = ramp.of(spec)
     steps = growth.steps_for(train.tokens)
@@ -112,21 +112,21 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
     end = within.first_token + growth.tokens_at(steps)
     if end % longest:
         message = (
-            f"this phase ends behind token {end:,}, inside of a piece of {longest:,} tokens, the longest sequence of "
-            "the run: a later phase could not read the rest of it"
+            f"this phase ends after token {end:,}, inside a piece of {longest:,} tokens (the longest sequence of the "
+            "run): no later phase could read the rest of the piece"
         )
         whole = next((each for each, token in ends if token % longest == 0), None)
-        hint = f"write `steps = {whole}`" if whole else f"let the phase train on a multiple of {longest:,} tokens"
+        hint = f"write `steps = {whole}`" if whole else f"train the phase on a multiple of {longest:,} tokens"
         yield Finding("E0707", message, "train.tokens", hint)
 
 
 def phases_read_text(spec: Spec) -> Iterator[Finding]:
-    """Conversations are cut or packed by the sequence, so that phases of several sequences would not go on in them."""
+    """Conversations are cut or packed by the sequence, so all phases must have the same sequence."""
     within, chat = spec.train.within, spec.data.chat
     if within is not None and chat is not None and spec.train.sequence != within.longest:
         message = (
-            f"rows of conversations are put into sequences of {spec.train.sequence:,} tokens here, and of "
+            f"conversations are put into sequences of {spec.train.sequence:,} tokens here, but of "
             f"{within.longest:,} in another phase"
         )
-        note = (("phases of several sequences are for text", "data.chat"),)
+        note = (("phases with different sequences are for text only", "data.chat"),)
         yield Finding("E0707", message, "train.sequence", f"write `sequence = {within.longest}`", note)

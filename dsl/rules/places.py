@@ -1,4 +1,4 @@
-"""Rules on the places that checkpoints are copied to."""
+"""Rules on the folders and stores that checkpoints are copied to."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SECRET = re.compile(r"[^/]*:[^/]*@.*")
 
 
 def places_are_apart(spec: Spec) -> Iterator[Finding]:
-    """Checkpoints are written to the folder of the run, and each is copied to places that are not in one another."""
+    """Checkpoints are written to the folder of the run and copied to other places, none of which contains another."""
     if spec.train.checkpoint is None or spec.train.checkpoint.to == (LOCAL,):
         return
     places, run = spec.train.checkpoint.to, os.path.normpath(f"runs/{spec.name}")
     if LOCAL not in places:
         hint = f"write `to = [{', '.join((LOCAL, *(f'{chr(34)}{each}{chr(34)}' for each in places)))}]`"
-        yield Finding("E0928", f"checkpoints are written to `{LOCAL}` first, which `to` does not name", AT, hint)
+        yield Finding("E0928", f"checkpoints are first written to `{LOCAL}`, but `to` does not name it", AT, hint)
     if len(places) > MAX_PLACES:
-        message = f"`to` names {len(places)} places: {MAX_PLACES} are allowed"
+        message = f"`to` names {len(places)} places, at most {MAX_PLACES} are allowed"
         yield Finding("E0928", message, f"{AT}.{MAX_PLACES}", "remove some")
     seen: dict[str, int] = {}
     for index, place in enumerate(places):
@@ -36,11 +36,11 @@ def places_are_apart(spec: Spec) -> Iterator[Finding]:
         path = f"<{LOCAL}>" if place == LOCAL else _normal(place)
         note = next(((n, other) for other, n in seen.items() if _overlaps(path, other)), None)
         if note is not None:
-            what = "named twice" if path == note[1] else "inside of another place, or around it"
+            clash = "is named twice" if path == note[1] else "is inside another place, or contains it"
             earlier = ("the other one", f"{AT}.{note[0]}")
-            yield Finding("E0928", f"`{place}` is {what}", f"{AT}.{index}", "name another folder", (earlier,))
+            yield Finding("E0928", f"`{place}` {clash}", f"{AT}.{index}", "name another folder", (earlier,))
         elif place != LOCAL and _overlaps(path, run):
-            message = f"`{place}` is inside of the run's folder {run}, or around it: both would be lost together"
+            message = f"`{place}` is inside the run folder {run}, or contains it: both would be lost together"
             yield Finding("E0928", message, f"{AT}.{index}", "name a folder on another disk")
         seen.setdefault(path, index)
 
@@ -51,10 +51,10 @@ def _located(problem: tuple[str, str], index: int) -> tuple[str, str, str]:
 
 
 def _problem(place: str) -> tuple[str, str] | None:
-    """Why a text is no place, and what to write."""
+    """Message and hint for an invalid place; None if it is valid."""
     example = 'write a folder, as in `"/mnt/slow/mine"`'
     if not place.strip():
-        return "a place of checkpoints has no name", example
+        return "a place for checkpoints is empty", example
     if len(place) > MAX_LENGTH or not place.isprintable():
         return f"a place has at most {MAX_LENGTH:,} characters, all of them printable", example
     if url := URL.fullmatch(place):
@@ -62,11 +62,11 @@ def _problem(place: str) -> tuple[str, str] | None:
             return f"`{place}` names no bucket or folder", f"write `{url[1]}://bucket/mine`"
         if SECRET.match(url[2]):
             hint = f"write `{url[1]}://{url[2].rpartition('@')[2]}`, and give credentials in the environment"
-            return "this URL has credentials, which builds and checkpoints would hold", hint
+            return "this URL has credentials, which builds and checkpoints would store", hint
         if ".." in url[2].split("/"):
-            return f"`{place}` has `..`, which stores do not follow", f"write `{url[1]}://bucket/mine`"
+            return f"`{place}` has `..`, which stores do not resolve", f"write `{url[1]}://bucket/mine`"
     elif "://" in place:
-        return f"`{place}` is no URL", 'write it as in `"s3://bucket/mine"`'
+        return f"`{place}` is not a URL", 'write it as in `"s3://bucket/mine"`'
     return None
 
 

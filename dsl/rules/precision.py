@@ -1,4 +1,4 @@
-"""Dtypes of few bits: which roles each is for, and the tiles of elements that share a scale."""
+"""Rules on low-precision dtypes: the roles each is for, and the tiles of elements that share a scale."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dsl.schema.precision import format_of
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
-OPERANDS = (FP8, "e2m1")  # what a linear may read beside wide dtypes
-# Few bits would lose what adds up over a run. The words are those of messages.
+OPERANDS = (FP8, "e2m1")  # low-precision dtypes that a linear may read
+# Low precision would lose values that add up over a run. dtype → (width, roles) in words of messages, and the roles.
 ROLES: dict[Dtype, tuple[str, str, tuple[str, ...]]] = {
     "e4m3": ("eight bits", "linear, dispatch and combine", ("linear", "dispatch", "combine")),
     "e2m1": ("four bits", "linear", ("linear",)),
@@ -25,12 +25,12 @@ ALL_ROLES = (
     "logits",
 )
 TILED_ROLES = {"activation_tile": ("linear", "dispatch", "combine"), "weight_tile": ("linear",)}
-READ = 16  # bytes, and elements of eight bits
+READ = 16  # bytes, which are FP8 elements, that a product reads at a time
 TILES = {"activation_tile": {"e4m3": "1x128", "e2m1": "1x16"}, "weight_tile": {"e4m3": "128x128", "e2m1": "16x16"}}
 
 
 def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
-    """Operands of linears and rows on their way may have eight bits; what adds up over a run may not."""
+    """Operands of linears and token rows in transit may be FP8; values that add up over a run may not."""
     for role in ALL_ROLES:
         dtype = getattr(spec.precision, role)
         if dtype in ROLES and role not in ROLES[dtype][2]:
@@ -38,7 +38,10 @@ def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
             wide = role in ("parameter", "compute", "linear", "moments", "dispatch", "combine")
             wider = spec.precision.compute if role == "attention_output" else "bf16" if wide else "fp32"
             yield Finding(
-                "E0911", f"{role} = {dtype}: {bits} are for {where}", f"precision.{role}", f"write `{role} = {wider}`"
+                "E0911",
+                f"{role} = {dtype}: {bits} are only for {where}",
+                f"precision.{role}",
+                f"write `{role} = {wider}`",
             )
     kept, compute = spec.precision.attention_output, spec.precision.compute
     if kept == "e5m6" and compute != "bf16":
@@ -51,7 +54,7 @@ def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
 
 
 def logits_are_as_wide(spec: Spec) -> Iterator[Finding]:
-    """Logits are what the head computes, or that in FP32."""
+    """Logits have the dtype that the head computes in, or FP32."""
     logits, compute = spec.precision.logits, spec.precision.compute
     if logits not in (None, compute, "fp32", *ROLES):
         message = f"logits = {logits}, but the head computes in {compute}"
@@ -59,7 +62,7 @@ def logits_are_as_wide(spec: Spec) -> Iterator[Finding]:
 
 
 def tiles_are_given(spec: Spec) -> Iterator[Finding]:
-    """Few bits have no range of their own: each tile brings its scale."""
+    """Low-precision dtypes have too little range: every role in one needs a tile, which has a scale."""
     for tile, roles in TILED_ROLES.items():
         roles = tuple(role for role in roles if role != "linear" or not spec.precision.scales_tensors)
         users = [(role, dtype) for role in roles if (dtype := getattr(spec.precision, role)) in OPERANDS]
@@ -70,7 +73,7 @@ def tiles_are_given(spec: Spec) -> Iterator[Finding]:
 
 
 def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
-    """Tiles and scales of linears are those that a format has; E4M3 with FP32 scales may have tiles of any size."""
+    """Tiles and scales of linears match a format; E4M3 with FP32 scales may have tiles of any size."""
     precision = spec.precision
     if precision.linear not in OPERANDS:
         return
@@ -78,8 +81,9 @@ def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
     if form is None and (precision.tensor_scale or not plain) and not precision.scales_tensors:
         meant = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
         wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), meant.keys[1:], strict=True)
-        message = f"linear = {precision.linear} has tiles and scales that no format has"
-        hint = f"those of {meant.name} are `{', '.join(f'{key} = {_written(value)}' for key, value in wanted)}`"
+        message = f"linear = {precision.linear} has tiles and scales that match no format"
+        settings = ", ".join(f"{key} = {_written(value)}" for key, value in wanted)
+        hint = f"the tiles and scales of {meant.name} are `{settings}`"
         yield Finding("E0921", message, "precision.linear", hint)
     for role in ("dispatch", "combine"):
         if form not in (None, BLOCKS) and getattr(precision, role) == FP8:
@@ -89,10 +93,10 @@ def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
 
 
 def _alike(form: FormatFacts, precision: Precision) -> int:
-    """How many keys of a precision are those of a format."""
+    """Number of keys in which a precision matches a format."""
     tiles = ((t.rows, t.columns) if t else None for t in (precision.activation_tile, precision.weight_tile))
-    found = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
-    return sum(a == b for a, b in zip(form.keys, found, strict=True))
+    keys = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
+    return sum(a == b for a, b in zip(form.keys, keys, strict=True))
 
 
 def _written(value: object) -> str:
@@ -101,7 +105,7 @@ def _written(value: object) -> str:
 
 
 def some_layers_are_not_high(spec: Spec) -> Iterator[Finding]:
-    """A linear of few bits is in some layer."""
+    """At least one layer has low-precision linears."""
     precision, layers = spec.precision, spec.model.num_layers
     high = precision.high
     if high and precision.linear in OPERANDS and high.first + high.last >= layers:
@@ -113,26 +117,26 @@ def some_layers_are_not_high(spec: Spec) -> Iterator[Finding]:
 
 
 def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
-    """Products read 16 elements of few bits at a time, or all of a narrower tile; only widths that a linear sums over
-    count."""
+    """Low-precision products read 16 elements at a time, or a narrower tile, so the widths that linears sum over are
+    multiples of that."""
     precision, linear = spec.precision, spec.precision.linear
     if linear not in OPERANDS:
         return
     read = min((READ, *(tile.columns for name in TILES if (tile := getattr(precision, name)) is not None)))
-    for what, factor, width, at, ranks in _summed_widths(spec):
+    for name, factor, width, at, ranks in _summed_widths(spec):
         if width % (read * ranks):
             value = width // factor
             near = next(each for each in _outwards(value, read * ranks) if each * factor % (read * ranks) == 0)
             reads = f"linear = {linear} reads {read} elements at a time"
             on_each = f" on {ranks} tensor ranks, {width // ranks:,} on each," if ranks > 1 else ""
-            message = f"{what} = {width:,}{on_each} is no multiple of {read}, and {reads}"
+            message = f"{name} = {width:,}{on_each} is not a multiple of {read}, but {reads}"
             note = ("the dtype is given here", "precision.linear")
             yield Finding("E0910", message, at, f"write `{at.rpartition('.')[2]} = {near}`", (note,))
 
 
 def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
-    """(name, width of a value of its key, width, path, tensor ranks that divide it) of what the forward of each linear
-    sums over."""
+    """Yield the width that the forward of each linear sums over: (name, width per unit of its key, width, path, tensor
+    ranks that split it)."""
     model, tensor = spec.model, spec.parallel.tensor
     yield "hidden", 1, model.hidden, "model.hidden", 1
     for at, attention in model.attentions:
@@ -166,7 +170,7 @@ def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
 
 
 def _outwards(value: int, most: int = READ) -> Iterator[int]:
-    """`value`, and the numbers up to `most` around it, the nearest first and of two the larger one."""
+    """Yield `value`, then the numbers up to `most` away from it, the nearest first; of two, the larger one first."""
     yield value
     for distance in range(1, most + 1):
         yield value + distance
@@ -175,21 +179,22 @@ def _outwards(value: int, most: int = READ) -> Iterator[int]:
 
 
 def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
-    """Partial sums move to FP32 at the end of a tile, where its scale is applied."""
+    """Partial sums are promoted to FP32 at the end of a tile, where its scale is applied."""
     precision = spec.precision
     if precision.promote is None or precision.linear != FP8:
         return
     for name in TILES:
         tile = getattr(precision, name)
         if tile is not None and precision.promote % tile.columns:
-            message = f"promote = {precision.promote} is no multiple of the {tile.columns} columns of {name}"
+            message = f"promote = {precision.promote} is not a multiple of the {tile.columns} columns of {name}"
             hint = f"write `promote = {nearest_multiple(precision.promote, tile.columns)}`"
             yield Finding("E0912", message, "precision.promote", hint, (("the tile", f"precision.{name}"),))
             break
 
 
 def _has_more(spec: Spec, no_moe: bool) -> bool:
-    """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
+    """Whether the gradient of some norm can be fused with more than the residual's: a sum before it, or the recomputed
+    norm."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
     more = not no_moe or spec.model.has_latents or bool(again)
     return (
@@ -201,8 +206,8 @@ def _has_more(spec: Spec, no_moe: bool) -> bool:
 
 
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
-    """What is left apart would be one kernel: ops of MoE layers, and those whose result is multiplied or sent in eight
-    bits. Rows in eight bits that come back alone are read as they are."""
+    """`unfused` names only ops that would otherwise be fused: ops of MoE layers, and ops whose result is multiplied or
+    sent in FP8. FP8 only for returning rows fuses nothing."""
     no_moe = not any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     packed = (spec.precision.linear == FP8 and spec.precision.scale == "fp32") or (
         spec.precision.dispatch == FP8 and not no_moe
@@ -210,16 +215,15 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     model = spec.model
     absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
     streams = model.hyper_connections is not None
-    apart = (
-        model.norm != "pre" or model.residual_scale != 1 or streams
-    )  # what experts give is normed or scaled before it is added
+    # the output of experts is normed or scaled before it is added
+    apart = model.norm != "pre" or model.residual_scale != 1 or streams
     absent["join"] = no_moe or (apart and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
-    absent["residual_norm"] = model.norm == "post" or streams  # of several, no sum is beside a norm
+    absent["residual_norm"] = model.norm == "post" or streams  # with several streams, no sum precedes a norm
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.unfused if name not in lost)
         who, precision = f"model {model.name}", f"precision {spec.precision.name}"
-        message = f"unfused names {', '.join(lost)}, which {who} in {precision} does not fuse"
+        message = f"unfused names {', '.join(lost)}, but {who} in {precision} does not fuse that"
         notes = (("the model", "model"), ("the precision", "precision"))
         applies = ("norm_gradient" in lost or (no_moe and lost != ["quantise"]), "quantise" in lost)
         shown = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)

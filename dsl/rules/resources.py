@@ -1,4 +1,4 @@
-"""What a device has, and whether the run fits: streaming multiprocessors, memory, held-out data."""
+"""Rules on resources: streaming multiprocessors, peaks, memory, checkpoints and held-out data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dsl.facts.devices import PEAKS
 from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Device, Health, Spec
 
-PEAKS_OF = {"e4m3": ("fp8", 2), "e2m1": ("fp4", 4)}  # the key of a device, and how often its BF16 peak that is
+PEAKS_OF = {"e4m3": ("fp8", 2), "e2m1": ("fp4", 4)}  # dtype → (key of a device, multiple of its BF16 peak)
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
 def compute_keeps_sms(spec: Spec) -> Iterator[Finding]:
-    """Communication takes some of the SMs of a device that has them."""
+    """Communication takes some of the SMs that a device states, not all."""
     communication = spec.sm.communication
     for path, device in _devices(spec):
         if device.sms is None and communication:
@@ -24,57 +24,57 @@ def compute_keeps_sms(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0914", message, "sm.communication", hint, (("the device", path),))
             return
         if device.sms is not None and communication >= device.sms:
-            message = f"communication = {communication} of {device.sms} SMs leaves none to compute"
+            message = f"communication = {communication} of {device.sms} SMs leaves none for compute"
             hint = f"write `communication = {min(20, device.sms - 1)}`"
             yield Finding("E0907", message, "sm.communication", hint, (("the device", f"{path}.sms"),))
             return
 
 
 def devices_have_the_precision(spec: Spec) -> Iterator[Finding]:
-    """Linears in FP8 or FP4 run on devices that multiply in it. A device without any peak does so in software."""
+    """Linears in FP8 or FP4 need devices that multiply in it; devices without peaks do so in software."""
     linear = spec.precision.linear
     if linear not in PEAKS_OF:
         return
     key, times = PEAKS_OF[linear]
     for path, device in _devices(spec):
         if device.bf16 is not None and getattr(device, key) is None:
-            message = f"linear = {linear}, but device {device.name} has no {key} peak: it does not multiply in it"
+            message = f"linear = {linear}, but device {device.name} has no {key} peak, so it cannot multiply in it"
             peak = f"{key} = {device.bf16 * times / 1e12:g}TFLOPS"
             hint = f"take a precision with `linear = bf16`, or state its peak: `{peak}`"
             yield Finding("E0916", message, path, hint, (("the precision", "precision.linear"),))
 
 
 def devices_have_a_pace(spec: Spec) -> Iterator[Finding]:
-    """A device is an accelerator with its peaks, or a CPU: nothing else says how fast it is."""
+    """A device is an accelerator with peaks, or a CPU; otherwise its speed is unknown."""
     for path, device in _devices(spec):
         if device.bf16 is None and device.cores is None and "cpu" not in device.name.lower():
-            message = f"device {device.name} has no peaks, so it is not known how fast it is"
+            message = f"device {device.name} has no peaks, so its speed is unknown"
             listed = ", ".join(sorted(PEAKS))
             hint = (
                 "add its dense peaks from the data sheet, as in `bf16 = 989TFLOPS, fp8 = 1979TFLOPS, hbm = 3.35TB/s, "
-                f"sms = 132`; or `cores = 1` if it is a CPU. Peaks that need not be written: {listed}"
+                f"sms = 132`; or `cores = 1` if it is a CPU. Devices with known peaks: {listed}"
             )
             yield Finding("E0917", message, path, hint)
 
 
 def _devices(spec: Spec) -> Iterator[tuple[str, Device]]:
-    """(path, device) of every kind of the cluster."""
+    """Yield (path, device) for every kind of device in the cluster."""
     for index, device in enumerate(spec.cluster.devices):
         yield f"cluster.{'more.' * index}node.device", device
 
 
 def state_fits(spec: Spec) -> Iterator[Finding]:
-    """A device holds at least its weights, their gradients and the optimizer's state: a bound in closed form."""
+    """The memory of a device holds at least its weights, gradients and optimizer state: a bound in closed form."""
     device, least = spec.cluster.node.device, memory.lower_bound(spec)
     if spec.cluster.more is None and least.total > device.memory:
-        message = f"device {device.name} has {size(device.memory)}, but the fullest holds {size(least.total)}"
+        message = f"device {device.name} has {size(device.memory)}, but the fullest one needs {size(least.total)}"
         yield Finding("E0812", f"{message}: {_parts(spec, least)}", "cluster.node.device.memory", *_mending(spec))
 
 
 def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
-    """On several kinds of devices, all ranks together have room for all state, those of the last stage for theirs.
+    """With several kinds of devices, all ranks together have memory for all state, and the last stage's for its own.
 
-    Two ranks that mirror each other's stages both have the room of the smaller one.
+    Of two ranks that mirror each other's stages, both count with the memory of the smaller one.
     """
     kinds = _kinds_of_ranks(spec) if spec.cluster.more is not None else None
     if kinds is None:
@@ -86,8 +86,9 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
     mean, end = memory.of_mean(spec), memory.of_end(spec)
     if mean.total * len(room) > sum(room):
         message = (
-            f"devices have {size(sum(room) // len(room))} in the mean of the {len(room)} pipeline ranks"
-            f"{', of two with the same stages the smaller,' if is_mirrored(spec) else ''} but hold {size(mean.total)}: "
+            f"devices have {size(sum(room) // len(room))} on average over the {len(room)} pipeline ranks"
+            f"{' (of two with the same stages the smaller)' if is_mirrored(spec) else ''}, but need "
+            f"{size(mean.total)}:  "
             f"{_parts(spec, mean)}"
         )
         yield Finding("E0812", message, "cluster", *_mending(spec))
@@ -96,14 +97,15 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
     if end.total > room[rank]:
         kind = next(kind for kind in (kinds[rank], kinds[-1 - rank]) if devices[kind].memory == room[rank])
         message = (
-            f"device {devices[kind].name} has {size(room[rank])}, but with the last stage it holds "
+            f"device {devices[kind].name} has {size(room[rank])}, but with the last stage it needs "
             f"{size(end.total)}: {_parts(spec, end)}"
         )
         yield Finding("E0812", message, f"cluster.{'more.' * kind}node.device.memory", *_mending(spec))
 
 
 def _kinds_of_ranks(spec: Spec) -> list[int] | None:
-    """The kind of devices of each pipeline rank; None where the ranks are not on the devices, which other rules say."""
+    """The index of the device kind of each pipeline rank; None if the degrees do not fit the devices, which other rules
+    report."""
     p, cluster = spec.parallel, spec.cluster
     if p.pipeline * p.columns != cluster.world:
         return None
@@ -114,7 +116,7 @@ def _kinds_of_ranks(spec: Spec) -> list[int] | None:
 
 
 def _last(spec: Spec, room: list[int]) -> int:
-    """A pipeline rank with the last stage; where a file says which, the one that has the most room."""
+    """A pipeline rank with the last stage; if a schedule file decides, the rank with the most memory."""
     if spec.schedule.file is not None:
         return room.index(max(room))
     return 0 if is_folded(spec) else len(room) - 1
@@ -129,24 +131,24 @@ def _parts(spec: Spec, least: memory.DeviceBytes) -> str:
 
 
 def _mending(spec: Spec) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The hint and the notes of what does not fit."""
+    """Hint and notes for a run that does not fit into memory."""
     divided = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 1})})
-    less = memory.lower_bound(divided).total < memory.lower_bound(spec).total  # not on a single data rank
+    less = memory.lower_bound(divided).total < memory.lower_bound(spec).total  # false with a single data rank
     zero = "zero = 1, " if spec.parallel.zero == 0 and less else ""
     return f"plan with {zero}more pipeline or expert ranks, more devices, or larger ones", (("the model", "model"),)
 
 
 def size(num_bytes: int) -> str:
-    """Bytes to three digits or more, in the unit of a specification sheet."""
+    """Format bytes with at least two digits, in decimal units."""
     unit, scale = next(((unit, scale) for unit, scale in UNITS if num_bytes >= scale), (" bytes", 1))
     digits = 0 if scale == 1 or num_bytes >= 100 * scale else 1
     return f"{num_bytes / scale:,.{digits}f}{unit}"
 
 
 def validation_has_data(spec: Spec) -> Iterator[Finding]:
-    """A held-out loss needs files that were held out."""
+    """A held-out loss needs held-out documents."""
     if spec.train.validate is not None and spec.data.validation == 0:
-        message = "the run validates, but validation = 0% of the documents are held out"
+        message = "the run validates, but holds out validation = 0% of the documents"
         note = ("it validates here", "train.validate")
         yield Finding("E0915", message, "data.validation", "write `validation = 1%`", (note,))
 
@@ -161,19 +163,19 @@ def best_is_measured(spec: Spec) -> Iterator[Finding]:
 
 
 def rollback_finds_a_checkpoint(spec: Spec) -> Iterator[Finding]:
-    """Where a run goes back so many steps, the newest checkpoints that are kept reach so far."""
+    """The checkpoints that are kept reach back as many steps as a rollback."""
     health, saved = spec.train.health, spec.train.checkpoint
     if health is None or not health.rolls_back:
         return
     at = "train.health.not_finite" if health.not_finite == "rollback" else "train.health.spike.action"
     if saved is None:
-        message = "the run is to go back to a checkpoint, but saves none before its end"
+        message = "a rollback needs a checkpoint, but the run saves none before its end"
         hint = f"add `checkpoint {{ every = {health.back} steps }}` to train"
         yield Finding("E0929", message, at, hint)
     elif (reach := (saved.keep - 1) * saved.every) < health.back:
         message = (
-            f"back = {health.back:,} steps, but of {saved.keep} checkpoints, {saved.every:,} steps apart, the oldest "
-            f"may be {reach:,} steps old"
+            f"back = {health.back:,} steps, but the oldest of {saved.keep} checkpoints, {saved.every:,} steps apart, "
+            f"may be only {reach:,} steps old"
         )
         keep = -(-health.back // saved.every) + 1
         note = ("the steps", "train.health.back") if health.back != Health().back else (("a rollback", at))
@@ -181,29 +183,29 @@ def rollback_finds_a_checkpoint(spec: Spec) -> Iterator[Finding]:
 
 
 def average_is_kept(spec: Spec) -> Iterator[Finding]:
-    """The moving average that is validated is one that the run keeps."""
+    """A run that validates a moving average also keeps it."""
     validate = spec.train.validate
     if validate is not None and validate.ema and spec.train.ema is None:
-        message = "the moving average of the weights is to be validated, but the run keeps none"
+        message = "validate.ema measures the moving average of the weights, but the run keeps none"
         hint = "add `ema { decay = 0.999 }` to train, or write `ema = false`"
         yield Finding("E0923", message, "train.validate.ema", hint)
 
 
 def offloaded_state_exists(spec: Spec) -> Iterator[Finding]:
-    """Master weights that are offloaded are others than the weights, which stay on the device."""
+    """Offloaded master weights are separate from the weights, which stay on the device."""
     precision = spec.precision
     if "master" in spec.offload and precision.master == precision.parameter:
         kept = ", ".join(name for name in spec.offload if name != "master")
-        message = f"offload names master, but the weights are their own master weights, both {precision.master}"
+        message = f"offload names master, but weights and master weights are the same tensors, in {precision.master}"
         note = ("the precision", "precision")
         yield Finding("E0924", message, "offload", f"write `offload = [{kept}]`", (note,))
 
 
 def kept_checkpoints_are_saved(spec: Spec) -> Iterator[Finding]:
-    """A checkpoint that is kept for ever is one that is saved."""
+    """Checkpoints to keep forever are among those that are saved."""
     saved = spec.train.checkpoint
     if saved is not None and saved.keep_every is not None and saved.keep_every % saved.every:
-        message = f"keep_every = {saved.keep_every:,} steps is no multiple of every = {saved.every:,} steps"
+        message = f"keep_every = {saved.keep_every:,} steps is not a multiple of every = {saved.every:,} steps"
         hint = f"write `keep_every = {nearest_multiple(saved.keep_every, saved.every)} steps`"
         note = ("they are saved here", "train.checkpoint.every")
         yield Finding("E0919", message, "train.checkpoint.keep_every", hint, (note,))

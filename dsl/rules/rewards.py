@@ -1,5 +1,4 @@
-"""Learning from rewards: what completions are written to, how they are counted and rewarded, and what cannot generate
-them yet."""
+"""Rules on reinforcement learning: prompts, groups, rewards, and features that generation does not support yet."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.rules.precision import ALL_ROLES, ROLES
 from dsl.schema import AnyAttention, Custom, Gqa, Mla, Moe, Reward, Spec
 
-# A key of a reward → the checks that read it, and what to write where it must be given.
+# Key of a reward → (checks that read it, example; empty if the key is optional).
 KEYS_OF_CHECKS = {
     "pattern": (("regex",), 'pattern = "^<think>"'),
     "file": (("python",), 'file = "reward.py"'),
@@ -27,12 +26,12 @@ NOTE = (("the completions", "train.grpo"),)
 
 
 def completions_have_prompts(spec: Spec) -> Iterator[Finding]:
-    """Completions are written to prompts, and nothing else reads these."""
+    """`train.grpo` needs `data.prompts`, and only `train.grpo` reads them."""
     if spec.train.grpo is not None and spec.data.prompts is None:
-        message = "completions are written to prompts, and `data` does not say that its rows are some"
+        message = "`grpo` needs prompts, but `data` has no `prompts` block"
         yield Finding("E0960", message, "train.grpo", "add `prompts { }` to `data`", (("the data", "data"),))
     if spec.train.grpo is None and spec.data.prompts is not None:
-        message = "completions are written to prompts, and `train` has no `grpo` that says which are good"
+        message = "`prompts` is for `grpo`, but `train` has no `grpo` block"
         hint = (
             "add `grpo { group = 8, prompt = 256, completion = 256, rewards { correct { check = exact } } }` to `train`"
         )
@@ -40,12 +39,15 @@ def completions_have_prompts(spec: Spec) -> Iterator[Finding]:
 
 
 def steps_have_whole_groups(spec: Spec) -> Iterator[Finding]:
-    """A step has all completions of each of its prompts; those that are trained on again are those of a whole step."""
+    """A step has all completions of each of its prompts, and further steps on the same completions have the same
+    size."""
     grpo, batch, micro_batch = spec.train.grpo, spec.train.batch, spec.train.micro_batch
     if grpo is None or batch.end < batch.start:
         return
     if grpo.iterations > 1 and batch.end > batch.start:
-        message = f"iterations = {grpo.iterations}: steps on the same completions have one size, and the batch grows"
+        message = (
+            f"iterations = {grpo.iterations}: steps on the same completions have the same size, but the batch grows"
+        )
         note = (("the iterations", "train.grpo.iterations"),)
         yield Finding("E0962", message, "train.batch", f"write `batch = {batch.end}`", note)
     quantum = ramp.quantum_of(spec.parallel, micro_batch)
@@ -63,14 +65,14 @@ def steps_have_whole_groups(spec: Spec) -> Iterator[Finding]:
 
 
 def completions_fit(spec: Spec) -> Iterator[Finding]:
-    """The longest prompt and the longest completion are a sequence together."""
+    """The longest prompt and the longest completion fit into a sequence."""
     grpo, sequence = spec.train.grpo, spec.train.sequence
     if grpo is None or grpo.prompt + grpo.completion <= sequence:
         return
     both = grpo.prompt + grpo.completion
     message = (
-        f"a prompt of {grpo.prompt:,} tokens and a completion of {grpo.completion:,} have {both:,}, "
-        f"and a sequence {sequence:,}"
+        f"a prompt of {grpo.prompt:,} and a completion of {grpo.completion:,} tokens have {both:,}, "
+        f"but a sequence has {sequence:,}"
     )
     hint = f"write `sequence = {both}`"
     if grpo.prompt < sequence:
@@ -79,14 +81,14 @@ def completions_fit(spec: Spec) -> Iterator[Finding]:
 
 
 def rewards_have_what_they_check(spec: Spec) -> Iterator[Finding]:
-    """A reward has the keys that its check reads, and no others; some reward counts."""
+    """A reward has the keys that its check reads, and no others; at least one weight is not 0."""
     if spec.train.grpo is None:
         return
     rewards = spec.train.grpo.rewards
     for each in rewards:
         yield from _keys_of(each, f"train.grpo.rewards.{each.name}")
     if not any(each.weight for each in rewards):
-        message, hint = "no reward has a weight other than 0, so nothing is learnt", "write `weight = 1` in one of them"
+        message, hint = "all rewards have weight 0, so nothing is learnt", "write `weight = 1` in one of them"
         yield Finding("E0964", message, f"train.grpo.rewards.{rewards[0].name}.weight", hint)
 
 
@@ -94,31 +96,31 @@ def _keys_of(reward: Reward, path: str) -> Iterator[Finding]:
     for key, (checks, example) in KEYS_OF_CHECKS.items():
         value = getattr(reward, key)
         if example and value is None and reward.check in checks:
-            message = f"`check = {reward.check}` reads a {key}, and `{reward.name}` has none"
+            message = f"`check = {reward.check}` needs a {key}, but `{reward.name}` has none"
             yield Finding("E0964", message, f"{path}.check", f"add `{example}`")
         elif value != Reward.model_fields[key].default and reward.check not in checks:
-            message = f"`check = {reward.check}` reads no {key}"
+            message = f"`check = {reward.check}` does not use {key}"
             hint = f"remove `{key}`, or write `check = {checks[0]}`"
             yield Finding("E0964", message, f"{path}.{key}", hint, (("the check", f"{path}.check"),))
-    if reward.check == "regex" and reward.pattern is not None and (why := _unreadable(reward.pattern)):
-        message = f"`pattern` is no regular expression of Python: {why}"
+    if reward.check == "regex" and reward.pattern is not None and (reason := _unreadable(reward.pattern)):
+        message = f"`pattern` is not a Python regular expression: {reason}"
         yield Finding(
             "E0964",
             message,
             f"{path}.pattern",
-            r"correct it; a sign that is meant as it stands has a backslash in front, as in `\(`",
+            r"correct it; to match a special character itself, write a backslash before it, as in `\(`",
         )
 
 
 def _unreadable(pattern: str) -> str:
-    """Why Python does not compile an expression; "" if it does.
+    """The reason why Python cannot compile a regular expression; "" if it can.
 
-    It is parsed, and not compiled: `(?i)[…]` with many ranges takes minutes to compile, and is compiled in a process
-    with limits when a run begins.
+    The expression is only parsed: `(?i)[…]` with many ranges takes minutes to compile, and a run compiles it in a
+    process with limits.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what later versions of Python may read otherwise
+            warnings.simplefilter("ignore")  # warnings about future versions of Python
             tree = _parser.parse(pattern)
     except (re.error, OverflowError) as error:
         return str(error)
@@ -128,7 +130,7 @@ def _unreadable(pattern: str) -> str:
 
 
 def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a parsed expression: (what a part is, its arguments)."""
+    """Yield the parts of a parsed expression: (opcode, arguments)."""
     left = [tree]
     while left:
         each = left.pop()
@@ -140,7 +142,7 @@ def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _varies(part: tuple[Any, Any]) -> bool:
-    """Whether a part looks behind by a number of characters that is not fixed, which `re.compile` refuses."""
+    """Whether a part is a look-behind of variable width, which `re.compile` refuses."""
     if part[0] not in (_parser.ASSERT, _parser.ASSERT_NOT):
         return False
     direction, inside = part[1]
@@ -148,24 +150,26 @@ def _varies(part: tuple[Any, Any]) -> bool:
     return bool(direction < 0 and least != most)
 
 
-# ---------------------------------------------------------------- what cannot be generated yet
+# ---------------------------------------------------------------- features that generation does not support yet
 
 
 def models_generate(spec: Spec) -> Iterator[Finding]:
-    """Generation keeps the keys and values of all tokens so far; each of the other parts of a model sees one token."""
+    """Generation caches the keys and values of all earlier tokens; all other parts of the model see one token."""
     model = spec.model
     if spec.train.grpo is None:
         return
     if model.mtp is not None:
-        yield Finding("E1008", "mtp: rewards are of the next token", "model.mtp", "write `mtp = none`", NOTE)
+        yield Finding(
+            "E1008", "mtp: reinforcement learning trains only the next token", "model.mtp", "write `mtp = none`", NOTE
+        )
     if model.hyper_connections is not None:
-        message = "hyper_connections: products of several streams have other bits beside other rows"
+        message = "hyper_connections: the bits of a row would depend on the other rows"
         yield Finding("E1008", message, "model.hyper_connections", "write `hyper_connections = none`", NOTE)
     for path, attention in model.attentions:
         yield from _attention(path, attention)
     for index, span in enumerate(model.layers):
         if isinstance(span.ffn, Custom):
-            message = "ffn custom: modules are traced for whole sequences"
+            message = "ffn custom: custom modules are traced for whole sequences"
             yield Finding(
                 "E1008", message, f"model.layers.{index}.ffn", "write `ffn dense { … }` or `ffn moe { … }`", NOTE
             )
@@ -173,10 +177,10 @@ def models_generate(spec: Spec) -> Iterator[Finding]:
 
 def _attention(path: str, attention: AnyAttention) -> Iterator[Finding]:
     if not isinstance(attention, Mla | Gqa):
-        message = f"attention {attention.kind}: completions are generated with the keys and values of mla or gqa"
+        message = f"attention {attention.kind}: completions are generated only with mla or gqa"
         yield Finding("E1008", message, path, "write `attention gqa { … }` or `attention mla { … }`", NOTE)
         return
-    where = "completions are generated with attention to all tokens before"
+    where = "completions are generated with attention to all earlier tokens"
     if isinstance(attention, Mla):
         if attention.indexer is not None:
             yield Finding("E1008", f"indexer: {where}", f"{path}.indexer", "write `indexer = none`", NOTE)
@@ -186,31 +190,31 @@ def _attention(path: str, attention: AnyAttention) -> Iterator[Finding]:
             "E1008", f"window = {attention.window:,}: {where}", f"{path}.window", "write `window = none`", NOTE
         )
     if attention.sinks:
-        yield Finding("E1008", f"sinks: {where}, and to nothing else", f"{path}.sinks", "write `sinks = false`", NOTE)
+        yield Finding("E1008", f"sinks: {where}, without sinks", f"{path}.sinks", "write `sinks = false`", NOTE)
     if attention.softcap is not None:
-        message = f"softcap = {attention.softcap:g}: completions are generated with logits as they are"
+        message = f"softcap = {attention.softcap:g}: completions are generated without a cap of the logits"
         yield Finding("E1008", message, f"{path}.softcap", "write `softcap = none`", NOTE)
 
 
 def ranks_generate(spec: Spec) -> Iterator[Finding]:
-    """A rank has whole heads and sequences, and sends each row to its expert."""
+    """A rank that generates has whole heads and sequences, and sends each token row directly to its expert."""
     if spec.train.grpo is None:
         return
     for key in ("tensor", "context"):
         degree = getattr(spec.parallel, key)
         if degree > 1:
-            message = f"{key} = {degree}: a rank generates with whole heads and whole sequences"
+            message = f"{key} = {degree}: generation needs whole heads and whole sequences on each rank"
             yield Finding("E1008", message, f"parallel.{key}", f"write `{key} = 1`", NOTE)
     if spec.by_nodes and any(isinstance(span.ffn, Moe) for span in spec.model.layers):
-        message = "expert groups fill several nodes: rows of completions go to their experts one by one"
+        message = "expert groups fill several nodes: generation sends token rows to their experts only directly"
         yield Finding("E1008", message, "parallel.route", "write `route = flat` in `parallel`", NOTE)
 
 
 def devices_generate(spec: Spec) -> Iterator[Finding]:
-    """Ops in C++ give a row the same bits beside any others."""
+    """Generation needs the C++ ops of CPUs, in which the bits of a row do not depend on the other rows."""
     for index, device in enumerate(spec.cluster.devices if spec.train.grpo is not None else ()):
         if device.bf16 is not None:
-            message = f"device {device.name}: completions are generated on CPUs"
+            message = f"device {device.name}: completions are generated only on CPUs"
             yield Finding(
                 "E1008",
                 message,
@@ -221,25 +225,25 @@ def devices_generate(spec: Spec) -> Iterator[Finding]:
 
 
 def options_generate(spec: Spec) -> Iterator[Finding]:
-    """What a run may do besides, and does not together with rewards."""
+    """Options of a run that do not work together with `train.grpo` yet."""
     train = spec.train
     if train.grpo is None:
         return
     if train.validate is not None:
-        message = "validate: a loss on text is not measured beside rewards"
+        message = "validate: grpo does not support a held-out loss"
         yield Finding("E1008", message, "train.validate", "write `validate = none`", NOTE)
     if train.ema is not None:
-        yield Finding("E1008", "ema: no average is kept beside rewards", "train.ema", "write `ema = none`", NOTE)
+        yield Finding("E1008", "ema: grpo does not support a moving average", "train.ema", "write `ema = none`", NOTE)
     if train.optimizer.qk_clip is not None:
-        message = f"qk_clip = {train.optimizer.qk_clip:g}: logits are not clipped beside rewards"
+        message = f"qk_clip = {train.optimizer.qk_clip:g}: grpo does not support clipping of logits"
         yield Finding("E1008", message, "train.optimizer.qk_clip", "write `qk_clip = none`", NOTE)
     if "logits" in spec.recompute:
         kept = ", ".join(name for name in spec.recompute if name != "logits")
-        message = "recompute names logits, and the loss of completions reads them all"
+        message = "recompute names logits, but the loss of completions reads all of them"
         yield Finding("E1008", message, "recompute", f"write `recompute = [{kept}]`", NOTE)
     other = [role for role in ALL_ROLES if getattr(spec.precision, role) in (*ROLES, "fp64")]
     if other:
         dtype = getattr(spec.precision, other[0])
-        message = f"{other[0]} = {dtype}: completions are generated in fp32 or bf16"
+        message = f"{other[0]} = {dtype}: completions are generated only in fp32 or bf16"
         hint = f"write `precision = {'fp32' if dtype == 'fp64' else 'bf16'}`"
         yield Finding("E1008", message, "precision", hint, NOTE)

@@ -1,4 +1,4 @@
-"""What tensor ranks can split, and into equal parts."""
+"""Rules on tensor parallelism: which parts can be split, and into equal shards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split laye
 
 
 def layers_are_split(spec: Spec) -> Iterator[Finding]:
-    """Each tensor rank has as many heads as any other, with their keys, and as much of the width of a dense layer."""
+    """All tensor ranks have equally many heads, with their keys, and equal parts of the width of a dense layer."""
     if spec.parallel.tensor > 1:
-        yield from islice(_layers(spec, "E0819"), 1)  # of several layers that cannot be split, the first says enough
+        yield from islice(_layers(spec, "E0819"), 1)  # one message is enough for several layers
 
 
 def _layers(spec: Spec, code: str) -> Iterator[Finding]:
@@ -27,50 +27,53 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
             if attention.heads % tensor:
                 yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif isinstance(attention, Compressed):
-            yield _whole(code, TENSOR, spec, "compressed attention is not split over ranks yet", path)
+            yield _whole(code, TENSOR, spec, "compressed attention cannot be split over ranks yet", path)
         elif isinstance(attention, DeltaNet):
             if attention.key_heads % tensor or attention.heads % tensor:
-                what = f"{attention.key_heads:,} heads of keys, and {attention.heads:,} of values"
+                split = f"{attention.key_heads:,} key heads and {attention.heads:,} value heads"
                 heads = gcd(attention.heads, attention.key_heads)
-                yield _uneven(code, TENSOR, spec, what, heads, f"{path}.key_heads")
+                yield _uneven(code, TENSOR, spec, split, heads, f"{path}.key_heads")
         elif not isinstance(attention, Gqa):
-            yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
+            yield _whole(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
         elif attention.kv_heads % tensor or attention.heads % tensor:
-            what = f"{attention.kv_heads:,} heads of keys and values, and {attention.heads:,} of queries"
+            split = f"{attention.kv_heads:,} heads of keys and values and {attention.heads:,} query heads"
             heads = gcd(attention.heads, attention.kv_heads)
-            yield _uneven(code, TENSOR, spec, what, heads, f"{path}.kv_heads")
+            yield _uneven(code, TENSOR, spec, split, heads, f"{path}.kv_heads")
     for index, span in enumerate(spec.model.layers):
         path, ffn = f"model.layers.{index}.ffn", span.ffn
         if isinstance(ffn, Moe):
             yield from _experts(spec, code, ffn, path)
         elif not isinstance(ffn, Dense):
-            yield _whole(code, TENSOR, spec, "a module is not split over ranks yet", path)
+            yield _whole(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
         elif ffn.inner % tensor:
             yield _uneven(code, TENSOR, spec, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
 
 
 def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
-    """To experts, and to their router, tensor ranks are data ranks with fewer rows."""
+    """For experts and their router, tensor ranks are data ranks with fewer tokens; a sequence-wise loss needs whole
+    sequences per rank, or several ranks per sequence."""
     tensor, size = spec.parallel.tensor, spec.train.micro_batch
     if moe.balance.sequence_loss and size % tensor and tensor % size:
-        message = f"tensor = {tensor} ranks have neither whole sequences nor parts of one, of micro_batch = {size}"
+        message = (
+            f"tensor = {tensor} ranks hold neither whole sequences nor parts of one sequence, with micro_batch = {size}"
+        )
         hint = f"write `tensor = {nearest_divisor(size, tensor)}`, or `sequence_loss = 0`"
-        note = ("whose balance has a loss of whole sequences", f"{path}.balance.sequence_loss")
+        note = ("this loss is per sequence", f"{path}.balance.sequence_loss")
         yield Finding(code, message, "parallel.tensor", hint, (note,))
 
 
 def rows_are_split(spec: Spec) -> Iterator[Finding]:
-    """Between attention and dense parts, each tensor rank has as many rows of a micro-batch as any other."""
+    """Between attention and dense parts, all tensor ranks have equally many tokens of a micro-batch."""
     tensor, context, train = spec.parallel.tensor, spec.parallel.context, spec.train
     rows, rest = divmod(train.micro_batch * train.sequence, context)
     if rows % tensor and not rest:
         of_context = f" / context {context:,}" if context > 1 else ""
-        what = f"micro_batch · sequence{of_context} = {rows:,} tokens"
-        yield _uneven("E0819", TENSOR, spec, what, rows, "train.sequence")
+        split = f"micro_batch · sequence{of_context} = {rows:,} tokens"
+        yield _uneven("E0819", TENSOR, spec, split, rows, "train.sequence")
 
 
 def experts_are_split(spec: Spec) -> Iterator[Finding]:
-    """Each rank of an expert has as much of its width as any other."""
+    """All ranks of an expert have equal parts of its width."""
     p = spec.parallel
     if p.expert_tensor == 1:
         return
@@ -82,42 +85,44 @@ def experts_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def products_are_split(spec: Spec) -> Iterator[Finding]:
-    """Products read rows that are quantised behind `gather`, in blocks of FP8. Other formats are not split yet, nor
-    what is rotated or rounded at random (parts of a weight would have the same numbers), nor products of experts."""
+    """Low-precision products can be split only in FP8 blocks, whose rows are quantised after `gather`. Not split yet:
+    other formats, Hadamard transforms and stochastic rounding (shards would draw the same random numbers), and products
+    of experts."""
     precision = spec.precision
     blocks = format_of(precision) is FP8 and not precision.hadamard and precision.gradient_rounding == "nearest"
-    why = f"products in {precision.linear} are not split over ranks yet"
+    reason = f"products in {precision.linear} cannot be split over ranks yet"
     if precision.linear == precision.compute:
         return
     if not blocks:
-        yield from _refused("E0819", spec, f"{why}, but for blocks of FP8", "precision")
+        yield from _refused("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
     elif getattr(spec.parallel, EXPERT) > 1:
-        yield _whole("E0819", EXPERT, spec, why, "precision")
+        yield _whole("E0819", EXPERT, spec, reason, "precision")
 
 
 def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:
-    """An optimizer of matrices needs all of one; tensor ranks hold slices."""
+    """An optimizer that updates whole matrices excludes tensor ranks, which hold slices."""
     optimizer = spec.train.optimizer
     if optimizer.unit == "matrix":
-        why = f"{optimizer.kind} updates whole matrices, and {{}} ranks hold slices of them"
-        yield from _refused("E0819", spec, why, "train.optimizer")
+        reason = f"{optimizer.kind} updates whole matrices, but {{}} ranks hold slices of them"
+        yield from _refused("E0819", spec, reason, "train.optimizer")
 
 
-def _refused(code: str, spec: Spec, why: str, of: str) -> Iterator[Finding]:
-    """A finding where something is split that cannot be yet; `{}` in the reason is the key that splits it."""
+def _refused(code: str, spec: Spec, reason: str, cause: str) -> Iterator[Finding]:
+    """Yield a finding if `tensor` or `expert_tensor` splits; `{}` in `reason` stands for that key, `cause` is the path
+    of what cannot be split."""
     for key in (TENSOR, EXPERT):
         if getattr(spec.parallel, key) > 1:
-            yield _whole(code, key, spec, why.format(key), of)
+            yield _whole(code, key, spec, reason.format(key), cause)
             return
 
 
-def _whole(code: str, key: str, spec: Spec, why: str, of: str) -> Finding:
-    message = f"{key} = {getattr(spec.parallel, key)}: {why}"
-    return Finding(code, message, f"parallel.{key}", f"write `{key} = 1`", (("which is given here", of),))
+def _whole(code: str, key: str, spec: Spec, reason: str, cause: str) -> Finding:
+    message = f"{key} = {getattr(spec.parallel, key)}: {reason}"
+    return Finding(code, message, f"parallel.{key}", f"write `{key} = 1`", (("which is given here", cause),))
 
 
-def _uneven(code: str, key: str, spec: Spec, what: str, whole: int, of: str) -> Finding:
+def _uneven(code: str, key: str, spec: Spec, split: str, whole: int, split_at: str) -> Finding:
     ranks = getattr(spec.parallel, key)
-    message = f"{key} = {ranks} ranks cannot have equal parts of {what}"
+    message = f"{key} = {ranks} ranks cannot have equal parts of {split}"
     hint = f"write `{key} = {nearest_divisor(whole, ranks)}`"
-    return Finding(code, message, f"parallel.{key}", hint, (("this is split", of),))
+    return Finding(code, message, f"parallel.{key}", hint, (("this is split", split_at),))

@@ -1,4 +1,4 @@
-"""What is right, and cannot be compiled and trained yet."""
+"""Rules on precisions and recomputed ops that cannot be compiled and trained yet."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from dsl.schema import BUILT_IN, DeltaNet, Gqa, Moe, Precision, Spec
 from dsl.schema.precision import format_of
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
-TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # what makes a format, with `linear`
-# Of those that a precision is equally far from, one with its linears is named, else the first: the default.
+TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # with `linear`, the keys of a format
+# Of equally near recipes, one with the same linears is named, else the first one here: the default.
 RECIPES = sorted(BUILT_IN, key=lambda name: (name != "bf16", name == "fp64"))
 *_FIRST, _LAST = BUILT_IN
 WORDS = f"{', '.join(_FIRST)} or {_LAST}"
 
 
 def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
-    """One of the built-in recipes, or one that equals it, or differs in what may be chosen."""
+    """The precision equals a built-in recipe, or differs only in keys that may be chosen freely."""
     found = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
     linear = spec.precision.linear
-    wanted = [name for name in RECIPES if linear in OPERANDS and BUILT_IN[name].linear == linear]  # few bits are meant
+    wanted = [name for name in RECIPES if linear in OPERANDS and BUILT_IN[name].linear == linear]
     nearest = min(wanted or RECIPES, key=lambda name: (len(found[name]), BUILT_IN[name].linear != linear))
     if not found[nearest]:
         return
-    message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs in {WORDS}"
+    message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs only in {WORDS}"
     yield Finding("E1001", message, "precision", f"write `precision = {nearest}`")
 
 
 def _differing(precision: Precision, recipe: Precision) -> list[str]:
-    """What is not as the recipe has it, in words.
+    """The differences of a precision from a recipe, in words.
 
-    Moments beside FP32 master weights may be FP32 or BF16. Beside BF16 weights, master weights may be BF16: the same.
+    Moments beside FP32 master weights may be FP32 or BF16. Master weights of BF16 weights may be BF16, the same
+    tensors.
     """
     differing = {role: getattr(precision, role) for role in ROLES if getattr(precision, role) != getattr(recipe, role)}
     if recipe.master == "fp32" and precision.moments in ("fp32", "bf16"):
@@ -47,11 +48,14 @@ def _differing(precision: Precision, recipe: Precision) -> list[str]:
     if precision.logits not in (None, precision.compute):
         differing["logits"] = precision.logits
     words = [f"{role} in {dtype}" for role, dtype in differing.items()]
-    return [*words, *_of_few_bits(precision, recipe, format_of(precision))] if recipe.linear in OPERANDS else words
+    return (
+        [*words, *_low_bit_differences(precision, recipe, format_of(precision))] if recipe.linear in OPERANDS else words
+    )
 
 
-def _of_few_bits(precision: Precision, recipe: Precision, form: FormatFacts | None) -> Iterator[str]:
-    """What products in few bits do not do. With FP8's own ops gradients are rounded to nearest and not transformed."""
+def _low_bit_differences(precision: Precision, recipe: Precision, form: FormatFacts | None) -> Iterator[str]:
+    """The settings that low-precision products do not support. The FP8 ops round gradients to nearest and do not
+    transform them."""
     of_recipe = format_of(recipe)
     assert of_recipe, "a built-in recipe has a format"
     if precision.scales_tensors:
@@ -68,23 +72,23 @@ def _of_few_bits(precision: Precision, recipe: Precision, form: FormatFacts | No
 
 
 def has_kernels_of_the_precision(spec: Spec) -> Iterator[Finding]:
-    """An accelerator runs kernels, of which formats other than blocks of FP8 have none; a CPU the reference ops."""
+    """Accelerators run kernels, and only FP8 blocks have some; CPUs run the reference ops of all formats."""
     precision = spec.precision
     form = format_of(precision) if precision.linear in OPERANDS else None
     device = next((each for each in spec.cluster.devices if each.bf16 is not None), None)
     if device is not None and form not in (None, FP8):
-        message = f"device {device.name} would run linears in {form.name}, and no kernel multiplies in it yet"
+        message = f"device {device.name} would run linears in {form.name}, but no kernel multiplies in it yet"
         hint = "write `precision = fp8_block`, or train on a cluster of CPUs"
         yield Finding("E1006", message, "precision.linear", hint)
 
 
-# --- What the backward computes again is there, and is named once
+# --- Recomputed ops exist, and are named once
 
 LAYER = "layer"
 
 
 def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
-    """What is computed again is computed at all."""
+    """Recomputed ops are ops of the model."""
     moe = [span.ffn for span in spec.model.layers if isinstance(span.ffn, Moe)]
     absent = {"mla_up": not spec.model.has_latents} | dict.fromkeys(("router", "experts"), not moe)
     attentions = [span.attention or spec.model.attention for span in spec.model.layers]
@@ -92,35 +96,36 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     absent["shared"] = not any(ffn.shared for ffn in moe)
     absent["dense"] = len(moe) == len(spec.model.layers)
     absent["hyper"] = spec.model.hyper_connections is None
-    absent["logits"] = spec.model.logit_cap is not None  # they are bent by an op of its own, which needs all of them
+    absent["logits"] = spec.model.logit_cap is not None  # a separate op caps them, which needs all of them
     lost = [name for name in spec.recompute if absent.get(name)]
     if lost:
-        message = f"recompute names {', '.join(lost)}, which model {spec.model.name} does not compute"
+        message = f"recompute names {', '.join(lost)}, but model {spec.model.name} does not compute that"
         yield _without(spec, lost, message, (("the model", "model"),))
 
 
 def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
-    """Ops beside `layer` are those of other layers, or of what is no layer: the head, the norms in front of MTP."""
+    """Beside `layer`, `recompute` names only ops outside the recomputed layers: other layers, the head, the norms
+    before MTP."""
     ends = spec.model.hyper_connections is not None
     outside = {LAYER, "logits", *(("rmsnorm",) if spec.model.mtp else ()), *(("hyper",) if ends else ())}
     inside = [name for name in spec.recompute if name not in outside]
     if LAYER in spec.recompute and spec.recompute_layers is None and inside:
-        message = f"recompute names {', '.join(inside)} beside layer, which runs all of every layer again"
+        message = f"recompute names {', '.join(inside)} beside layer, which already recomputes every layer as a whole"
         yield _without(spec, inside, message)
 
 
 def counted_layers_are_run_again(spec: Spec) -> Iterator[Finding]:
-    """Layers that are counted are run again, and a stage may have so many."""
+    """`recompute_layers` needs `layer` in `recompute`, and is at most the number of layers."""
     count, most = spec.recompute_layers, spec.model.num_layers + (spec.model.mtp.depth if spec.model.mtp else 0)
     if count is None:
         return
     if LAYER not in spec.recompute:
-        message = f"recompute_layers = {count}, and recompute does not name layer"
+        message = f"recompute_layers = {count}, but recompute does not name layer"
         hint = f"write `recompute = [{', '.join((LAYER, *spec.recompute))}]`"
-        yield Finding("E0927", message, "recompute_layers", hint, (("what is computed again", "recompute"),))
+        yield Finding("E0927", message, "recompute_layers", hint, (("the recomputed ops", "recompute"),))
     elif count > most:
-        message = f"recompute_layers = {count}, and model {spec.model.name} has {most} layers"
-        yield Finding("E0927", message, "recompute_layers", "leave `recompute_layers` out: all layers are run again")
+        message = f"recompute_layers = {count}, but model {spec.model.name} has {most} layers"
+        yield Finding("E0927", message, "recompute_layers", "remove `recompute_layers`: all layers are recomputed")
 
 
 def _without(spec: Spec, lost: Sequence[str], message: str, related: tuple[tuple[str, str], ...] = ()) -> Finding:

@@ -1,4 +1,4 @@
-"""The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
+"""The typed, frozen form of a spec. Every number has bounds; `StoredUnit` marks give the units."""
 
 from dsl.schema.adapter import Lora
 from dsl.schema.attention import (

@@ -1,4 +1,4 @@
-"""What is trained beside weights that stay as they are: pairs of small matrices. Hu et al., LoRA, arXiv 2106.09685."""
+"""Adapters: pairs of small trained matrices beside frozen weights. Hu et al., LoRA, arXiv 2106.09685."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Adapted = Literal[
 
 
 class Lora(Node):
-    """A matrix W [out, in] computes W + alpha / rank · B · A: A [rank, in] and B [out, rank] are trained, W stays.
+    """LoRA: a weight W [out, in] becomes W + alpha / rank · B · A; A [rank, in] and B [out, rank] are trained, W is
+    frozen.
 
-    All other weights of the model stay as they are, too: norms, embedding, head, routers and their balancing biases.
+    All other weights are frozen too: norms, embedding, head, routers and their balancing biases.
     """
 
     kind: Annotated[Literal["lora"], Syntax("label"), Field(description="the kind")] = "lora"
@@ -26,7 +27,7 @@ class Lora(Node):
         Field(
             gt=0,
             le=1e6,
-            description="what B · A is multiplied by, times `rank`; none: as much as `rank`, so that the factor is 1",
+            description="B · A is multiplied by alpha / rank; none: the factor is 1",
             examples=["alpha = 32"],
         ),
     ] = None
@@ -34,28 +35,28 @@ class Lora(Node):
         tuple[Adapted, ...],
         Field(
             min_length=1,
-            description="matrices that have an adapter, in every layer that has them",
+            description="matrices that get an adapter, in every layer that has them",
             examples=["on = [q_up, kv_up, out, up, down]"],
         ),
         Choices(
             {
-                "q": "queries of latent attention that are of full rank",
+                "q": "the queries of latent attention without a query rank",
                 "q_down": "the down-projection to the latent of queries",
-                "q_up": "queries, from their latent",
+                "q_up": "the up-projection from the latent to the queries",
                 "kv_down": "the down-projection to the latent of keys and values, and the rotated key",
-                "kv_up": "keys and values, from their latent",
-                "qkv": "queries, keys and values of grouped-query attention or a delta rule, and a gate: one matrix",
-                "out": "what attention adds to the residual stream",
-                "up": "the first matrix of dense layers and shared experts: of SwiGLU, gate and up as one",
+                "kv_up": "the up-projection from the latent to keys and values",
+                "qkv": "the matrix of queries, keys, values and gate of grouped-query attention or a delta rule",
+                "out": "the output projection of attention",
+                "up": "the first matrix of dense layers and shared experts; of SwiGLU, gate and up as one matrix",
                 "down": "the second matrix of dense layers and shared experts",
                 "expert_up": "the first matrix of each routed expert",
                 "expert_down": "the second matrix of each routed expert",
-                "projection": "what joins embedding and hidden state in front of the block of multi-token prediction",
+                "projection": "the projection of embedding and hidden state at the input of an MTP block",
             }
         ),
     ]
 
     @property
     def factor(self) -> float:
-        """What B · A is multiplied by."""
+        """The factor of B · A."""
         return 1.0 if self.alpha is None else self.alpha / self.rank

@@ -1,4 +1,4 @@
-"""What every schema class shares: strict frozen models, and the marks that tell the resolver how a field is written.
+"""Base of all schema classes: strict frozen models, and the marks that tell the resolver how a field is written.
 
 A field is `Annotated[type, Field(bounds, description, examples), mark]`. The type and bounds are checked by pydantic,
 the mark is read by `dsl.resolve`: without one, a field is written as its type says (a number, a word, a string, a
@@ -24,18 +24,18 @@ Width = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
 class Strict(BaseModel):
-    """A model of pydantic whose copies are as strict as itself: a field that it does not have is an error there too."""
+    """A pydantic model that also rejects unknown fields in `model_copy` and `model_construct`."""
 
-    model_config = ConfigDict(defer_build=True)  # its validator is never used, and takes time to build
+    model_config = ConfigDict(defer_build=True)  # the validator is never used and takes time to build
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy in which some fields have other values, which are not validated. TypeError for unknown fields."""
+        """Copy the model and replace some fields, without validation. Raises TypeError for unknown fields."""
         _refuse_unknown(type(self), update or {})
         return super().model_copy(update=update, deep=deep)
 
     @classmethod
     def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:
-        """An instance without validation, perhaps of some fields only. TypeError for unknown fields."""
+        """Make an instance without validation; fields may be missing. Raises TypeError for unknown fields."""
         _refuse_unknown(cls, values)
         return super().model_construct(_fields_set, **values)
 
@@ -49,13 +49,15 @@ def _refuse_unknown(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
 class Node(Strict):
     """A block of a resolved spec: immutable, no conversions (`"8"` is not 8), no unknown keys."""
 
-    # pydantic's validators take 30 ms to build and are for those who construct a spec; `dsl.resolve` checks by itself
+    # pydantic's validators take 30 ms to build; only code that constructs a spec uses them, `dsl.resolve` checks by
+    # itself
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredUnit:
-    """The unit a number is stored in; what is written is converted. A `bare` number is taken to be in it."""
+    """The unit a number is stored in; written values are converted to it. `bare`: the number may be written without
+    it."""
 
     name: str  # a unit of dsl.facts.units
     bare: bool = False
@@ -63,14 +65,14 @@ class StoredUnit:
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """A field that is not written as its type says. The forms are in `dsl.resolve.forms`."""
+    """A field with a syntax of its own, instead of that of its type. The forms are in `dsl.resolve.forms`."""
 
     form: Literal["phases", "batch", "rate", "layers", "entries", "tokenizer", "places", "ranks", "label"]
 
 
 @dataclass(frozen=True, slots=True)
 class NumberBounds:
-    """The bounds of a number, or of each number of a list, which pydantic's `Field` cannot say of both."""
+    """Bounds of a number, or of each number of a list. pydantic's `Field` cannot express both."""
 
     ge: int
     le: int
@@ -78,54 +80,55 @@ class NumberBounds:
 
 @dataclass(frozen=True, slots=True)
 class FilePath:
-    """A text that is a path. It starts at the file it is written in; in a resolved spec, at that of the run."""
+    """A string that is a path: relative to the file it is written in; in a resolved spec, relative to the run's
+    file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """A field that must be given, unless another one of its block is."""
+    """A field that is required unless another field of its block is given."""
 
     other: str
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """A field that the resolved text of a spec and plan.json name only where it is not its default.
+    """A field that the resolved text of a spec and plan.json show only if it differs from its default.
 
-    It was added to a block that builds and checkpoints have already: those of models without it keep their bytes.
+    Fields added later are quiet, so that existing builds and checkpoints of models without them keep their bytes.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A field whose default follows from other values, as `dsl.resolve.derive` finds it."""
+    """A field whose default `dsl.resolve.derive` computes from other values; `text` describes it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What each word that a field takes means."""
+    """The words a field takes, each with its meaning."""
 
     meanings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Other words for the words that a field takes; one that stands for `none` stands for no value."""
+    """Synonyms of the words a field takes. A synonym of `none` means that there is no value."""
 
     words: Mapping[str, str]
 
 
 class Phase(Node):
-    """A value that holds until so many tokens have been trained on; the last phase of a tuple has no end."""
+    """A value that holds until `until_tokens` tokens have been trained on; the last phase of a tuple has no end."""
 
     value: Annotated[float, Field(ge=0, le=1000, description="the value")]
     until_tokens: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="where it ends")] = None
 
 
 def value_at(phases: tuple[Phase, ...], tokens: int) -> float:
-    """The value of a phased quantity when `tokens` tokens have been trained on."""
+    """The value of a phased quantity after `tokens` tokens of training."""
     for phase in phases:
         if phase.until_tokens is None or tokens < phase.until_tokens:
             return phase.value
@@ -133,7 +136,7 @@ def value_at(phases: tuple[Phase, ...], tokens: int) -> float:
 
 
 def as_tree(value: Any) -> Any:
-    """JSON-able form of a block, or of a value in one, without the quiet fields that have their default."""
+    """JSON-able form of a block or of a value in one, without quiet fields at their default."""
     if isinstance(value, Node):
         fields = type(value).model_fields
         return {name: as_tree(each) for name, each in value if not is_left_out(fields[name], each)}
@@ -141,13 +144,13 @@ def as_tree(value: Any) -> Any:
 
 
 def is_left_out(info: FieldInfo, value: Any) -> bool:
-    """Whether a field is quiet, and this value its default."""
+    """Whether a field is quiet and `value` is its default."""
     return bool(value == info.default) and any(isinstance(mark, Quiet) for mark in info.metadata)
 
 
 # --- What a field of a schema class takes, read from its annotation: types, unit, form and bounds
 
-LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field → whether a value keeps to it
+LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field → whether a value is within it
     "ge": operator.ge,
     "gt": operator.gt,
     "le": operator.le,
@@ -155,7 +158,7 @@ LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field
     "min_length": lambda text, least: len(text) >= least,
     "max_length": lambda text, most: len(text) <= most,
 }
-WORDS_AS_TEXT = {"python_stdlib"}  # words that stand where a string may
+WORDS_AS_TEXT = {"python_stdlib"}  # words that a string key also takes
 
 
 @dataclass(frozen=True)
@@ -167,10 +170,10 @@ class FieldType:
     required: bool
     unit: StoredUnit | None
     form: str
-    is_path: bool  # a text that starts at the file it is written in
-    bounds: tuple[tuple[str, int | float], ...]  # of LIMITS, with what they hold a value against
-    aliases: tuple[tuple[str, str], ...]  # other words → the words they stand for
-    unless: str  # another key, in the place of which this one must be given
+    is_path: bool  # a path, relative to the file it is written in
+    bounds: tuple[tuple[str, int | float], ...]  # (key of LIMITS, limit)
+    aliases: tuple[tuple[str, str], ...]  # (synonym, word)
+    unless: str  # the field is required unless this other key is given
 
     @property
     def entry(self) -> type[Node]:
@@ -185,8 +188,8 @@ class FieldType:
 
 
 def broken_bound(kind: FieldType, value: Any) -> tuple[str, int | float] | None:
-    """The bound that a value does not keep to."""
-    if value is None or (kind.form == "ranks" and isinstance(value, tuple)):  # each number was held to them on its own
+    """The bound that a value breaks; None if it is within all."""
+    if value is None or (kind.form == "ranks" and isinstance(value, tuple)):  # each number was checked on its own
         return None
     return next((bound for bound in kind.bounds if not LIMITS[bound[0]](value, bound[1])), None)
 

@@ -1,7 +1,7 @@
-"""Values written `auto` that a planner chooses: which keys may be, and what is worth trying for each.
+"""Keys that may be `auto` for the planner to choose, and the values worth trying for each.
 
-Everything else that a run leaves open follows from what it says (`dsl.resolve.derive`). Here there is a choice: every
-combination that keeps the rules is a plan, and which is best is the compiler's to find out.
+All other open values of a run follow from the values it gives (`dsl.resolve.derive`). Here there is a choice: every
+combination that passes the rules is a valid plan, and the compiler searches for the best one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dsl.schema.paths import checked_paths
 
 Choice = Mapping[str, Any]  # path → value
 
-# What a key is until it is chosen: the least there can be.
+# Value of an open key until one is chosen: the smallest possible.
 OPEN: dict[str, Any] = {
     "parallel.pipeline": 1,
     "parallel.tensor": 1,
@@ -27,16 +27,17 @@ OPEN: dict[str, Any] = {
     "recompute": (),
 }
 checked_paths(*OPEN)
-# Those that rules hold against each other.
+# Open keys that rules check together.
 JOINT = ("parallel.pipeline", "parallel.tensor", "parallel.context", "parallel.expert", "train.micro_batch")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-LEAST_CHUNK = 1024  # tokens: of shorter chunks, to send keys and values takes longer than to attend to them
-# SMs that communicate; DeepSeek-V3 used 20 of 132 (arXiv 2412.19437, §3.2.2). 0: exchanges take what they need.
+LEAST_CHUNK = 1024  # tokens; for shorter chunks, sending keys and values takes longer than attention
+# SMs for communication; DeepSeek-V3 used 20 of 132 (arXiv 2412.19437, §3.2.2). 0: exchanges take what they need.
 SMS = (20, 0, 8, 12, 16, 24, 32)
 
 
 def structures(spec: Spec, opened: Collection[str]) -> Iterator[Choice]:
-    """Combinations of the open degrees and micro-batch; of other open keys the first value. They may break rules."""
+    """Combinations of the open degrees and micro-batch, with the first value of every other open key. They may break
+    rules."""
     firsts = {path: values(spec, path)[0] for path in opened if path not in JOINT}
     joint = [path for path in JOINT if path in opened]
     for combination in product(*(values(spec, path) for path in joint)):
@@ -44,7 +45,8 @@ def structures(spec: Spec, opened: Collection[str]) -> Iterator[Choice]:
 
 
 def values(spec: Spec, path: str) -> tuple[Any, ...]:
-    """What is worth trying for an open key, given all else that the spec says. AttributeError where that is missing."""
+    """Values worth trying for an open key, given the rest of the spec. Raises AttributeError if the spec lacks a part
+    that they depend on."""
     return {
         "parallel.pipeline": _pipelines,
         "parallel.tensor": _tensors,
@@ -57,25 +59,25 @@ def values(spec: Spec, path: str) -> tuple[Any, ...]:
 
 
 def _pipelines(spec: Spec) -> tuple[int, ...]:
-    """Divisors of the devices with a layer or more for each rank."""
+    """Divisors of the number of devices, up to one rank per layer."""
     layers = max((span.last + 1 for span in spec.model.layers), default=1)
     return _divisors(spec.cluster.world, layers)
 
 
 def _tensors(spec: Spec) -> tuple[int, ...]:
-    """Divisors of the devices of a node: tensor ranks exchange rows in front of and behind every part of a layer."""
+    """Divisors of the devices per node: tensor ranks communicate before and after every part of a layer."""
     devices = gcd(*(node.devices for _, node in spec.cluster.parts))
     return _divisors(devices, devices)
 
 
 def _contexts(spec: Spec) -> tuple[int, ...]:
-    """Divisors of the devices and of the halves of a sequence, of which each rank has two chunks."""
+    """Common divisors of the number of devices and of half a sequence; each rank has two chunks."""
     half = spec.train.sequence // 2
     return _divisors(gcd(half, spec.cluster.world), max(1, half // LEAST_CHUNK))
 
 
 def _experts(spec: Spec) -> tuple[int, ...]:
-    """Divisors of the experts of every layer and of the devices; of a placement several, over which it spreads them."""
+    """Common divisors of the experts of every layer and of the devices; above 1 if there is a placement."""
     experts = gcd(*(span.ffn.experts for span in spec.model.layers if isinstance(span.ffn, Moe)))
     degrees = _divisors(gcd(experts, spec.cluster.world), experts) if experts else (1,)
     return (degrees[1:] or degrees) if spec.parallel.placement is not None else degrees
@@ -91,7 +93,7 @@ def _sms(spec: Spec) -> tuple[int, ...]:
 
 
 def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
-    """More and more, the cheap ops before the dear ones, and at last whole layers; the most first."""
+    """Whole layers first, then ever fewer ops; expensive ops are dropped before cheap ones."""
     experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     ops: tuple[str, ...] = ("rmsnorm", "swiglu")
     ops += ("hyper",) if spec.model.hyper_connections else ()

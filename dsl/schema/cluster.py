@@ -1,4 +1,4 @@
-"""The machines: nodes of equal devices, their memory, and the peak rates a plan starts from."""
+"""The cluster: nodes of equal devices, their memory, and the peak rates that plans start from."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from dsl.schema.base import Derived, FilePath, Node, Quiet, StoredUnit, Syntax
 ByteRate = Annotated[float | None, Field(ge=1, le=1e18), StoredUnit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), StoredUnit("flop/s")]
 OF_DATA_SHEET = Derived(
-    "that of the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
+    "from the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
 )  # dsl/facts/devices.py
 
 
-# Llama 3: 419 unexpected interruptions in 54 days of 16,384 H100, one in 50,677 hours of a device (arXiv 2407.21783,
+# Llama 3: 419 unexpected interruptions in 54 days on 16,384 H100, one per 50,677 device hours (arXiv 2407.21783,
 # section 3.3.4).
 MTBF_S = 50_000 * 3600.0
 
 
 class Device(Node):
-    """One accelerator, or one share of a CPU: a device with `cores`, or with "cpu" in its name. Rates are peaks,
-    without sparsity; those of
-    a100, b200, gb200, h100, h200, h800 and mi300x are known by the name and need not be written."""
+    """One accelerator, or one share of a CPU: a device with `cores`, or with "cpu" in its name. Rates are peaks without
+    sparsity; those of a100, b200, gb200, h100, h200, h800 and mi300x are known and need not be written."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the device")]
     sms: Annotated[
@@ -49,52 +48,56 @@ class Device(Node):
     ] = None
     price: Annotated[
         float | None,
-        Field(ge=0, le=1e6, description="price of an hour", examples=["price = 2USD/h"]),
+        Field(ge=0, le=1e6, description="price per hour", examples=["price = 2USD/h"]),
         StoredUnit("USD/h"),
     ] = None
 
 
 class Machine(Node):
-    """One node: equal devices, joined by NVLink or what takes its place, and to other nodes by one NIC each."""
+    """One node: equal devices, joined by NVLink or a similar link, each with a NIC of its own."""
 
-    devices: Annotated[int, Field(ge=1, le=65536, description="devices of a node", examples=["devices = 8"])]
-    device: Annotated[Device, Field(description="each of them", examples=["device h800 { memory = 79.1GiB }"])]
+    devices: Annotated[int, Field(ge=1, le=65536, description="devices per node", examples=["devices = 8"])]
+    device: Annotated[
+        Device, Field(description="configuration of each device", examples=["device h800 { memory = 79.1GiB }"])
+    ]
     nvlink: Annotated[
         ByteRate,
-        Field(description="peak bandwidth between devices of a node, per direction", examples=["nvlink = 200GB/s"]),
+        Field(description="peak bandwidth between devices of a node, in each direction", examples=["nvlink = 200GB/s"]),
     ] = None
-    nic: Annotated[ByteRate, Field(description="peak network bandwidth of one device", examples=["nic = 50GB/s"])] = (
-        None
-    )
+    nic: Annotated[ByteRate, Field(description="peak network bandwidth per device", examples=["nic = 50GB/s"])] = None
 
 
 class More(Node):
-    """Further nodes of a cluster, of another kind, and `more` within it of a third. Ranks are laid on them behind those
-    before."""
+    """More nodes of a cluster, of another kind; a `more` inside it adds a third kind. Their ranks come after those of
+    the nodes before."""
 
     nodes: Annotated[int, Field(ge=1, le=1_000_000, description="number of nodes", examples=["nodes = 2"])]
     node: Annotated[
-        Machine, Field(description="each of them", examples=["node { devices = 8, device a100 { memory = 79.1GiB } }"])
+        Machine,
+        Field(
+            description="configuration of each node",
+            examples=["node { devices = 8, device a100 { memory = 79.1GiB } }"],
+        ),
     ]
     more: Annotated[
         More | None,
         Field(
-            description="nodes of yet another kind",
+            description="nodes of a further kind",
             examples=["more { nodes = 2, node { devices = 8, device a100 { memory = 79.1GiB } } }"],
         ),
     ] = None
 
 
 class Failures(Node):
-    """What interrupts a run, and how it goes on; `dsc plan` says what it takes, and which checkpoints are best."""
+    """How often devices fail and how long a restart takes; from them `dsc plan` predicts the lost time and the best
+    interval between checkpoints."""
 
     mtbf: Annotated[
         float,
         Field(
             ge=1,
             le=1e12,
-            description="mean time between the failures that one device brings to a run, its share of the host and the "
-            "network among them",
+            description="mean time between failures of one device, including its share of host and network",
             examples=["mtbf = 50_000h"],
         ),
         StoredUnit("s"),
@@ -104,30 +107,34 @@ class Failures(Node):
         Field(
             ge=0,
             le=1e9,
-            description="from a failure to the next step, reading the checkpoint included",
+            description="time from a failure to the next step, including reading the checkpoint",
             examples=["restart = 10min"],
         ),
         StoredUnit("s"),
     ] = 600.0
     store: Annotated[
         float,
-        Field(ge=1, le=1e18, description="what a node writes of a checkpoint", examples=["store = 2GB/s"]),
+        Field(ge=1, le=1e18, description="rate at which a node writes a checkpoint", examples=["store = 2GB/s"]),
         StoredUnit("byte/s"),
     ] = 2e9
 
 
 class Cluster(Node):
-    """Nodes of one kind, or of several where there is `more`. One rank runs on each of their devices."""
+    """Nodes of one kind, or of several kinds with `more`. One rank runs on each device."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the cluster")]
     nodes: Annotated[int, Field(ge=1, le=1_000_000, description="number of nodes", examples=["nodes = 1"])]
     node: Annotated[
-        Machine, Field(description="each of them", examples=["node { devices = 8, device h800 { memory = 79.1GiB } }"])
+        Machine,
+        Field(
+            description="configuration of each node",
+            examples=["node { devices = 8, device h800 { memory = 79.1GiB } }"],
+        ),
     ]
     more: Annotated[
         More | None,
         Field(
-            description="nodes of another kind, behind these",
+            description="nodes of another kind, after these",
             examples=["more { nodes = 2, node { devices = 8, device a100 { memory = 79.1GiB } } }"],
         ),
     ] = None
@@ -138,7 +145,7 @@ class Cluster(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="a rate table of `dsc calibrate`, that plans go by; relative to the spec",
+            description="a rate table from `dsc calibrate` that plans use; relative to the spec",
             examples=['rates = "rates.json"'],
         ),
     ] = None
@@ -146,7 +153,7 @@ class Cluster(Node):
     failures: Annotated[
         Failures | None,
         Field(
-            description="what interrupts a run; without it, what large runs published, if devices are accelerators",
+            description="failures and restarts; default, for accelerators: the rates that large runs published",
             examples=["failures { mtbf = 50_000h, restart = 10min, store = 2GB/s }"],
         ),
         Quiet(),
@@ -154,7 +161,7 @@ class Cluster(Node):
 
     @property
     def parts(self) -> tuple[tuple[int, Machine], ...]:
-        """How many nodes of which kind, in the order in which ranks are laid on them."""
+        """(number of nodes, node) of each kind, in the order of their ranks."""
         found, more = [(self.nodes, self.node)], self.more
         while more is not None:
             found.append((more.nodes, more.node))
@@ -163,8 +170,8 @@ class Cluster(Node):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """One of each kind of device, in the order of `parts`."""
-        found, more = [self.node.device], self.more  # not of `parts`, that reads how many nodes there are
+        """The device of each kind of node, in the order of `parts`."""
+        found, more = [self.node.device], self.more  # not from `parts`, which reads the numbers of nodes
         while more is not None:
             found.append(more.node.device)
             more = more.more
@@ -176,7 +183,7 @@ class Cluster(Node):
         return sum(nodes for nodes, _ in self.parts)
 
     def part_of(self, rank: int) -> int:
-        """The index in `parts` of the nodes that a world rank is on."""
+        """The index in `parts` of the nodes that hold a world rank. Raises IndexError beyond the last rank."""
         for index, (nodes, node) in enumerate(self.parts):
             rank -= nodes * node.devices
             if rank < 0:

@@ -1,4 +1,4 @@
-"""Reinforcement learning from rewards that can be checked: group relative policy optimisation.
+"""Reinforcement learning from verifiable rewards: group relative policy optimisation (GRPO).
 
 Shao et al., DeepSeekMath, arXiv 2402.03300; Guo et al., DeepSeek-R1, arXiv 2501.12948.
 """
@@ -16,7 +16,7 @@ MAX_GROUP = 1024
 
 
 class Reward(Node):
-    """What a completion is rewarded for: a check that gives a number, mostly 0 or 1, and its weight in the sum."""
+    """A reward of a completion: a check that returns a number, mostly 0 or 1, and its weight in the sum."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the reward")]
     check: Annotated[
@@ -24,11 +24,12 @@ class Reward(Node):
         Field(description="what is checked", examples=["check = exact"]),
         Choices(
             {
-                "exact": "1 if the answer in the completion equals that of the row, numbers as numbers: the last "
-                r"`\boxed{…}`, else what is in `<answer>…</answer>`, else what follows the last `####`, else all of it",
+                "exact": "1 if the answer in the completion equals that of the row, numbers by value; the answer is "
+                r"the last `\boxed{…}`, else the text in `<answer>…</answer>`, else the text after the last `####`, "
+                "else all of it",
                 "format": "1 if the completion is `<think>…</think>` and then `<answer>…</answer>`, as in DeepSeek-R1",
                 "regex": "1 if `pattern` matches somewhere in the completion",
-                "python": "what a function of `file` returns",
+                "python": "the return value of a function in `file`",
             }
         ),
     ]
@@ -37,7 +38,7 @@ class Reward(Node):
         Field(
             ge=-1_000_000,
             le=1_000_000,
-            description="what its number is multiplied by in the sum of the rewards",
+            description="factor of this reward in the sum of the rewards",
             examples=["weight = 0.5"],
         ),
     ] = 1.0
@@ -46,7 +47,7 @@ class Reward(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="regular expression of Python, of `check = regex`",
+            description="for `check = regex`: a Python regular expression",
             examples=['pattern = "^<think>"'],
         ),
     ] = None
@@ -56,7 +57,7 @@ class Reward(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="file of Python that needs no file beside it, of `check = python`; relative to the spec",
+            description="for `check = python`: a self-contained Python file, relative to the spec",
             examples=['file = "reward.py"'],
         ),
     ] = None
@@ -75,7 +76,7 @@ class Reward(Node):
         Field(
             gt=0,
             le=86_400,
-            description="seconds that a function, or a pattern, may take for all completions of a rank",
+            description="time limit of a function or pattern for all completions of a rank, in seconds",
             examples=["seconds = 5"],
         ),
         Quiet(),
@@ -83,10 +84,10 @@ class Reward(Node):
 
 
 class Grpo(Node):
-    """Training on completions that the model writes itself, by their rewards; prompts are those of `data.prompts`.
+    """GRPO: the model generates completions of the prompts in `data.prompts` and is trained on them by their rewards.
 
-    A step draws prompts, writes `group` completions of each, and rewards them. The advantage of a completion is its
-    reward less the mean of its group.
+    A step draws prompts, generates `group` completions of each and computes their rewards. The advantage of a
+    completion is its reward minus the mean of its group.
     """
 
     group: Annotated[
@@ -94,7 +95,7 @@ class Grpo(Node):
         Field(
             ge=2,
             le=MAX_GROUP,
-            description="completions of a prompt; a step has batch / group prompts",
+            description="completions per prompt; a step has batch / group prompts",
             examples=["group = 8"],
         ),
     ]
@@ -103,7 +104,7 @@ class Grpo(Node):
         Field(
             ge=1,
             le=MAX_SEQUENCE,
-            description="tokens of the longest prompt; a prompt with more is left out",
+            description="tokens of the longest prompt; longer prompts are left out",
             examples=["prompt = 256"],
         ),
         StoredUnit("token", bare=True),
@@ -118,7 +119,7 @@ class Grpo(Node):
         Field(
             gt=0,
             le=100,
-            description="what logits are divided by, where completions are sampled and where they are trained on",
+            description="divisor of the logits, in sampling and in training",
             examples=["temperature = 1.0"],
         ),
     ] = 1.0
@@ -127,7 +128,7 @@ class Grpo(Node):
         Field(
             ge=1,
             le=1000,
-            description="steps of the optimizer on the same completions",
+            description="optimizer steps on the same completions",
             examples=["iterations = 1"],
         ),
     ] = 1
@@ -136,8 +137,8 @@ class Grpo(Node):
         Field(
             ge=1,
             le=MAX_SEQUENCE,
-            description="completions that a data rank writes at the same time, each with its keys and values; by "
-            "default all of a step",
+            description="completions that a data rank generates at a time, each with its KV cache; default: all of a "
+            "step",
             examples=["slots = 64"],
         ),
         Quiet(),
@@ -147,7 +148,7 @@ class Grpo(Node):
         Field(
             ge=0,
             le=1,
-            description="the ratio of new to old probability of a token is clipped at 1 less this",
+            description="the ratio of new to old token probability is clipped at 1 − clip_low",
             examples=["clip_low = 0.2"],
         ),
     ] = 0.2
@@ -156,7 +157,7 @@ class Grpo(Node):
         Field(
             ge=0,
             le=1000,
-            description="the ratio of new to old probability of a token is clipped at 1 and this",
+            description="the ratio of new to old token probability is clipped at 1 + clip_high",
             examples=["clip_high = 0.28"],
         ),
     ] = 0.2
@@ -165,40 +166,41 @@ class Grpo(Node):
         Field(
             ge=0,
             le=1000,
-            description="weight of the KL divergence from the weights that the run began with; 0: none is computed",
+            description="weight of the KL divergence from the initial model of the run; 0: it is not computed",
             examples=["kl = 0.001"],
         ),
     ] = 0.0
     kl_form: Annotated[
         Literal["corrected", "k3"],
         Field(
-            description="how the KL divergence of a token is estimated, d = reference − logp", examples=["kl_form = k3"]
+            description="estimator of the KL divergence of a token, with d = log p_reference − log p_policy",
+            examples=["kl_form = k3"],
         ),
         Choices(
             {
                 "corrected": "ratio · (exp(d) − d − 1), whose gradient is that of KL(policy ‖ reference) (arXiv "
                 "2512.02556)",
-                "k3": "exp(d) − d − 1, as DeepSeekMath writes it (arXiv 2402.03300): where the policy wrote the "
-                "completions, its gradient is that of KL(reference ‖ policy)",
+                "k3": "exp(d) − d − 1, as in DeepSeekMath (arXiv 2402.03300): on completions of the policy itself, its "
+                "gradient is that of KL(reference ‖ policy)",
             }
         ),
         Quiet(),
     ] = "corrected"
     loss: Annotated[
         Literal["grpo", "dapo", "dr_grpo"],
-        Field(description="how the losses of tokens are averaged", examples=["loss = dapo"]),
+        Field(description="how token losses are averaged", examples=["loss = dapo"]),
         Choices(
             {
                 "grpo": "over the tokens of each completion, then over completions",
                 "dapo": "over all tokens of the completions of a step (arXiv 2503.14476)",
-                "dr_grpo": "their sum over completions times `completion`, whatever lengths they have "
-                "(arXiv 2503.20783)",
+                "dr_grpo": "their sum, divided by the number of completions times `completion`, whatever their "
+                "lengths (arXiv 2503.20783)",
             }
         ),
     ] = "dapo"
     scale: Annotated[
         Literal["group", "batch", "none"],
-        Field(description="what advantages are divided by", examples=["scale = group"]),
+        Field(description="divisor of the advantages", examples=["scale = group"]),
         Choices(
             {
                 "group": "the standard deviation of the rewards of the group",
@@ -211,7 +213,7 @@ class Grpo(Node):
         tuple[Reward, ...],
         Syntax("entries"),
         Field(
-            description="what completions are rewarded for, each with its weight",
+            description="the rewards of a completion, each with its weight",
             examples=["rewards { correct { check = exact } }"],
         ),
     ]

@@ -1,4 +1,4 @@
-"""What a run does where its numbers go wrong: a loss that is not finite, a spike, replicas that differ."""
+"""What a run does about a loss that is not finite, a loss spike, or replicas that differ."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dsl.schema.base import MAX_STEPS, Choices, Node, StoredUnit
 Action = Literal["stop", "skip", "rollback"]
 ACTIONS = Choices(
     {
-        "stop": "the run ends; `--resume --skip-batch` goes on without the samples",
-        "skip": "the step is made again of the samples that follow, as if these were not in the data",
-        "rollback": "the run goes back `back` steps, and on as if the samples since then were not in the data",
+        "stop": "end the run; `--resume --skip-batch` continues without these samples",
+        "skip": "repeat the step with the next samples, as if these were not in the data",
+        "rollback": "go back `back` steps and continue, as if the samples since then were not in the data",
     }
 )
 Remembered = Annotated[int, Field(ge=1, le=10_000), StoredUnit("step", bare=True)]
 
 
 class Spike(Node):
-    """When a step is a spike: by its loss, or by its gradient norm. The numbers are standard deviations above the mean
+    """When the loss or gradient norm of a step counts as a spike. The limits are in standard deviations above the mean
     of the last `window` steps."""
 
     loss: Annotated[
@@ -28,7 +28,7 @@ class Spike(Node):
         Field(
             gt=0,
             le=1e6,
-            description="how far the loss is above the mean, in standard deviations, or none",
+            description="limit of the loss, in standard deviations above its mean, or none",
             examples=["loss = 6"],
         ),
     ] = 6.0
@@ -37,45 +37,53 @@ class Spike(Node):
         Field(
             gt=0,
             le=1e6,
-            description="how far the gradient norm is above its mean, in standard deviations, or none",
+            description="limit of the gradient norm, in standard deviations above its mean, or none",
             examples=["norm = 6"],
         ),
     ] = 6.0
-    action: Annotated[Action, Field(description="what follows a spike", examples=["action = rollback"]), ACTIONS] = (
-        "skip"
-    )
+    action: Annotated[
+        Action, Field(description="what to do about a spike", examples=["action = rollback"]), ACTIONS
+    ] = "skip"
 
 
 class Health(Node):
-    """What follows a step with wrong numbers, before any weight is changed; and how often replicas are compared."""
+    """What to do about a step with a bad loss or gradient, before any weight changes; and how often to compare
+    replicas."""
 
     not_finite: Annotated[
         Action,
-        Field(description="what follows a loss or gradient norm that is not finite", examples=["not_finite = skip"]),
+        Field(
+            description="what to do about a loss or gradient norm that is not finite", examples=["not_finite = skip"]
+        ),
         ACTIONS,
     ] = "stop"
     spike: Annotated[
         Spike | None,
         Field(
-            description="what a spike is, and what follows it; none: no step is one", examples=["spike { loss = 6 }"]
+            description="limits of a spike and what to do about one; none: no limits", examples=["spike { loss = 6 }"]
         ),
     ] = None
     window: Annotated[
         Remembered,
-        Field(description="steps that a spike is compared with, and in which `most` counts", examples=["window = 128"]),
+        Field(
+            description="steps over which the mean is taken, and over which `most` counts", examples=["window = 128"]
+        ),
     ] = 128
     back: Annotated[Remembered, Field(description="steps that a rollback goes back", examples=["back = 50 steps"])] = 20
     most: Annotated[
         int,
         Field(
-            ge=1, le=1_000_000, description="skips and rollbacks in a window before the run ends", examples=["most = 5"]
+            ge=1,
+            le=1_000_000,
+            description="skips and rollbacks allowed in a window; one more ends the run",
+            examples=["most = 5"],
         ),
     ] = 3
     rerun: Annotated[
         bool,
         Field(
-            description="compute a wrong step again before anything follows; other bits are an error of a device, and "
-            "the second result holds",
+            description="compute a bad step again first; if the bits differ, a device made an error, and the second "
+            "result counts",
             examples=["rerun = false"],
         ),
     ] = True
@@ -84,7 +92,8 @@ class Health(Node):
         Field(
             ge=1,
             le=MAX_STEPS,
-            description="steps between comparisons of the bits of all replicas, or none; before each save, too",
+            description="steps between bitwise comparisons of all replicas, or none; they are also compared before "
+            "each save",
             examples=["hash = 1000 steps"],
         ),
         StoredUnit("step", bare=True),
@@ -92,5 +101,5 @@ class Health(Node):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether anything is followed by a rollback."""
+        """Whether any action is a rollback."""
         return "rollback" in (self.not_finite, self.spike and self.spike.action)

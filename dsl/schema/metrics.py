@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides its folder."""
+"""Where the metrics of a run go besides its folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Name = Annotated[str | None, Field(min_length=1, max_length=128)]
 
 
 class Metrics(Node):
-    """Where the numbers of a run go besides its folder. No key changes what is trained."""
+    """Where the metrics of a run go besides its folder. No key changes the training."""
 
     tensorboard: Annotated[
         bool,
         Field(
-            description="write event files of TensorBoard into `tensorboard/` of the run folder",
+            description="write TensorBoard event files to `tensorboard/` in the run folder",
             examples=["tensorboard = true"],
         ),
     ] = False
@@ -27,7 +27,7 @@ class Metrics(Node):
         Field(
             ge=0,
             le=65535,
-            description="port at which Prometheus reads the numbers; 0: one that is free, which the run says",
+            description="port that serves the metrics to Prometheus; 0: a free port, which the run prints",
             examples=["prometheus = 9400"],
         ),
     ] = None
@@ -36,17 +36,18 @@ class Metrics(Node):
         Field(
             min_length=1,
             max_length=255,
-            description="address of the Prometheus port; another than loopback lets other machines read it",
+            description="address that the Prometheus port listens on; any other than loopback is open to other "
+            "machines",
             examples=['listen = "0.0.0.0"'],
         ),
     ] = LOOPBACK
     wandb: Annotated[
-        Name, Field(description="project of Weights & Biases that gets the numbers", examples=['wandb = "mine"'])
+        Name, Field(description="Weights & Biases project that gets the metrics", examples=['wandb = "mine"'])
     ] = None
     mlflow: Annotated[
         Name,
         Field(
-            description="experiment of MLflow that gets the numbers; MLFLOW_TRACKING_URI says where it is",
+            description="MLflow experiment that gets the metrics, on the server at MLFLOW_TRACKING_URI",
             examples=['mlflow = "mine"'],
         ),
     ] = None
@@ -55,7 +56,7 @@ class Metrics(Node):
         Field(
             min_length=1,
             max_length=2048,
-            description="OTLP endpoint of OpenTelemetry that gets a span of each step and each save",
+            description="OpenTelemetry OTLP endpoint that gets a span for each step and each save",
             examples=['otel = "http://localhost:4318"'],
         ),
     ] = None

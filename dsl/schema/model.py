@@ -1,4 +1,4 @@
-"""The model: what is computed, independent of machines and of parallelism. Published values: arXiv 2412.19437, §4.2."""
+"""The model, independent of machines and parallelism. Published values: arXiv 2412.19437, §4.2."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field
 from dsl.schema.attention import AnyAttention, Compressed, CustomAttention, Mla, ModuleText
 from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
 
-# --- Residual streams of a model that has several. Published values: arXiv 2606.19348, section 4.2
+# --- Hyper-connections. Published values: arXiv 2606.19348, section 4.2
 
 
 class HyperConnections(Node):
-    """Several residual streams in the place of one (mHC, arXiv 2512.24880).
+    """Several residual streams instead of one (mHC, arXiv 2512.24880).
 
-    Every part of a layer reads a sum of them, and adds to all what it gives. They are mixed by a matrix of each token,
-    whose rows and columns sum to 1.
+    Every part of a layer reads a weighted sum of the streams and adds its output to all of them. A matrix per token,
+    whose rows and columns sum to 1, mixes them.
     """
 
     streams: Annotated[int, Field(ge=2, le=16, description="residual streams", examples=["streams = 4"])]
@@ -25,33 +25,34 @@ class HyperConnections(Node):
         Field(
             ge=1,
             le=100,
-            description="rounds of Sinkhorn and Knopp, which divide by the sums of rows and of columns",
+            description="Sinkhorn-Knopp rounds, which divide by the sums of rows and of columns",
             examples=["rounds = 20"],
         ),
     ] = 20
     eps: Annotated[
-        float, Field(gt=0, le=0.1, description="what is added to sums that are divided by", examples=["eps = 1e-6"])
+        float, Field(gt=0, le=0.1, description="added to the sums before the division", examples=["eps = 1e-6"])
     ] = 1e-6
 
 
 # --- model
 
-MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
+MAX_LAYER = 999  # counted from 0; a layer takes about 50 ms to compile
 
 
 class Balance(Node):
-    """How the load of the experts is kept even."""
+    """Load balancing of the experts."""
 
     bias_rate: Annotated[
         tuple[Phase, ...] | None,
         Syntax("phases"),
         Field(
-            description="step of the balancing bias after each optimizer step; without it there is no bias",
+            description="change of the balancing bias after each optimizer step; default: no bias",
             examples=["bias_rate = 0.001", "bias_rate = 0.001 until 14.3T tokens then 0"],
         ),
     ] = None
     sequence_loss: Annotated[
-        float, Field(ge=0, le=1, description="weight of the sequence-wise loss", examples=["sequence_loss = 1e-4"])
+        float,
+        Field(ge=0, le=1, description="weight of the sequence-wise balancing loss", examples=["sequence_loss = 1e-4"]),
     ] = 0.0
 
 
@@ -60,43 +61,42 @@ UNGATED = ("gelu", "gelu_tanh", "relu2")
 Activation = Annotated[
     Act,
     Quiet(),
-    Field(description="what is between up and down", examples=["activation = geglu_tanh"]),
+    Field(description="activation between the up and down projections", examples=["activation = geglu_tanh"]),
     Choices(
         {
-            "swiglu": "silu(gate)·up, of two products (Llama, DeepSeek)",
-            "geglu": "gelu(gate)·up, of two products, by erf",
-            "geglu_tanh": "gelu(gate)·up, of two products, by tanh (Gemma)",
-            "gelu": "gelu(up), of one product, by erf",
-            "gelu_tanh": "gelu(up), of one product, by tanh (GPT-2)",
-            "relu2": "max(up, 0)², of one product (Nemotron)",
+            "swiglu": "silu(gate)·up, with two matrices (Llama, DeepSeek)",
+            "geglu": "gelu(gate)·up, with two matrices, by erf",
+            "geglu_tanh": "gelu(gate)·up, with two matrices, by tanh (Gemma)",
+            "gelu": "gelu(up), with one matrix, by erf",
+            "gelu_tanh": "gelu(up), with one matrix, by tanh (GPT-2)",
+            "relu2": "max(up, 0)², with one matrix (Nemotron)",
         }
     ),
 ]
 
 
 class Clamp(Node):
-    """A SwiGLU whose parts are cut off: gate·sigmoid(alpha·gate)·(up + shift), with gate at most `limit` and up within
-    ±`limit`."""
+    """A clamped SwiGLU: gate·sigmoid(alpha·gate)·(up + shift), with gate at most `limit` and up within ±`limit`."""
 
-    limit: Annotated[float, Field(gt=0, le=1e6, description="where gate and up are cut off", examples=["limit = 7"])]
+    limit: Annotated[float, Field(gt=0, le=1e6, description="bound of gate and up", examples=["limit = 7"])]
     alpha: Annotated[
         float, Field(gt=0, le=1000, description="factor of the gate in the sigmoid", examples=["alpha = 1.702"])
     ] = 1.0
-    shift: Annotated[float, Field(ge=-100, le=100, description="what is added to up", examples=["shift = 1"])] = 0.0
+    shift: Annotated[float, Field(ge=-100, le=100, description="added to up", examples=["shift = 1"])] = 0.0
 
 
 Clamped = Annotated[
     Clamp | None,
     Quiet(),
     Field(
-        description="where a SwiGLU cuts off its parts, or none: GPT-OSS has these, DeepSeek-V4 a limit alone",
+        description="clamps of a SwiGLU, or none; GPT-OSS has all three keys, DeepSeek-V4 only a limit",
         examples=["clamp { limit = 7, alpha = 1.702, shift = 1 }"],
     ),
 ]
 Biased = Annotated[
     bool,
     Quiet(),
-    Field(description="whether the products of a feed-forward part have biases (GPT-OSS)", examples=["bias = true"]),
+    Field(description="whether the linears of a feed-forward part have biases (GPT-OSS)", examples=["bias = true"]),
 ]
 
 
@@ -110,16 +110,16 @@ class Dense(Node):
     bias: Biased = False
 
 
-Score = Literal["sigmoid", "softmax", "sqrt_softplus"]  # what a router makes of its logits
+Score = Literal["sigmoid", "softmax", "sqrt_softplus"]  # how a router turns logits into scores
 
 
 class Moe(Node):
-    """A mixture of experts: every token goes to the shared ones and to `top_k` of the routed ones."""
+    """A mixture of experts: every token goes to all shared experts and to `top_k` routed experts."""
 
     kind: Annotated[Literal["moe"], Syntax("label"), Field(description="the kind")] = "moe"
     experts: Annotated[int, Field(ge=1, le=65536, description="routed experts", examples=["experts = 64"])]
     shared: Annotated[int, Field(ge=0, le=256, description="shared experts", examples=["shared = 1"])]
-    top_k: Annotated[int, Field(ge=1, le=1024, description="routed experts of a token", examples=["top_k = 8"])]
+    top_k: Annotated[int, Field(ge=1, le=1024, description="routed experts per token", examples=["top_k = 8"])]
     inner: Annotated[Width, Field(description="width of one expert", examples=["inner = 2048"])]
     activation: Activation = "swiglu"
     clamp: Clamped = None
@@ -130,7 +130,7 @@ class Moe(Node):
         Field(
             ge=1,
             le=1_048_576,
-            description="width of one shared expert, or none: that of a routed one",
+            description="width of one shared expert; none: that of a routed one",
             examples=["shared_inner = 5632"],
         ),
     ] = None
@@ -138,7 +138,7 @@ class Moe(Node):
         bool,
         Quiet(),
         Field(
-            description="whether each token weighs what the shared experts give by sigmoid(x·w), as in Qwen2-MoE",
+            description="whether the output of the shared experts is multiplied by sigmoid(x·w) per token (Qwen2-MoE)",
             examples=["shared_gate = true"],
         ),
     ] = False
@@ -146,18 +146,19 @@ class Moe(Node):
         bool,
         Quiet(),
         Field(
-            description="whether the logits of the router have a bias, which is trained as weights are (GPT-OSS)",
+            description="whether the router has a bias that is trained like a weight (GPT-OSS)",
             examples=["router_bias = true"],
         ),
     ] = False
     choice: Annotated[
         Literal["scores", "table"],
         Quiet(),
-        Field(description="what decides which experts a token goes to", examples=["choice = table"]),
+        Field(description="how the experts of a token are chosen", examples=["choice = table"]),
         Choices(
             {
-                "scores": "the largest scores, in the best groups",
-                "table": "a fixed table by the token, which is random at first; scores weigh the experts (DeepSeek-V4)",
+                "scores": "by the largest scores in the best groups",
+                "table": "by a fixed table with a row per token id, filled at random; scores only weight the experts "
+                "(DeepSeek-V4)",
             }
         ),
     ] = "scores"
@@ -173,28 +174,29 @@ class Moe(Node):
         Field(
             ge=1,
             le=65536,
-            description="nodes that the experts of a token lie on at most, or none: what the groups must come to",
+            description="most nodes that hold the experts of a token, or none; the groups must ensure it",
             examples=["max_nodes = 4"],
         ),
     ] = None
     score: Annotated[
         Score,
         Field(
-            description="how logits become scores: sigmoid as V3, softmax as V2",
+            description="how logits become scores: sigmoid as in V3, softmax as in V2",
             examples=["score = sigmoid"],
         ),
         Choices(
             {
-                "sigmoid": "every expert is scored on its own; a group counts the sum of its two best (DeepSeek-V3)",
-                "softmax": "the scores of all experts sum to 1; a group counts its best (DeepSeek-V2)",
-                "sqrt_softplus": "√log(1 + e^logit), every expert on its own; groups as with sigmoid (DeepSeek-V4)",
+                "sigmoid": "each expert is scored on its own; the score of a group is the sum of its two best "
+                "(DeepSeek-V3)",
+                "softmax": "the scores of all experts sum to 1; the score of a group is its best (DeepSeek-V2)",
+                "sqrt_softplus": "√log(1 + e^logit), each expert on its own; groups as with sigmoid (DeepSeek-V4)",
             }
         ),
     ]
     normalize: Annotated[
         bool,
         Field(
-            description="divide the chosen scores by their sum: of softmax, as if it were taken of the chosen logits",
+            description="divide the chosen scores by their sum; with softmax this is the softmax of the chosen logits",
             examples=["normalize = true"],
         ),
     ]
@@ -202,27 +204,27 @@ class Moe(Node):
         float, Field(gt=0, le=1000, description="factor of the gate weights", examples=["scale = 2.5"])
     ] = 1.0
     balance: Annotated[
-        Balance, Field(description="how the load is kept even", examples=["balance { bias_rate = 0.001 }"])
+        Balance, Field(description="load balancing of the experts", examples=["balance { bias_rate = 0.001 }"])
     ] = Balance.model_construct()
 
 
 def is_gated(ffn: Dense | Moe) -> bool:
-    """Whether the activation of a feed-forward part reads two products, gate and up."""
+    """Whether the activation of a feed-forward part reads two projections, gate and up."""
     return ffn.clamp is not None or ffn.activation not in UNGATED
 
 
 class Custom(Node):
-    """A feed-forward part of one's own: a torch module that is traced when the run is planned."""
+    """A custom feed-forward part: a torch module that is traced when the run is planned."""
 
     kind: Annotated[Literal["custom"], Syntax("label"), Field(description="the kind")] = "custom"
     module: ModuleText
 
 
 class LayerRange(Node):
-    """Layers FIRST to LAST, counted from 0 and both included, that are alike; `by` N: each N-th of them, from FIRST on.
+    """Equal layers FIRST to LAST, counted from 0 and both included; `by` N: each N-th of them, from FIRST on.
 
-    A range `by` goes before one without: the layers that it names are its own. What it leaves out is as in the range
-    without `by` that FIRST is in.
+    A range with `by` takes its layers out of the ranges without. Keys that it leaves out come from the range without
+    `by` that holds FIRST.
     """
 
     KEYS: ClassVar = ("ffn", "attention")
@@ -236,19 +238,20 @@ class LayerRange(Node):
     attention: Annotated[
         AnyAttention | None,
         Field(
-            description="their attention, put over the model's: a key that is left out is as it is there",
+            description="their attention, merged over the model's: keys that are left out come from there",
             examples=["attention { rope { theta = 1e6 } }"],
         ),
     ] = None
 
     @property
     def layers(self) -> range:
-        """The layers that the range names."""
+        """The layers that the range names; some may belong to a range with `by`."""
         return range(self.first, self.last + 1, self.by)
 
 
 class Mtp(Node):
-    """Multi-token prediction: `depth` blocks that share the main embedding and head, each one token further ahead."""
+    """Multi-token prediction: `depth` blocks that share embedding and head with the model; each predicts one token
+    further ahead."""
 
     depth: Annotated[
         int, Field(ge=1, le=16, description="tokens predicted beyond the next one", examples=["depth = 1"])
@@ -264,14 +267,14 @@ class Mtp(Node):
         AnyAttention | None,
         Quiet(),
         Field(
-            description="attention of the blocks, put over the model's, or none: that of the last layer",
+            description="attention of the blocks, merged over the model's; none: that of the last layer",
             examples=["attention { window = 128 }"],
         ),
     ] = None
 
 
 class Model(Node):
-    """A transformer: RMSNorm, and blocks of attention and a feed-forward part around a residual stream."""
+    """A transformer: blocks of attention and a feed-forward part on a residual stream, with RMSNorm."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the model")]
     vocab: Annotated[
@@ -285,7 +288,7 @@ class Model(Node):
     attention: Annotated[
         AnyAttention,
         Field(
-            description="attention of every layer, of a kind",
+            description="attention of every layer",
             examples=["attention gqa { heads = 32, kv_heads = 8, head_dim = 128, rope { theta = 10_000 } }"],
         ),
     ]
@@ -293,7 +296,7 @@ class Model(Node):
         tuple[LayerRange, ...],
         Syntax("layers"),
         Field(
-            description="ranges of layers, counted from 0, without a hole",
+            description="ranges of layers, counted from 0, without a gap",
             examples=["layers 0..2 { ffn dense { inner = 2048 } }"],
         ),
     ]
@@ -305,12 +308,12 @@ class Model(Node):
     norm: Annotated[
         Literal["pre", "post", "sandwich"],
         Quiet(),
-        Field(description="where the norms of a block are", examples=["norm = sandwich"]),
+        Field(description="where a block has its norms", examples=["norm = sandwich"]),
         Choices(
             {
-                "pre": "in front of attention and of the feed-forward part (Llama, DeepSeek)",
-                "post": "behind both, of what is added to the residual stream (OLMo 2)",
-                "sandwich": "in front of both and behind both (Gemma 2 and 3, GLM-4)",
+                "pre": "before attention and before the feed-forward part (Llama, DeepSeek)",
+                "post": "after each, on what is added to the residual stream (OLMo 2)",
+                "sandwich": "before and after each (Gemma 2 and 3, GLM-4)",
             }
         ),
     ] = "pre"
@@ -318,7 +321,7 @@ class Model(Node):
         HyperConnections | None,
         Quiet(),
         Field(
-            description="several residual streams in the place of one, or none: DeepSeek-V4 has four",
+            description="several residual streams instead of one, or none; DeepSeek-V4 has four",
             examples=["hyper_connections { streams = 4 }"],
         ),
     ] = None
@@ -348,7 +351,7 @@ class Model(Node):
         Field(
             gt=0,
             le=1e6,
-            description="bound of the logits, which become cap·tanh(logit / cap), or none",
+            description="cap of the logits, which become cap·tanh(logit / cap), or none",
             examples=["logit_cap = 30"],
         ),
     ] = None
@@ -358,18 +361,18 @@ class Model(Node):
 
     @property
     def stream_width(self) -> int:
-        """Numbers of a token between two parts: hidden, times the residual streams."""
+        """Width of all residual streams together: hidden times their number."""
         return self.hidden * (self.hyper_connections.streams if self.hyper_connections else 1)
 
     @property
     def num_layers(self) -> int:
-        """Main layers; MTP blocks are not counted."""
+        """Number of main layers, without MTP blocks."""
         return max(span.last for span in self.layers) + 1
 
     def range_of(self, layer: int) -> int:
-        """The index of the range that main layer `layer` belongs to. IndexError beyond the last layer.
+        """The index of the range that main layer `layer` belongs to. Raises IndexError beyond the last layer.
 
-        A rule complains of layers that no range has; here they are in the last one.
+        A layer that no range names counts as in the last range; a rule reports it.
         """
         if not 0 <= layer < self.num_layers:
             raise IndexError(f"layer {layer} of {self.num_layers}")
@@ -397,19 +400,19 @@ class Model(Node):
 
     @property
     def customs(self) -> tuple[tuple[str, Custom | CustomAttention], ...]:
-        """The layers of the user's own: attentions, and feed-forward parts of ranges, with their paths."""
+        """Custom attentions and feed-forward parts, as (path, part)."""
         parts = (*self.attentions, *((f"model.layers.{index}.ffn", span.ffn) for index, span in enumerate(self.layers)))
         return tuple((path, part) for path, part in parts if isinstance(part, Custom | CustomAttention))
 
     @property
     def has_latents(self) -> bool:
-        """Whether a range of layers, or MTP, has latent attention, or compressed, whose queries have a latent."""
+        """Whether a range of layers or MTP has latent or compressed attention, whose queries have a latent."""
         ranges = (span.attention or self.attention for span in self.layers)
         return any(isinstance(each, Mla | Compressed) for each in (*ranges, self.mtp and self.mtp.attention))
 
     @property
     def attentions(self) -> tuple[tuple[str, AnyAttention], ...]:
-        """The attention of the model, of each range that has its own, and of MTP if it has, with its path."""
+        """Every attention, as (path, attention): that of the model, and those that ranges and MTP have of their own."""
         of_ranges = (
             (f"model.layers.{index}.attention", span.attention)
             for index, span in enumerate(self.layers)

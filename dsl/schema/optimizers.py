@@ -1,7 +1,7 @@
-"""Optimizers: the settings that a spec may give each, and what plan, memory and predictions must know of it.
+"""Optimizers: their settings in a spec, and the facts that plans, memory bounds and predictions need.
 
-A new optimizer is a class here, which joins `AnyOptimizer`, and a file of its kind's name in
-`runtime/state/optimizers` with the code (docs/extending.md).
+To add an optimizer, write a class here, join it to `AnyOptimizer`, and put the code in a file of the same name in
+`runtime/state/optimizers` (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from pydantic import Field
 
 from dsl.schema.base import Node, Syntax
 
-StateRole = Literal["moments", "master"]  # of a precision
+StateRole = Literal["moments", "master"]  # keys of a precision
 Unit = Literal["element", "matrix"]
 SHARED = ("kind", "weight_decay", "clip", "qk_clip")  # fields that every kind has
 
 # Fields that several kinds have:
 WeightDecay = Annotated[
-    float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
+    float,
+    Field(
+        ge=0,
+        le=10,
+        description="weight decay; a step decays weights by this times the rate",
+        examples=["weight_decay = 0.1"],
+    ),
 ]
 Clip = Annotated[
     float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
@@ -30,8 +36,8 @@ QkClip = Annotated[
     Field(
         gt=0,
         le=1e9,
-        description="largest logit of a head of attention, or none: queries and keys of a head that had a larger one "
-        "in a step are multiplied after it, so that it would have been this (QK-clip; 100 in Kimi K2)",
+        description="largest attention logit of a head, or none: if a head exceeds it in a step, its query and key "
+        "weights are scaled down so that the logit would have been this (QK-clip; 100 in Kimi K2)",
         examples=["qk_clip = 100"],
     ),
 ]
@@ -48,12 +54,12 @@ Eps = Annotated[
 class StateTensor:
     """A tensor that an optimizer keeps for each parameter, of the parameter's shape."""
 
-    name: str  # checkpoints call it <name>/<parameter>
-    role: StateRole = "moments"  # the role of the precision that says its dtype
+    name: str  # its name in checkpoints is <name>/<parameter>
+    role: StateRole = "moments"  # the key of the precision that gives its dtype
 
 
 class Optimizer(Node):
-    """What is known of an optimizer without running it. A kind is a subclass, with its settings as fields.
+    """Facts of an optimizer that need no run. Each kind is a subclass with its settings as fields.
 
     Each has the fields of `SHARED`, whose meaning is the same for all kinds.
     """
@@ -65,48 +71,49 @@ class Optimizer(Node):
         qk_clip: Any
 
     state: ClassVar[tuple[StateTensor, ...]]
-    # What an owner of optimizer state has whole: `zero = 1` cuts a bucket anywhere, or between its parameters.
+    # Smallest piece of optimizer state that a rank owns: `zero = 1` splits a bucket anywhere, or between parameters.
     unit: ClassVar[Unit] = "element"
-    # The kind, of unit "element", of all that is no matrix of a layer; its settings are fields here too.
+    # The optimizer, with unit "element", of all parameters that are no layer matrices; its settings are fields here
+    # too.
     rest: ClassVar[type[Optimizer] | None] = None
 
     @property
     def rows(self) -> tuple[Optimizer, ...]:
-        """This optimizer, and behind it the one of the rest, if there is one, with its settings."""
+        """This optimizer, followed by that of the rest, if there is one, with its settings."""
         return _rows(self)
 
     def is_rest(self, matrices: tuple[int, ...]) -> bool:
-        """Whether the last of the `rows` updates a parameter, which has these `matrices` (`compiler.ir.Param`)."""
+        """Whether the last of the `rows` updates a parameter with these `matrices` (`compiler.ir.Param`)."""
         return self.rest is not None and not matrices
 
     def of(self, matrices: tuple[int, ...]) -> Optimizer:
-        """The row that updates a parameter of these `matrices`."""
+        """The row that updates a parameter with these `matrices`."""
         return self.rows[self.is_rest(matrices)]
 
     def settings(self) -> dict[str, int | float]:
-        """The fields of this kind alone, in their order: what the code of the update takes besides. True is 1."""
+        """The fields that only this kind has, in their order: further arguments of its update code. True is 1."""
         others = {*SHARED, *(self.rest.model_fields if self.rest else ())}
         return {name: +getattr(self, name) for name in type(self).model_fields if name not in others}
 
     def flops(self, shape: tuple[int, ...]) -> int:
-        """FLOPs of the matrix products of one update of a parameter, in the dtype of `compute`.
+        """FLOPs of the matrix products in one update of a parameter, in the dtype of `compute`.
 
-        The unit "element" has none. Work that is done element by element is not counted: it is hidden under reading and
-        writing the elements.
+        Optimizers of unit "element" have none. Elementwise work is not counted: reading and writing the elements takes
+        longer.
         """
         return 0
 
     def scratch_bytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Bytes that one update of a parameter needs besides the parameter, its gradient and its state.
 
-        `itemsize`: bytes of an element of `compute`."""
+        `itemsize`: bytes of an element in the dtype of `compute`."""
         return 0
 
 
 @lru_cache
 def _rows(optimizer: Optimizer) -> tuple[Optimizer, ...]:
-    """`Optimizer.rows`, which each parameter of a plan is asked for. No optimizer keeps them: `model_copy` would
-    copy them to one with other settings."""
+    """`Optimizer.rows`, cached because a plan asks for every parameter. They are not stored in the optimizer, since
+    `model_copy` would copy them to one with other settings."""
     if optimizer.rest is None:
         return (optimizer,)
     names = (name for name in optimizer.rest.model_fields if name != "kind")
@@ -128,11 +135,11 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Muon for the matrices of layers, which brings singular values of their momentum near 1, and AdamW for all else.
+    """Muon for the matrices of layers, whose momentum it orthogonalises, and AdamW for all other parameters.
 
     Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024, with the weight decay and the scale
-    of updates of Moonlight (arXiv 2502.16982, §2.2). AdamW has what is no matrix of a layer: embedding, head, gains of
-    norms, biases. The matrices are those of published weights: of every expert, gate and up apart, heads together.
+    of updates of Moonlight (arXiv 2502.16982, §2.2). AdamW updates embedding, head, norm gains and biases. A matrix is
+    one of the published weights: each expert on its own, gate and up apart, all heads together.
     """
 
     state: ClassVar = (StateTensor("momentum"),)
@@ -146,7 +153,7 @@ class Muon(Optimizer):
     nesterov: Annotated[
         bool,
         Field(
-            description="whether a matrix moves along its gradient and the decayed momentum, or the momentum alone",
+            description="whether the update uses the gradient plus the decayed momentum, or only the momentum",
             examples=["nesterov = true"],
         ),
     ] = True
@@ -155,7 +162,7 @@ class Muon(Optimizer):
         Field(
             ge=1,
             le=100,
-            description="steps of Newton and Schulz that bring small singular values near 1 fast: coefficients 3.4445, "
+            description="Newton-Schulz steps that bring small singular values near 1 fast, with coefficients 3.4445, "
             "-4.7750, 2.0315",
             examples=["newton_schulz = 5", "newton_schulz = 8"],
         ),
@@ -165,8 +172,8 @@ class Muon(Optimizer):
         Field(
             ge=0,
             le=100,
-            description="steps behind them that bring singular values to 1: coefficients 2, -1.5, 0.5; DeepSeek-V4 has "
-            "8 steps and 2 of these",
+            description="further steps that bring singular values to 1, with coefficients 2, -1.5, 0.5; DeepSeek-V4 "
+            "has newton_schulz = 8, polish = 2",
             examples=["polish = 0", "polish = 2"],
         ),
     ] = 0
@@ -175,8 +182,8 @@ class Muon(Optimizer):
         Field(
             gt=0,
             le=100,
-            description="root mean square of an update of a matrix, over the rate: updates are scaled by "
-            "rms * sqrt(max(rows, columns)), so that rates of AdamW hold",
+            description="root mean square of a matrix update divided by the rate: updates are scaled by rms * "
+            "sqrt(max(rows, columns)), so that learning rates of AdamW carry over",
             examples=["rms = 0.2"],
         ),
     ] = 0.2
@@ -188,17 +195,18 @@ class Muon(Optimizer):
     qk_clip: QkClip = None
 
     def flops(self, shape: tuple[int, ...]) -> int:
-        """Three products a step: two of s²·l multiplications and one of s³, for the shorter and longer side."""
+        """Three products a step: two of s²·l multiply-adds and one of s³, for the shorter side s and the longer side
+        l."""
         short, long = sorted(shape)
         return (self.newton_schulz + self.polish) * (4 * short * short * long + 2 * short**3)
 
     def scratch_bytes(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Three matrices of this shape and two of the square of its shorter side in `compute`; the first of the three
-        is made of one in FP32 or FP64."""
+        """Three matrices of this shape and two square ones of its shorter side in `compute`; the first of the three is
+        converted from one in FP32 or FP64."""
         short, long = sorted(shape)
         return max(3 * itemsize, max(4, itemsize) + itemsize) * short * long + 2 * itemsize * short * short
 
 
-# What a run may name, joined by `|`.
+# Optimizers that a run may name, joined by `|`.
 AnyOptimizer = AdamW | Muon
 OPTIMIZERS = {each.model_fields["kind"].default: each for each in get_args(AnyOptimizer) or (AnyOptimizer,)}

@@ -1,4 +1,4 @@
-"""The degrees of parallelism of a run, and where layers, experts and rows go."""
+"""The degrees of parallelism of a run, and the placement of layers, experts and token rows."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
 class Parallel(Node):
-    """Degrees of parallelism. world = pipeline·data·context·tensor, and expert·expert_tensor divides
+    """Degrees of parallelism: world = pipeline·data·context·tensor, and expert·expert_tensor divides
     data·context·tensor."""
 
     @property
     def columns(self) -> int:
-        """Devices of a pipeline rank."""
+        """Devices per pipeline rank."""
         return self.data * self.tensor * self.context
 
     @property
     def expert_group(self) -> int:
-        """Devices that have all experts of a layer once, and exchange rows for them."""
+        """Devices of an expert group, which holds all experts of a layer once and exchanges token rows."""
         return self.expert * self.expert_tensor
 
     pipeline: Annotated[
-        Degree, Field(description=f"ranks a pipeline has; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
+        Degree, Field(description=f"pipeline ranks; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
     ] = 1
     expert: Annotated[
         Degree,
         Field(
-            description=f"ranks the experts of a layer are spread over; {PLANNED}",
+            description=f"ranks that share the experts of a layer; {PLANNED}",
             examples=["expert = 64", "expert = auto"],
         ),
     ] = 1
     expert_tensor: Annotated[
         Degree,
         Field(
-            description="ranks that the width of each routed expert is split over, apart from `tensor`; neighbours "
-            "among those of an expert group",
+            description="ranks that split the width of each routed expert, independent of `tensor`; neighbouring "
+            "ranks of an expert group",
             examples=["expert_tensor = 2"],
         ),
     ] = 1
     data: Annotated[
         Degree,
         Field(
-            description="ranks per pipeline rank; auto: what the cluster leaves",
+            description="data-parallel ranks; auto: all devices that the other degrees leave",
             examples=["data = auto", "data = 128"],
         ),
         Derived("auto: devices of the cluster / (pipeline·tensor·context)"),
@@ -56,16 +56,16 @@ class Parallel(Node):
     tensor: Annotated[
         Degree,
         Field(
-            description="ranks that heads, the width of dense layers and the vocabulary are split over, and rows "
-            f"between them; neighbouring ranks, most of them on one node; {PLANNED}",
+            description="ranks that split heads, the width of dense layers and the vocabulary, and the token rows "
+            f"between them; neighbouring ranks, best on one node; {PLANNED}",
             examples=["tensor = 2", "tensor = auto"],
         ),
     ] = 1
     context: Annotated[
         Degree,
         Field(
-            description="ranks that each sequence is split over; each has two chunks, one as far from the front as the "
-            f"other is from the end; {PLANNED}",
+            description="ranks that split each sequence; each has two chunks, one as far from the front as the other "
+            f"is from the end; {PLANNED}",
             examples=["context = 4", "context = auto"],
         ),
     ] = 1
@@ -74,7 +74,8 @@ class Parallel(Node):
         Field(
             min_length=1,
             max_length=4000,
-            description="which layers are on which stage, in Megatron's words; else, or auto, as even as it gets",
+            description="which layers are on which stage, in Megatron's layout syntax; default, or auto: as even as "
+            "possible",
             examples=['layout = "Et*3|(tt|)*28ttmL"'],
         ),
     ] = None
@@ -84,20 +85,22 @@ class Parallel(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="which expert is on which rank, a file of `dsc place`; else by number; relative to the spec",
+            description="a file from `dsc place` with the rank of each expert, relative to the spec; default: experts "
+            "in order of their numbers",
             examples=['placement = "placement.json"'],
         ),
     ] = None
     route: Annotated[
         Literal["flat", "nodes"] | None,
         Field(
-            description="how rows go to experts on other nodes; where none, `nodes` if expert groups fill several",
+            description="how token rows reach experts on other nodes; default: `nodes` if an expert group fills "
+            "several nodes, else `flat`",
             examples=["route = nodes"],
         ),
         Choices(
             {
-                "flat": "each row by itself, to the rank of its expert",
-                "nodes": "a token once to each node, to the device of the same index, and on inside the node; "
+                "flat": "each row on its own, to the rank of its expert",
+                "nodes": "a token once to each node, to the device of the same index, and from there within the node; "
                 "sums come back (DeepSeek-V3)",
             }
         ),
@@ -107,14 +110,15 @@ class Parallel(Node):
         Field(
             ge=0,
             le=3,
-            description="what data ranks divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+            description="what data ranks shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too",
             examples=["zero = 1"],
         ),
     ] = 0
     overlap_reduce: Annotated[
         bool,
         Field(
-            description="sum the gradients of a stage under the backward of others, not behind the last one",
+            description="reduce the gradients of a stage during the backward of other stages, instead of after the "
+            "last one",
             examples=["overlap_reduce = false"],
         ),
     ] = True

@@ -1,6 +1,6 @@
-"""Paths and keys as other modules write them, checked against the schema when those modules are imported.
+"""Check the paths and keys that other modules name against the schema, when those modules are imported.
 
-A key that is renamed or taken away then fails there, and is not a value that is silently absent.
+So a key that is renamed or removed fails at import, instead of silently reading as absent.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ SPOKEN = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batc
 
 @cache
 def checked_path(text: str) -> str:
-    """`text`, a path of fields from the run on; an entry of a list is a number or `*`. Raises LookupError if the schema
-    has no such path."""
+    """Return `text`, a path of fields that starts at the run; an entry of a list is a number or `*`. Raises LookupError
+    if the schema has no such path."""
     classes: tuple[type[Node], ...] = (Spec,)
     parts = text.split(".")
     for before, part in zip(["", *parts], parts, strict=False):
         if part == ENTRY or part.isdigit():
-            continue  # the classes are those of an entry already
+            continue  # `classes` are already those of an entry
         fields = [cls.model_fields.get(SPOKEN.get(part, part) if cls is Batch else part) for cls in classes]
         found = [field for field in fields if field is not None]
         if not found and before in NAMED_ENTRIES:
             continue
         if not found:
-            raise LookupError(f"the schema has no `{part}` of `{text}`")
+            raise LookupError(f"the schema has no `{part}` in `{text}`")
         classes = tuple(cls for field in found for cls in _classes(field.annotation))
     return text
 
 
 def checked_paths(*texts: str) -> tuple[str, ...]:
-    """Several paths, each as `checked_path`."""
+    """Return the paths, each checked by `checked_path`."""
     return tuple(map(checked_path, texts))
 
 
 def checked_key(cls: type[Node], name: str) -> str:
-    """`name`, a field of a class of the schema. Raises LookupError if it is none."""
+    """Return `name`, a field of a schema class. Raises LookupError if the class has no such field."""
     if name not in cls.model_fields:
         raise LookupError(f"{cls.__name__} has no field `{name}`")
     return name

@@ -1,4 +1,4 @@
-"""Precision recipes: which role is kept or computed in which dtype."""
+"""Precision recipes: the dtype that each role is kept or computed in."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DTYPES = Choices(
 )
 SCALES = Choices(
     {
-        "fp32": "any scale, in 4 bytes",
-        "e8m0": "a power of two, in a byte; rounded up, so that nothing saturates",
-        "e4m3": "8 bits with 3 of fraction, relative to the tensor's own scale",
+        "fp32": "any value, in 4 bytes",
+        "e8m0": "a power of two, in 1 byte; rounded up, so that no element saturates",
+        "e4m3": "8 bits with 3 of fraction, relative to the scale of the tensor",
     }
 )
 ROUNDINGS = Choices(
     {
-        "nearest": "to the nearest number, of two as near to the even one",
+        "nearest": "to the nearest number, ties to even",
         "stochastic": "up or down at random, so that the mean is exact",
     }
 )
@@ -46,29 +46,27 @@ class Tile(Node):
 
 
 class High(Node):
-    """Layers at both ends of the model whose linears stay in the dtype of `compute`, and with the last ones MTP's.
+    """Layers at both ends of the model whose linears stay in the dtype of `compute`; the last ones include MTP.
 
-    Rows on their way to the experts of these layers have that dtype, too.
+    Token rows sent to the experts of these layers have that dtype too.
     """
 
-    first: Annotated[
-        int, Field(ge=0, le=4096, description="how many layers at the beginning", examples=["first = 1"])
-    ] = 0
-    last: Annotated[int, Field(ge=0, le=4096, description="how many layers at the end", examples=["last = 1"])] = 0
+    first: Annotated[int, Field(ge=0, le=4096, description="layers at the beginning", examples=["first = 1"])] = 0
+    last: Annotated[int, Field(ge=0, le=4096, description="layers at the end", examples=["last = 1"])] = 0
 
 
 class Precision(Node):
-    """A dtype per role. The defaults are mixed BF16 with FP32 master weights."""
+    """A dtype for each role. The defaults are mixed BF16 with FP32 master weights."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the precision")]
     parameter: Annotated[
-        Dtype, DTYPES, Field(description="weights as the forward and backward read them", examples=["parameter = bf16"])
+        Dtype, DTYPES, Field(description="weights that forward and backward read", examples=["parameter = bf16"])
     ] = "bf16"
     compute: Annotated[
         Dtype, DTYPES, Field(description="activations, norms, attention", examples=["compute = bf16"])
     ] = "bf16"
     linear: Annotated[
-        Dtype, DTYPES, Field(description="operands of every linear but the gate", examples=["linear = e4m3"])
+        Dtype, DTYPES, Field(description="operands of every linear except the router", examples=["linear = e4m3"])
     ] = "bf16"
     accumulate: Annotated[
         Dtype, DTYPES, Field(description="sums inside a matrix product", examples=["accumulate = fp32"])
@@ -83,9 +81,11 @@ class Precision(Node):
         "fp32"
     )
     dispatch: Annotated[
-        Dtype, DTYPES, Field(description="rows on their way to the experts", examples=["dispatch = e4m3"])
+        Dtype, DTYPES, Field(description="token rows sent to the experts", examples=["dispatch = e4m3"])
     ] = "bf16"
-    combine: Annotated[Dtype, DTYPES, Field(description="rows on their way back", examples=["combine = bf16"])] = "bf16"
+    combine: Annotated[
+        Dtype, DTYPES, Field(description="token rows sent back from the experts", examples=["combine = bf16"])
+    ] = "bf16"
     activation_tile: Annotated[
         Tile | None,
         Field(description="elements of an activation that share a scale", examples=["activation_tile = 1x128"]),
@@ -99,8 +99,8 @@ class Precision(Node):
     tensor_scale: Annotated[
         bool,
         Field(
-            description="whether each tensor has an FP32 scale that the scales of its tiles are relative to; in e4m3 "
-            "without tiles, the only one that it has",
+            description="whether each tensor has an FP32 scale, which the scales of its tiles are relative to; in e4m3 "
+            "without tiles it is the only scale",
             examples=["tensor_scale = true"],
         ),
     ] = False
@@ -114,7 +114,8 @@ class Precision(Node):
     hadamard: Annotated[
         bool,
         Field(
-            description="whether both inputs of a weight gradient are transformed first, in blocks of 16 rows",
+            description="whether a Hadamard transform is applied to both operands of a weight gradient, in blocks of "
+            "16 rows",
             examples=["hadamard = true"],
         ),
     ] = False
@@ -128,7 +129,7 @@ class Precision(Node):
         Dtype | None,
         DTYPES,
         Field(
-            description="what attention returns, as it is kept for the backward; by default that of compute",
+            description="the output of attention as kept for the backward; default: that of compute",
             examples=["attention_output = e5m6"],
         ),
     ] = None
@@ -136,29 +137,31 @@ class Precision(Node):
         Dtype | None,
         DTYPES,
         Field(
-            description="what the head gives, as the loss reads it and as it is kept for the backward; by default that "
-            "of compute",
+            description="the output of the head, which the loss reads and the backward keeps; default: that of compute",
             examples=["logits = fp32"],
         ),
     ] = None
     promote: Annotated[
         int | None,
         Field(
-            ge=1, le=65536, description="summands after which a partial sum moves to FP32", examples=["promote = 128"]
+            ge=1,
+            le=65536,
+            description="summands after which a partial sum is added to an FP32 sum",
+            examples=["promote = 128"],
         ),
     ] = None
 
     @property
     def scales_tensors(self) -> bool:
-        """Whether each operand of a linear is E4M3 with one scale for all of it."""
+        """Whether each operand of a linear is E4M3 with one scale per tensor."""
         tiles = self.activation_tile, self.weight_tile
         return self.linear == "e4m3" and self.tensor_scale and self.scale == "fp32" and tiles == (None, None)
 
     @property
     def row_alignment(self) -> int:
-        """What the rows that an expert receives are padded to a multiple of: a tile of rows, which have one scale in
-        weight gradients of few bits, 128 in blocks of FP8; the 16 that a product reads at a time where a tensor has one
-        scale; otherwise 1. `Spec.row_alignment` says what a run takes."""
+        """The rows of an expert are padded to a multiple of this: the rows of a tile in weight gradients of low-bit
+        formats; 128 for FP8 blocks; 16, which a product reads at a time, if a tensor has one scale; otherwise 1.
+        `Spec.row_alignment` is the value for a run."""
         if self.scales_tensors:
             return 16
         if self.linear in ("e4m3", "e2m1") and self.scale != "fp32" and self.activation_tile is not None:
@@ -217,14 +220,16 @@ RECIPES = {
     "fp64": "64-bit floats throughout",
     "fp32": "32-bit floats throughout",
     "bf16": "activations, weights and their products in BF16; master weights, gradients and moments in FP32",
-    "fp8_block": "DeepSeek-V3's: products in E4M3, a scale for each 1x128 of activations and 128x128 of weights",
-    "mxfp8": "OCP's and NVIDIA's: products in E4M3, for each 1x32 a scale that is a power of two",
-    "nvfp4": "NVIDIA's: products in E2M1, for each 1x16 (16x16 of weights) a scale in E4M3, and one for the tensor",
+    "fp8_block": "as in DeepSeek-V3: products in E4M3, with a scale for each 1x128 of activations and 128x128 of "
+    "weights",
+    "mxfp8": "the format of OCP and NVIDIA: products in E4M3, with a power-of-two scale for each 1x32",
+    "nvfp4": "the format of NVIDIA: products in E2M1, with an E4M3 scale for each 1x16 (16x16 of weights) and one for "
+    "the tensor",
 }
 
 
 def format_of(precision: Precision) -> FormatFacts | None:
-    """The format of a precision's linears; None where they have no scales, or as no row has them."""
+    """The format of a precision's linears, a row of `PRODUCTS`; None if no row matches."""
     tiles = _extents(precision.activation_tile), _extents(precision.weight_tile)
     wanted = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
     return next((form for form in PRODUCTS if wanted == form.keys), None)

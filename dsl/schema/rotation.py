@@ -1,4 +1,4 @@
-"""Rotary position embedding: which columns of a head are rotated, and how frequencies scale to a longer context."""
+"""Rotary position embedding (RoPE): the columns of a head that it rotates, and its scaling to a longer context."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from dsl.schema.base import Node, Syntax
 
 Factor = Annotated[
-    float, Field(ge=1, le=1e6, description="how much longer the context becomes", examples=["factor = 8"])
+    float, Field(ge=1, le=1e6, description="new context length divided by the original one", examples=["factor = 8"])
 ]
 Original = Annotated[
     int,
-    Field(ge=1, le=1_099_511_627_776, description="tokens of the context before", examples=["original = 8192"]),
+    Field(ge=1, le=1_099_511_627_776, description="tokens of the original context", examples=["original = 8192"]),
 ]
 
 
@@ -25,9 +25,10 @@ class LinearScaling(Node):
 
 
 class Llama3Scaling(Node):
-    """Frequencies divided by a factor where few of their turns fit into the original context, as Llama 3.1 does.
+    """The scaling of Llama 3.1 divides low frequencies by a factor.
 
-    Fewer than `low_freq_factor` turns: divided; more than `high_freq_factor`: as they were; between, a mean of both.
+    A frequency with fewer than `low_freq_factor` turns in the original context is divided; one with more than
+    `high_freq_factor` turns is unchanged; between them it is a weighted mean of both.
     """
 
     kind: Annotated[Literal["llama3"], Syntax("label"), Field(description="the kind")] = "llama3"
@@ -35,12 +36,20 @@ class Llama3Scaling(Node):
     original: Original
     low_freq_factor: Annotated[
         float,
-        Field(gt=0, le=1e6, description="turns below which a frequency is divided", examples=["low_freq_factor = 1"]),
+        Field(
+            gt=0,
+            le=1e6,
+            description="turns in the original context below which a frequency is divided",
+            examples=["low_freq_factor = 1"],
+        ),
     ] = 1.0
     high_freq_factor: Annotated[
         float,
         Field(
-            gt=0, le=1e6, description="turns above which a frequency stays as it is", examples=["high_freq_factor = 4"]
+            gt=0,
+            le=1e6,
+            description="turns in the original context above which a frequency is unchanged",
+            examples=["high_freq_factor = 4"],
         ),
     ] = 4.0
 
@@ -48,9 +57,9 @@ class Llama3Scaling(Node):
 class YarnScaling(Node):
     """YaRN (arXiv 2309.00071): frequencies divided by a factor along a ramp over the pairs of columns.
 
-    With m(s) = 0.1·s·ln(factor) + 1, sines and cosines are multiplied by `attention_factor`, or else by m(mscale) /
-    m(mscale_all_dim) if both are given, or else by m(1). Latent attention with `mscale_all_dim` has its softmax scale
-    multiplied by m(mscale_all_dim)², as DeepSeek-V3 does.
+    With m(s) = 0.1·s·ln(factor) + 1, sines and cosines are multiplied by `attention_factor` if it is given, else by
+    m(mscale) / m(mscale_all_dim) if both are given, else by m(1). In latent attention, `mscale_all_dim` also multiplies
+    the softmax scale by m(mscale_all_dim)², as in DeepSeek-V3.
     """
 
     kind: Annotated[Literal["yarn"], Syntax("label"), Field(description="the kind")] = "yarn"
@@ -61,7 +70,7 @@ class YarnScaling(Node):
         Field(
             gt=0,
             le=1e6,
-            description="turns in the original context from which on a frequency stays as it is",
+            description="turns in the original context at and above which a frequency is unchanged",
             examples=["beta_fast = 32"],
         ),
     ] = 32.0
@@ -70,12 +79,13 @@ class YarnScaling(Node):
         Field(
             gt=0,
             le=1e6,
-            description="turns in the original context up to which a frequency is divided",
+            description="turns in the original context at and below which a frequency is divided",
             examples=["beta_slow = 1"],
         ),
     ] = 1.0
     truncate: Annotated[
-        bool, Field(description="whether the ramp begins and ends at whole pairs", examples=["truncate = false"])
+        bool,
+        Field(description="whether the ends of the ramp are rounded to whole pairs", examples=["truncate = false"]),
     ] = True
     attention_factor: Annotated[
         float | None,
@@ -83,7 +93,12 @@ class YarnScaling(Node):
     ] = None
     mscale: Annotated[
         float | None,
-        Field(gt=0, le=1e3, description="how steeply that factor grows with ln(factor)", examples=["mscale = 1.0"]),
+        Field(
+            gt=0,
+            le=1e3,
+            description="how steeply the factor of sines and cosines grows with ln(factor)",
+            examples=["mscale = 1.0"],
+        ),
     ] = None
     mscale_all_dim: Annotated[
         float | None,
@@ -97,7 +112,7 @@ class YarnScaling(Node):
 
 
 class Rope(Node):
-    """Rotary position embedding on interleaved pairs."""
+    """Rotary position embedding (RoPE) on interleaved pairs."""
 
     theta: Annotated[
         float, Field(ge=1, le=1e12, description="base of the angles pos·theta^(−2i/rope)", examples=["theta = 10_000"])
@@ -107,15 +122,15 @@ class Rope(Node):
         Field(
             ge=2,
             le=4096,
-            description="columns of each head that are rotated, in pairs: the first of them, of `compressed` the last; "
-            "all if it is not given",
+            description="columns of each head that are rotated, in pairs: the first ones, or the last ones of "
+            "`compressed` attention; default: all",
             examples=["width = 64"],
         ),
     ] = None
     scaling: Annotated[
         LinearScaling | Llama3Scaling | YarnScaling | None,
         Field(
-            description="how the frequencies of a longer context follow from those of a shorter one",
+            description="scaling of the frequencies to a longer context",
             examples=["scaling yarn { factor = 40, original = 4096 }"],
         ),
     ] = None
@@ -124,7 +139,7 @@ class Rope(Node):
 Position = Annotated[
     Rope | None,
     Field(
-        description="rotary position embedding, or none: attention without positions",
+        description="rotary position embedding; none: attention without positions",
         examples=["rope { theta = 10_000 }", "rope = none"],
     ),
 ]

@@ -1,4 +1,4 @@
-"""A run: how a model is trained on a cluster. `Spec` is a whole resolved spec, what every later stage starts from."""
+"""A run: how a model is trained on a cluster. `Spec` is a whole resolved spec, the input of all later stages."""
 
 from __future__ import annotations
 
@@ -25,76 +25,76 @@ Recompute = Literal[
 ]  # fmt: skip
 Offload = Literal["moments", "master"]
 Fusion = Literal["residual_norm", "route", "join", "quantise", "norm_gradient"]
-WIDEST_NORM_GRADIENT = 8192  # columns: a thread of a GPU has no registers for more of a row and all that is beside it
-if TYPE_CHECKING:  # a checker of types reads no words that a table gives
+WIDEST_NORM_GRADIENT = 8192  # columns: a GPU thread lacks the registers for wider rows
+if TYPE_CHECKING:  # a type checker cannot read words from a table
     ScheduleName = str
 else:
     ScheduleName = Literal[NAMES]
-MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
+MAX_CHUNKS = 1000  # a stage has at least one layer, and a model at most so many
 
 
 class ScheduleBlock(Node):
-    """The order of forwards and backwards on the ranks of a pipeline: by its name, or from a file."""
+    """The order of forwards and backwards on the pipeline ranks: by name, or from a file."""
 
     name: Annotated[
         ScheduleName | None,
         Field(description="name of the schedule", examples=[f"name = {DEFAULT}"]),
         Choices(SUMMARIES),
-        Derived(f"{PLAIN} where pipeline = 1, else {DEFAULT}; none where a file is given"),
+        Derived(f"{PLAIN} if pipeline = 1, else {DEFAULT}; none if a file is given"),
     ] = None
     chunks: Annotated[
         int | None,
         Field(
             ge=2,
             le=MAX_CHUNKS,
-            description=f"stages a rank has, of {in_words(CHUNKED)}, and of {AUTO} with `placement = loop`",
+            description=f"stages per rank, for {in_words(CHUNKED)}, and for {AUTO} with `placement = loop`",
             examples=["chunks = 2"],
         ),
-        Derived(f"{DEFAULT_CHUNKS} under {in_words(CHUNKED)}, else none"),
+        Derived(f"{DEFAULT_CHUNKS} for {in_words(CHUNKED)}, else none"),
     ] = None
     cap: Annotated[
         Fraction | tuple[Fraction, ...] | None,
         Syntax("ranks"),
         NumberBounds(ge=1, le=100_000_000),
         Field(
-            description="most activations that a rank holds at once, or that each pipeline rank holds, "
-            f"of {AUTO}; each is that of 1/pipeline of the model, and a stage's where a rank has v of them 1/v of it",
+            description=f"for {AUTO}: most activations that a rank holds at once, or one number per pipeline rank; "
+            "the unit is the activations of one micro-batch in 1/pipeline of the model, so with v stages per rank a "
+            "stage counts 1/v",
             examples=["cap = 9", "cap = 8.5", "cap = [8, 8, 7.5, 7]"],
         ),
     ] = None
     host_copies: Annotated[
         bool,
         Field(
-            description=f"whether {AUTO} may copy activations to the memory of the host and back, so that a cap costs "
-            "less time",
+            description=f"whether {AUTO} may copy activations to host memory and back, so that a cap costs less time",
             examples=["host_copies = true"],
         ),
         Quiet(),
     ] = False
     placement: Annotated[
         Literal["v", "loop", "bidirectional"] | None,
-        Field(description=f"where the stages are that {AUTO} orders", examples=["placement = v"]),
+        Field(description=f"for {AUTO}: which ranks hold which stages", examples=["placement = v"]),
         Choices(
             {
-                "v": "two stages a rank, r and 2P-1-r",
-                "loop": "stage s on rank s mod P: one stage a rank, or `chunks` of them",
-                "bidirectional": "one stage a rank, and a second copy of it on rank P-1-r",
+                "v": "two stages per rank, r and 2P-1-r",
+                "loop": "stage s on rank s mod P: one stage per rank, or `chunks` stages",
+                "bidirectional": "one stage per rank, and a second copy of it on rank P-1-r",
             }
         ),
         Quiet(),
     ] = None
     copies: Annotated[
         int | None,
-        Field(ge=1, le=2, description=f"most ranks that hold a stage, of {AUTO}", examples=["copies = 1"]),
+        Field(ge=1, le=2, description=f"for {AUTO}: most ranks that hold the same stage", examples=["copies = 1"]),
         Quiet(),
     ] = None
     order: Annotated[
         Literal["drawn", "cost"],
-        Field(description="which micro-batch of a step goes first", examples=["order = cost"]),
+        Field(description="order of the micro-batches of a step", examples=["order = cost"]),
         Choices(
             {
-                "drawn": "they go as their samples are drawn",
-                "cost": "they go as is best for the schedule, by what attention computes for their documents",
+                "drawn": "the order in which their samples are drawn",
+                "cost": "the best order for the schedule, by the cost of attention within their documents",
             }
         ),
         Quiet(),
@@ -105,64 +105,67 @@ class ScheduleBlock(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="a schedule in the form of `dsc schedule`, instead of a name; relative to the spec",
+            description="a schedule file in the format of `dsc schedule`, instead of a name; relative to the spec",
             examples=['file = "mine.schedule"'],
         ),
     ] = None
 
 
 class Sm(Node):
-    """How a device's streaming multiprocessors are divided; compute keeps the rest."""
+    """The division of a device's streaming multiprocessors (SMs); compute gets the rest."""
 
     communication: Annotated[
         int,
         Derived(
-            "20 of 132, or that share of other devices, if `expert`, `expert_tensor` or `tensor` is above 1, or `zero` "
-            "on several data ranks, and the devices state `sms`; else 0"
+            "20 of 132, or the same share of other devices, if the devices state `sms` and `expert`, `expert_tensor` "
+            "or `tensor` is above 1, or `zero` is on several data ranks; else 0"
         ),
         Field(
             ge=0,
             le=4096,
-            description=f"SMs that communicate; {PLANNED}",
+            description=f"SMs for communication; {PLANNED}",
             examples=["communication = 20", "communication = auto"],
         ),
     ] = 0
 
 
 class Spec(Node):
-    """A run: a model, the cluster it is trained on, in which precision, and how."""
+    """A run: a model, the cluster that trains it, its precision, and all settings of the training."""
 
-    _files: object = PrivateAttr(default=None)  # compiler.plan.spec_files.SpecFiles, once they are read
+    _files: object = PrivateAttr(default=None)  # compiler.plan.spec_files.SpecFiles, once the files are read
 
     name: Annotated[str, Syntax("label"), Field(description="name of the run")]
-    model: Annotated[Model, Field(description="the model that is trained, by name", examples=["model = deepseek_v3"])]
-    cluster: Annotated[
-        Cluster, Field(description="the devices it is trained on, by name", examples=["cluster = laptop"])
-    ]
+    model: Annotated[Model, Field(description="name of the model to train", examples=["model = deepseek_v3"])]
+    cluster: Annotated[Cluster, Field(description="name of the cluster to train on", examples=["cluster = laptop"])]
     precision: Annotated[
-        Precision, Field(description="a precision block, or fp64, fp32 or bf16", examples=["precision = fp32"])
+        Precision,
+        Field(
+            description="name of a precision block, or a built-in one such as fp32 or bf16",
+            examples=["precision = fp32"],
+        ),
     ]
     recompute: Annotated[
         tuple[Recompute, ...],
         Field(
-            description=f"ops computed again in the backward; {PLANNED}",
+            description=f"ops recomputed in the backward; {PLANNED}",
             examples=["recompute = [rmsnorm, swiglu]", "recompute = auto"],
         ),
         Choices(
             {
-                "rmsnorm": "the norms",
-                "mla_up": "the up-projections of latent attention, and of the queries of compressed attention",
-                "qkv": "the product that gives queries, keys and values of grouped-query attention or a delta rule",
+                "rmsnorm": "the RMSNorms",
+                "mla_up": "the up-projections of latent attention, and of queries in compressed attention",
+                "qkv": "the projection to queries, keys and values of grouped-query attention or a delta rule",
                 "swiglu": "the activation between up and down",
-                "hyper": "what mixes several residual streams, and their sums inside of a layer",
-                "up": "the first product of feed-forward parts, in front of the activation",
+                "hyper": "the mixing of several residual streams, and their sums inside a layer",
+                "up": "the first product of feed-forward parts, before the activation",
                 "attention": "all of attention",
                 "dense": "the feed-forward part of a dense layer",
-                "router": "the gate of an MoE layer",
+                "router": "the router of an MoE layer",
                 "shared": "the shared experts",
                 "experts": "the routed experts",
-                "logits": "the products of the head, in blocks: no tensor of all tokens and words is made",
-                "layer": "whole layers: only their inputs are kept, and their forward is run again, dispatch included",
+                "logits": "the products of the head, in blocks, so that the full logits are never in memory",
+                "layer": "whole layers: only their inputs are kept, and the backward runs their forward again, "
+                "dispatch included",
             }
         ),
     ] = ()
@@ -171,7 +174,7 @@ class Spec(Node):
         Field(
             ge=1,
             le=10_000,
-            description="how many layers of each pipeline stage `layer` means, the first ones; else every layer",
+            description="number of layers that `layer` recomputes, the first ones of each pipeline stage; default: all",
             examples=["recompute_layers = 5"],
         ),
         Quiet(),
@@ -179,52 +182,51 @@ class Spec(Node):
     unfused: Annotated[
         tuple[Fusion, ...],
         Field(
-            description="ops that stay apart, though one kernel does them: for a comparison, or to look for an error",
+            description="ops that run as separate kernels instead of a fused one, for comparison or debugging",
             examples=["unfused = [residual_norm, join]"],
         ),
         Choices(
             {
                 "residual_norm": "the sum with the residual stream and the norm after it, forward and backward",
-                "route": "the choice of experts and the permutation of rows, and their gradients",
+                "route": "the choice of experts and the permutation of token rows, and their gradients",
                 "join": "the sum of each token's expert rows and the residual stream",
-                "quantise": "eight-bit operands and the norms, activations and gradients that they are of",
-                "norm_gradient": "the gradient of a norm, the sum that it is made of, and the norm computed again",
+                "quantise": "FP8 operands and the norms, activations and gradients that they are quantised from",
+                "norm_gradient": "the gradient of a norm, the sum that it reads, and the recomputed norm",
             }
         ),
     ] = ()
     offload: Annotated[
         tuple[Offload, ...],
         Field(
-            description="state of the optimizer that lies in the memory of the host; an update takes it to the device "
-            "and back, part by part",
+            description="optimizer state kept in host memory; an update copies it to the device and back, part by part",
             examples=["offload = [moments, master]"],
         ),
         Choices(
             {
-                "moments": "what the optimizer keeps of each weight: the moments of AdamW",
-                "master": "master weights, where their dtype is not that of the weights",
+                "moments": "the optimizer's state of each weight, such as the moments of AdamW",
+                "master": "master weights, if their dtype differs from that of the weights",
             }
         ),
     ] = ()
     parallel: Annotated[
         Parallel,
         Field(description="degrees of parallelism", examples=["parallel { pipeline = 2 }"]),
-        Derived("data parallelism only"),
+        Derived("only data parallelism"),
     ]
     schedule: Annotated[
         ScheduleBlock,
         Field(description="the order of forwards and backwards", examples=[f"schedule {{ name = {DEFAULT} }}"]),
-        Derived(f"{PLAIN} where pipeline = 1, else {DEFAULT}"),
+        Derived(f"{PLAIN} if pipeline = 1, else {DEFAULT}"),
     ]
     sm: Annotated[
         Sm,
-        Field(description="how SMs are divided", examples=["sm { communication = 20 }"]),
-        Derived("`communication` by its default"),
+        Field(description="the division of the SMs of a device", examples=["sm { communication = 20 }"]),
+        Derived("`communication` has its default"),
     ] = Sm.model_construct()
     train: Annotated[
         Train,
         Field(
-            description="how it is trained",
+            description="length, batch, optimizer and learning rate of the training",
             examples=[
                 "train { sequence = 4096, micro_batch = 1, batch = 64, steps = 1000, "
                 "optimizer adamw { }, rate { constant at 1e-4 } }"
@@ -235,67 +237,68 @@ class Spec(Node):
         Lora | None,
         Quiet(),
         Field(
-            description="what is trained beside the weights of `train.initial`, which stay as they are; none: these",
+            description="adapters, trained beside the frozen weights of `train.initial`; none: the weights are trained",
             examples=["adapter lora { rank = 16, on = [q_up, kv_up, out] }"],
         ),
     ] = None
     data: Annotated[
         Data,
         Field(
-            description="the text it is trained on",
+            description="the training data",
             examples=["data { source = python_stdlib, tokenizer = train(4096) }"],
         ),
     ]
-    metrics: Annotated[  # last, so that no line of a resolved spec moves by it
+    metrics: Annotated[  # last, so that it moves no line of a resolved spec
         Metrics | None,
         Quiet(),
         Field(
-            description="where the numbers of the run go besides its folder; none: nowhere",
+            description="where the metrics of the run go besides its folder; none: nowhere else",
             examples=["metrics { tensorboard = true, prometheus = 9400 }"],
         ),
     ] = None
 
     @property
     def row_alignment(self) -> int:
-        """What the rows that an expert receives are padded to a multiple of: what the precision asks for; or 8 in BF16
-        on accelerators, where a column of rows then has whole 16 bytes. Products of CPUs need none of it, and without
-        padding rows stay where they are if there is one expert rank."""
+        """The rows of an expert are padded to a multiple of this: the value of the precision; or 8 in BF16 on
+        accelerators, so that columns of rows are aligned to 16 bytes. CPUs need no alignment, and without padding, rows
+        need not move if there is one expert rank."""
         by_tiles = self.precision.row_alignment
         return 8 if by_tiles == 1 and self.precision.linear == "bf16" and self.has_hosts else by_tiles
 
     @property
     def has_hosts(self) -> bool:
-        """Whether devices are accelerators, whose hosts have memory of their own."""
+        """Whether devices are accelerators, whose host memory is separate."""
         return any(device.bf16 is not None for device in self.cluster.devices)
 
     @property
     def tokens_of_rank(self) -> int:
-        """Tokens of a micro-batch that a rank has between attention and dense parts: context ranks divide sequences,
-        and tensor ranks what a context rank has of them."""
+        """Tokens of a micro-batch that a rank holds between attention and dense parts: context ranks split sequences,
+        and tensor ranks split the tokens of a context rank."""
         return self.train.micro_batch * self.train.sequence // (self.parallel.context * self.parallel.tensor)
 
     @property
     def sequence_ranks(self) -> int:
-        """Ranks that have parts of the same sequences, of which a balancing loss is made: context ranks, and tensor
-        ranks where several share a sequence. 1 without such a loss."""
+        """Ranks with parts of the same sequences, which a sequence-wise balancing loss sums over: context ranks, and
+        tensor ranks if several share a sequence. 1 without such a loss."""
         if not any(isinstance(span.ffn, Moe) and span.ffn.balance.sequence_loss for span in self.model.layers):
             return 1
         return self.parallel.context * max(1, self.parallel.tensor // self.train.micro_batch)
 
     @property
     def splits_vocabulary(self) -> bool:
-        """Whether tensor ranks have parts of the embedding and of the head: equal ones, or else each has all."""
+        """Whether tensor ranks split the embedding and the head. Only equal parts are possible; otherwise each rank
+        holds all of both."""
         return self.parallel.tensor > 1 and self.model.vocab % self.parallel.tensor == 0
 
     @property
     def group_nodes(self) -> int | None:
-        """The most nodes that an expert group lies on; None where groups begin or end inside of nodes."""
+        """The most nodes that an expert group spans; None if groups begin or end inside nodes."""
         return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert_group)
 
     @property
     def by_nodes(self) -> bool:
-        """Whether a token goes to each node once: as `route` says; else where an expert group has several whole nodes,
-        each with whole experts, and rows come back in a dtype in which they can be added."""
+        """Whether a token is sent to each node once. `route` decides; by default, if an expert group fills several
+        whole nodes with whole experts, and rows come back in a dtype that can be summed."""
         sizes = [node.devices for _, node in self.cluster.parts]
         found = {group_nodes(devices, self.parallel.expert_group) for devices in sizes}
         several = found.isdisjoint({None, 1}) and len(found) == 1
@@ -306,12 +309,12 @@ class Spec(Node):
 
     @property
     def files(self) -> object:
-        """What the files say that `schedule.file`, `parallel.placement` and `cluster.rates` name. None until
+        """Contents of the files that `schedule.file`, `parallel.placement` and `cluster.rates` name. None until
         `with_files`."""
         return self._files
 
     def with_files(self, files: object) -> Spec:
-        """The spec with what its files say."""
+        """Return the spec with the contents of its files."""
         copy = self.model_copy()
         copy._files = files
         return copy

@@ -1,4 +1,4 @@
-"""What a run is trained on, for how long, by which optimizer, and when it is saved and validated."""
+"""Training: sequences, batch, length, optimizer and learning rate, and when a run is saved and validated."""
 
 from __future__ import annotations
 
@@ -12,50 +12,51 @@ from dsl.schema.grpo import MAX_SEQUENCE, Grpo
 from dsl.schema.health import Health
 from dsl.schema.optimizers import AnyOptimizer
 
-PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
+PLANNED = "auto: the fastest that fits"  # by the predictions of compiler/predict/search.py
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), StoredUnit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), StoredUnit("step", bare=True)]
 MAX_PHASES = 100
-LOCAL = "local"  # of the places of checkpoints: the folder of the run
+LOCAL = "local"  # the place of checkpoints in the folder of the run
 LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 
 class Batch(Node):
-    """Sequences of a step, over all ranks. It grows from `start` to `end` over the first `over_tokens` tokens."""
+    """Sequences per step, over all ranks. The batch grows from `start` to `end` over the first `over_tokens` tokens."""
 
-    start: Annotated[int, Field(ge=1, le=100_000_000, description="sequences of the first steps")]
-    end: Annotated[int, Field(ge=1, le=100_000_000, description="sequences of a step when it has grown")]
+    start: Annotated[int, Field(ge=1, le=100_000_000, description="sequences per step at the beginning")]
+    end: Annotated[int, Field(ge=1, le=100_000_000, description="sequences per step when the batch has grown")]
     over_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS, description="tokens over which it grows")] = 0
 
 
 class RatePhase(Node):
-    """The learning rate goes from `start` to `end` and is at `end` when `end_tokens` tokens have been trained on."""
+    """The learning rate goes from `start` to `end` and reaches `end` after `end_tokens` tokens of training."""
 
-    shape: Annotated[Literal["linear", "constant", "cosine"], Field(description="the curve between both")]
+    shape: Annotated[Literal["linear", "constant", "cosine"], Field(description="the curve from start to end")]
     start: Annotated[LearningRate, Field(description="rate at the beginning")]
     end: Annotated[LearningRate, Field(description="rate at the end")]
     end_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="where the phase ends")]
 
 
 class PhaseWithin(Node):
-    """Where a phase is in the run that it is of: what was trained before, and how the samples of the run lie."""
+    """Position of a phase in its run: steps and tokens before it, and the length of the run's pieces of text."""
 
     number: Annotated[
         int, Field(ge=1, le=MAX_PHASES, description="number of the phase, from 1", examples=["number = 2"])
     ]
     phases: Annotated[int, Field(ge=1, le=MAX_PHASES, description="phases of the run", examples=["phases = 2"])]
     first_step: Annotated[
-        int, Field(ge=0, le=MAX_STEPS, description="steps of the phases before", examples=["first_step = 1000"])
+        int, Field(ge=0, le=MAX_STEPS, description="steps of the earlier phases", examples=["first_step = 1000"])
     ]
     first_token: Annotated[
-        int, Field(ge=0, le=MAX_TOKENS, description="tokens of the phases before", examples=["first_token = 4_096_000"])
+        int,
+        Field(ge=0, le=MAX_TOKENS, description="tokens of the earlier phases", examples=["first_token = 4_096_000"]),
     ]
     longest: Annotated[
         int,
         Field(
             ge=1,
             le=MAX_SEQUENCE,
-            description="tokens of the longest sequence of the run: a phase reads whole pieces of so many tokens",
+            description="tokens of the longest sequence of the run; each phase reads whole pieces of this length",
             examples=["longest = 4096"],
         ),
     ]
@@ -67,16 +68,19 @@ class PhaseWithin(Node):
 
 
 class Checkpoint(Node):
-    """When the run is saved. The last step is saved always."""
+    """When the run is saved. The last step is always saved."""
 
     every: Annotated[Steps, Field(description="steps between checkpoints", examples=["every = 1000 steps"])]
-    keep: Annotated[int, Field(ge=1, le=1_000_000, description="newest checkpoints kept", examples=["keep = 3"])] = 3
+    keep: Annotated[
+        int, Field(ge=1, le=1_000_000, description="number of newest checkpoints to keep", examples=["keep = 3"])
+    ] = 3
     best: Annotated[
         int,
         Field(
             ge=0,
             le=1_000_000,
-            description="checkpoints of the lowest validation loss kept besides; each save then validates first",
+            description="checkpoints with the lowest validation loss to keep besides; above 0, each save validates "
+            "first",
             examples=["best = 1"],
         ),
     ] = 0
@@ -85,25 +89,25 @@ class Checkpoint(Node):
         Field(
             ge=1,
             le=MAX_STEPS,
-            description="steps between checkpoints that are kept for ever, or none; a multiple of `every`",
+            description="steps between checkpoints to keep forever, or none; a multiple of `every`",
             examples=["keep_every = 10_000 steps"],
         ),
         StoredUnit("step", bare=True),
     ] = None
     failure: Annotated[
         Literal["continue", "stop"],
-        Field(description="what follows a save that fails", examples=["failure = stop"]),
+        Field(description="what to do if a save fails", examples=["failure = stop"]),
         Choices(
             {
-                "continue": "it is said, and the run goes on to the next save; it fails if the last save fails",
-                "stop": "the run ends",
+                "continue": "report it and go on to the next save; if the last save fails, the run fails",
+                "stop": "end the run",
             }
         ),
     ] = "continue"
     background: Annotated[
         bool,
         Field(
-            description="write checkpoints while the run trains on, from a copy in the memory of the host",
+            description="write checkpoints in the background, from a copy in host memory",
             examples=["background = false"],
         ),
         Quiet(),
@@ -112,8 +116,8 @@ class Checkpoint(Node):
         tuple[str, ...],
         Syntax("places"),
         Field(
-            description="where checkpoints are: `local`, the folder of the run, and folders or URLs of stores to which "
-            "each is copied; relative to the spec",
+            description="where checkpoints go: `local` is the folder of the run; each is also copied to the other "
+            "folders and store URLs; paths are relative to the spec",
             examples=['to = [local, "/mnt/slow/mine"]', 'to = [local, "s3://bucket/mine"]'],
         ),
         Quiet(),
@@ -129,25 +133,25 @@ class Validate(Node):
         Field(
             ge=1,
             le=1_000_000,
-            description="global batches of one validation, at most; no held-out row counts twice",
+            description="most batches of one validation; no held-out row counts twice",
             examples=["batches = 2"],
         ),
     ] = 1
     ema: Annotated[
         bool,
-        Field(description="measure the loss of the moving average of the weights too", examples=["ema = true"]),
+        Field(description="also measure the loss of the moving average of the weights", examples=["ema = true"]),
     ] = False
 
 
 class Ema(Node):
-    """An exponential moving average of the weights. Their owners keep it in the memory of their hosts."""
+    """An exponential moving average of the weights, kept in host memory."""
 
     decay: Annotated[
         float,
         Field(
             ge=0,
             lt=1,
-            description="share of the average that stays in a step; the new weights have the rest",
+            description="share of the average that a step keeps; the rest comes from the new weights",
             examples=["decay = 0.999"],
         ),
     ]
@@ -159,15 +163,15 @@ Validation = Annotated[
 ]
 
 with warnings.catch_warnings():
-    # The field takes the place of a deprecated method of BaseModel, on purpose.
+    # The field replaces a deprecated method of BaseModel, on purpose.
     warnings.filterwarnings("ignore", message='Field name "validate"')
 
     class Train(Node):
-        """What is trained on, for how long, and by which optimizer."""
+        """Length, sequences, batch, optimizer and learning rate of the training."""
 
         sequence: Annotated[
             int,
-            Field(ge=1, le=MAX_SEQUENCE, description="tokens of a sequence", examples=["sequence = 4096"]),
+            Field(ge=1, le=MAX_SEQUENCE, description="tokens per sequence", examples=["sequence = 4096"]),
             StoredUnit("token", bare=True),
         ]
         micro_batch: Annotated[
@@ -175,7 +179,7 @@ with warnings.catch_warnings():
             Field(
                 ge=1,
                 le=1_000_000,
-                description=f"sequences of a micro-batch; {PLANNED}",
+                description=f"sequences per micro-batch; {PLANNED}",
                 examples=["micro_batch = 1", "micro_batch = auto"],
             ),
         ]
@@ -183,15 +187,17 @@ with warnings.catch_warnings():
             Batch,
             Syntax("batch"),
             Field(
-                description="sequences of a step, over all ranks",
+                description="sequences per step, over all ranks",
                 examples=["batch = 64", "batch { from = 3072, to = 15360, over = 469B tokens }"],
             ),
         ]
         tokens: Annotated[
-            Tokens, Field(description="tokens of the run, or of a phase of it; or `steps`", examples=["tokens = 10B"])
+            Tokens,
+            Field(description="length of the run or phase in tokens; or give `steps`", examples=["tokens = 10B"]),
         ]
         optimizer: Annotated[
-            AnyOptimizer, Field(description="how weights are updated", examples=["optimizer adamw { clip = 1.0 }"])
+            AnyOptimizer,
+            Field(description="optimizer that updates the weights", examples=["optimizer adamw { clip = 1.0 }"]),
         ]
         rate: Annotated[
             tuple[RatePhase, ...],
@@ -203,7 +209,7 @@ with warnings.catch_warnings():
             Field(
                 ge=0,
                 le=2**63 - 1,
-                description="of initial weights and of the order of samples",
+                description="seed of the initial weights and of the order of samples",
                 examples=["seed = 1"],
             ),
         ] = 1
@@ -213,17 +219,17 @@ with warnings.catch_warnings():
             Field(
                 min_length=1,
                 max_length=4096,
-                description="checkpoint whose weights the run begins with, in the place of random ones; or the folder "
-                "of a run or of checkpoints, whose newest is meant; relative to the spec",
+                description="checkpoint with the initial weights, instead of random ones; or a folder of a run or of "
+                "checkpoints, for the newest in it; relative to the spec",
                 examples=['initial = "llama.weights"'],
             ),
         ] = None
         only: Annotated[
             Literal["indexer"] | None,
             Quiet(),
-            Choices({"indexer": "the indexers, by their own loss, of attention to all keys (DeepSeek-V3.2)"}),
+            Choices({"indexer": "only the indexers, by their own loss, with attention to all keys (DeepSeek-V3.2)"}),
             Field(
-                description="what alone is trained, while all else stays as it is; none: everything",
+                description="the part of the model to train, with all else frozen; none: everything",
                 examples=["only = indexer"],
             ),
         ] = None
@@ -240,8 +246,8 @@ with warnings.catch_warnings():
             Health | None,
             Quiet(),
             Field(
-                description="what follows a loss that is not finite, a spike, or replicas that differ; none: a loss "
-                "that is not finite ends the run",
+                description="what to do about a loss that is not finite, a spike, or replicas that differ; none: a "
+                "loss that is not finite ends the run",
                 examples=["health { not_finite = skip, spike { action = rollback }, hash = 1000 steps }"],
             ),
         ] = None
@@ -249,16 +255,16 @@ with warnings.catch_warnings():
             Grpo | None,
             Quiet(),
             Field(
-                description="training on completions that the model writes itself, by their rewards; none: on the text",
+                description="reinforcement learning on completions of the model; none: training on the text",
                 examples=["grpo { group = 8, prompt = 256, completion = 256, rewards { correct { check = exact } } }"],
             ),
         ] = None
         within: Annotated[
             PhaseWithin | None,
             Quiet(),
-            Derived("none; of a phase, as its run has it"),
+            Derived("none; for a phase, from its run"),
             Field(
-                description="where this phase is in its run; dsc writes it, from the `phase` blocks of a run",
+                description="position of this phase in its run; dsc writes it from the `phase` blocks",
                 examples=[
                     "within { number = 2, phases = 2, first_step = 1000, first_token = 4_096_000, longest = 4096 }"
                 ],
@@ -267,10 +273,10 @@ with warnings.catch_warnings():
 
         @property
         def first_step(self) -> int:
-            """Steps of the phases before this one."""
+            """Steps of the earlier phases."""
             return self.within.first_step if self.within else 0
 
         @property
         def first_token(self) -> int:
-            """Tokens of the phases before this one."""
+            """Tokens of the earlier phases."""
             return self.within.first_token if self.within else 0

@@ -1,4 +1,4 @@
-"""The text that a run is trained on: one source or several, and its tokenizer."""
+"""The training data: one source or several, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Unless
 
-MAX_CHARACTERS = 64 << 20  # a document has no more bytes
+MAX_CHARACTERS = 64 << 20  # the most bytes a document may have
 
 
 class TrainTokenizer(Node):
@@ -18,8 +18,8 @@ class TrainTokenizer(Node):
 
 
 class Chat(Node):
-    """Conversations for supervised fine-tuning. Rows are lines of .jsonl: `messages`, or `prompt` and `completion`, and
-    `tools`; the loss is on what the assistant says."""
+    """Conversations for supervised fine-tuning. Rows are .jsonl lines with `messages`, or with `prompt` and
+    `completion`, and perhaps `tools`; the loss is on the assistant's tokens."""
 
     template: Annotated[
         str | None,
@@ -27,62 +27,60 @@ class Chat(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="the chat template in jinja, which marks what the assistant says by `{% generation %}`; "
-            "else chat_template.jinja beside the tokenizer, or the template in tokenizer_config.json there",
+            description="Jinja chat template that marks the assistant's text by `{% generation %}`; default: "
+            "chat_template.jinja, or the template in tokenizer_config.json, in the folder of the tokenizer",
             examples=['template = "chat_template.jinja"'],
         ),
     ] = None
     long: Annotated[
         Literal["cut", "drop"],
-        Field(description="what becomes of a row with more tokens than a sequence", examples=["long = cut"]),
-        Choices({"cut": "its first tokens are kept", "drop": "it is left out"}),
+        Field(description="what to do with a row that is longer than a sequence", examples=["long = cut"]),
+        Choices({"cut": "keep its first tokens", "drop": "leave it out"}),
     ] = "cut"
     pack: Annotated[
         bool,
         Field(
-            description="whether a sequence holds several rows, each of which sees itself alone",
+            description="whether a sequence holds several rows, each attending only to itself",
             examples=["pack = true"],
         ),
     ] = False
 
 
 class Prompts(Node):
-    """Prompts that completions are written to: a row has a prompt, as text or as messages, and its answer."""
+    """Prompts for reinforcement learning: a row has a prompt, as text or as messages, and an answer."""
 
     prompt: Annotated[
         str,
         Field(
             min_length=1,
             max_length=256,
-            description="where the prompt of a row is: text, which is taken as it is, or messages, which go through "
-            "the chat template",
+            description="key of the prompt in a row: text, which is used as it is, or messages, which go through the "
+            "chat template",
             examples=['prompt = "question"'],
         ),
     ] = "prompt"
     answer: Annotated[
         str | None,
-        Derived(
-            "the first that a row has of `answer`, `solution`, `ground_truth`, `label` and `reward_model.ground_truth`"
-        ),
+        Derived("the first of `answer`, `solution`, `ground_truth`, `label` and `reward_model.ground_truth` in a row"),
         Field(
             min_length=1,
             max_length=256,
-            description="where the answer of a row is; dots go into objects",
+            description="key of the answer in a row; dots separate nested keys",
             examples=['answer = "reward_model.ground_truth"'],
         ),
     ] = None
 
 
 class Filters(Node):
-    """Which documents are left out, before the text is divided and encoded. A document goes through the filters in the
-    order of these keys, and the first that it does not pass is counted."""
+    """Filters that leave out documents, before the text is split and encoded. They apply in the order of these keys,
+    and the first that a document fails is counted."""
 
     shortest: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_CHARACTERS,
-            description="characters of a document, at least; none: any number",
+            description="fewest characters of a document; none: no limit",
             examples=["shortest = 200"],
         ),
     ] = None
@@ -91,16 +89,16 @@ class Filters(Node):
         Field(
             ge=1,
             le=MAX_CHARACTERS,
-            description="characters of a document, at most; none: any number",
+            description="most characters of a document; none: no limit",
             examples=["longest = 100K"],
         ),
     ] = None
     quality: Annotated[
         Literal["gopher"] | None,
-        Field(description="rules on the text of a document, or none", examples=["quality = gopher"]),
+        Field(description="quality rules on the text of a document, or none", examples=["quality = gopher"]),
         Choices(
             {
-                "gopher": "those of Gopher (arXiv 2112.11446, table A1) that need no list of words: on the number and "
+                "gopher": "the rules of Gopher (arXiv 2112.11446, table A1) that need no word list: on number and "
                 "length of words, symbols, bullets, letters and repetitions"
             }
         ),
@@ -108,13 +106,13 @@ class Filters(Node):
     duplicates: Annotated[
         Literal["exact", "near"] | None,
         Field(
-            description="which documents of the source are left out because one before them is alike, or none",
+            description="which duplicates of earlier documents in the source to leave out, or none",
             examples=["duplicates = near"],
         ),
         Choices(
             {
-                "exact": "those that are equal but for white space",
-                "near": "these, and those whose similarity is at least `similarity`, by MinHash",
+                "exact": "documents that are equal except for white space",
+                "near": "these, and documents whose MinHash similarity is at least `similarity`",
             }
         ),
     ] = None
@@ -123,15 +121,14 @@ class Filters(Node):
         Field(
             ge=0.5,
             le=1,
-            description="Jaccard similarity of the runs of five words of two documents, from which on they are near "
-            "duplicates",
+            description="Jaccard similarity of five-word shingles at and above which two documents are near duplicates",
             examples=["similarity = 0.8"],
         ),
     ] = 0.8
 
 
 class DataSource(Node):
-    """A source of a blend: its files, and how much of the samples is of it."""
+    """A source of a blend: its files, and its share of the samples."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the source")]
     files: Annotated[
@@ -149,46 +146,47 @@ class DataSource(Node):
         Field(
             ge=0,
             le=1_000_000,
-            description="its share of the samples, of the weights of all sources together; 0: none, until a phase",
+            description="its share of the samples, relative to the weights of all sources; 0: unused, unless a phase "
+            "sets a weight",
             examples=["weight = 0.7"],
         ),
     ]
     fim: Annotated[
         float | None,
-        Derived("that of `data`"),
+        Derived("from `data`"),
         Quiet(),
         Field(
             ge=0,
             le=1,
-            description="share of the documents of this source whose middle is moved to their end",
+            description="share of the documents of this source that become fill-in-the-middle examples",
             examples=["fim = 50%"],
         ),
     ] = None
     filters: Annotated[
         Filters | None,
-        Derived("those of `data`"),
+        Derived("from `data`"),
         Quiet(),
         Field(
-            description="which documents of this source are left out, in the place of what `data` says",
+            description="filters of this source, instead of those of `data`",
             examples=["filters { duplicates = exact }"],
         ),
     ] = None
 
 
 class Data(Node):
-    """Where the text comes from. Paths are those from the folder of the spec."""
+    """The training data. Paths are relative to the folder of the spec."""
 
     source: Annotated[
         str | None,
         FilePath(),
         Unless("sources"),
-        Derived("none, where `sources` are given"),
+        Derived("none, if `sources` are given"),
         Field(
             min_length=1,
             max_length=4096,
-            description="a file, a folder, a glob, or python_stdlib; .txt, .md and .py files are documents, and so are "
-            "lines of .jsonl, .jsonl.gz and .jsonl.zst, and rows of .parquet and .arrow; NAME.idx and NAME.bin are "
-            "token ids, as Megatron writes them",
+            description="a file, a folder, a glob, or python_stdlib; a document is a .txt, .md or .py file, a line "
+            "of .jsonl, .jsonl.gz or .jsonl.zst, or a row of .parquet or .arrow; NAME.idx and NAME.bin hold token "
+            "ids, in the format of Megatron",
             examples=["source = python_stdlib"],
         ),
     ] = None
@@ -197,7 +195,7 @@ class Data(Node):
         Syntax("entries"),
         Quiet(),
         Field(
-            description="several sources in the place of one, each with its weight",
+            description="several sources instead of one, each with its weight",
             examples=[
                 'sources { web { files = "web/*.jsonl", weight = 0.7 }, code { files = "code/**/*.py", weight = 0.3 } }'
             ],
@@ -208,27 +206,29 @@ class Data(Node):
         Syntax("tokenizer"),
         FilePath(),
         Unless("end_id"),
-        Derived("none, where `end_id` is given"),
-        Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
+        Derived("none, if `end_id` is given"),
+        Field(description="path of a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
     ] = None
     validation: Annotated[
-        float, Field(ge=0, lt=1, description="share of the documents that is held out", examples=["validation = 5%"])
+        float, Field(ge=0, lt=1, description="share of the documents to hold out", examples=["validation = 5%"])
     ] = 0.0
     chat: Annotated[
         Chat | None,
         Field(
-            description="the text is conversations, in lines of .jsonl; without it, documents",
+            description="the rows are conversations, in .jsonl files; without it, documents",
             examples=["chat { long = cut }"],
         ),
     ] = None
     documents: Annotated[
         Literal["joined", "masked"],
-        Field(description="what a token sees of other documents in its sequence", examples=["documents = masked"]),
+        Field(
+            description="whether a token attends to other documents in its sequence", examples=["documents = masked"]
+        ),
         Choices(
             {
-                "joined": "all tokens before it, of whichever document",
-                "masked": "its own document alone, in which positions count from 0; "
-                "the first token of a document is not predicted",
+                "joined": "a token attends to all tokens before it, across documents",
+                "masked": "a token attends only to its own document, positions start at 0 in each; the first token "
+                "of a document is not predicted",
             }
         ),
     ] = "joined"
@@ -237,7 +237,7 @@ class Data(Node):
         Field(
             min_length=1,
             max_length=256,
-            description="where the text of a row is: a key of lines of .jsonl, or a column of .parquet and .arrow",
+            description="key (.jsonl) or column (.parquet, .arrow) with the text of a row",
             examples=['column = "content"'],
         ),
         Quiet(),
@@ -248,18 +248,19 @@ class Data(Node):
         Field(
             ge=0,
             le=1,
-            description="share of the training documents whose middle is moved to their end (fill-in-the-middle)",
+            description="share of the training documents that become fill-in-the-middle examples: their middle moves "
+            "to the end",
             examples=["fim = 0.1"],
         ),
         Quiet(),
     ] = 0.0
     end_id: Annotated[
         int | None,
-        Derived("that of the tokenizer"),
+        Derived("from the tokenizer"),
         Field(
             ge=0,
             le=16_777_215,
-            description="id of the token that ends a document in files of token ids, where no tokenizer is named",
+            description="id of the end-of-document token in files of token ids, if no tokenizer is given",
             examples=["end_id = 50256"],
         ),
         Quiet(),
@@ -267,7 +268,7 @@ class Data(Node):
     filters: Annotated[
         Filters | None,
         Field(
-            description="which documents are left out; in a blend, of the sources that have no filters themselves",
+            description="filters that leave out documents; in a blend, for the sources without filters of their own",
             examples=["filters { shortest = 200, quality = gopher, duplicates = near }"],
         ),
         Quiet(),
@@ -276,24 +277,24 @@ class Data(Node):
         Prompts | None,
         Quiet(),
         Field(
-            description="rows are prompts of `train.grpo`; without it, documents or conversations",
+            description="the rows are prompts for `train.grpo`; without it, documents or conversations",
             examples=["prompts { }", 'prompts { prompt = "question", answer = "solution" }'],
         ),
     ] = None
 
     @property
     def patterns(self) -> dict[str, str]:
-        """What is read: files by the path of the key that names them."""
+        """The files to read, by the path of the key that names them."""
         if self.source is not None:
             return {"data.source": self.source}
         return {f"data.sources.{each.name}.files": each.files for each in self.sources}
 
     @property
     def pads_rows(self) -> bool:
-        """Whether sequences end in padding: a row of a conversation, or a completion, is seldom as long as one."""
+        """Whether sequences may end in padding: a conversation or a completion is seldom as long as a sequence."""
         return self.chat is not None or self.prompts is not None
 
     @property
     def masks_documents(self) -> bool:
-        """Whether attention is told where documents begin."""
+        """Whether attention gets the starts of documents."""
         return self.documents == "masked" or (self.chat is not None and self.chat.pack)

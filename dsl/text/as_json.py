@@ -1,20 +1,20 @@
-"""Spans, edits and diagnostics as JSON-able values: one form for `dsc check --format json` and for editors.
+"""Spans, edits and diagnostics as JSON-able values, for `dsc check --format json` and for editors.
 
-docs/json.md describes them. Lines and columns count from 1; the end is the place after the last character.
+docs/json.md describes them. Lines and columns count from 1; the end is the position after the last character.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, Note, Span, given
+from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, Note, Span, statement_of
 from dsl.text.edits import edit_of
 
 NO_PLACE: dict[str, Any] = dict.fromkeys(("file", "line", "column", "end_line", "end_column"))
 
 
 def span_value(span: Span | None) -> dict[str, Any]:
-    """file, line, column, end_line, end_column; all null without a place. `-s` is the file of the command line."""
+    """file, line, column, end_line, end_column; all null without a span. The file of the command line is `-s`."""
     if span is None:
         return dict(NO_PLACE)
     end_line, end_column = span.source.position(span.end)
@@ -28,12 +28,12 @@ def span_value(span: Span | None) -> dict[str, Any]:
 
 
 def edit_value(edit: Edit) -> dict[str, Any]:
-    """A place and the text to put there."""
+    """A span and its replacement."""
     return {**span_value(edit.span), "text": edit.text}
 
 
 def diagnostic_value(item: Diagnostic) -> dict[str, Any]:
-    """One message, with the edit that its hint says if a machine can make it."""
+    """A message, with the edit of its hint if a machine can apply it."""
     edit = edit_of(item)
     return {
         "code": item.code,
@@ -48,8 +48,8 @@ def diagnostic_value(item: Diagnostic) -> dict[str, Any]:
 
 
 def _notes(note: Note) -> list[dict[str, Any]]:
-    """A note, and one for each value that it follows from."""
-    places = [{"message": given(place), **span_value(place)} for place in note.places]
+    """A note, followed by one for each value that it follows from."""
+    places = [{"message": statement_of(place), **span_value(place)} for place in note.places]
     return [{"message": note.message, **span_value(note.span)}, *places]
 
 

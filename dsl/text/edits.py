@@ -1,7 +1,7 @@
-"""The edit that a hint says, where a machine can make it: "did you mean `pipeline`?" is one, "keep one" is none.
+"""Derive an edit from a hint if a machine can apply it: "did you mean `pipeline`?" is an edit, "keep one" is not.
 
-Hints are written for people, and are read here: so that there is one wording, and every edit is one that was shown.
-An edit is refused where a hint leaves a choice, holds a placeholder, or is an example.
+Hints are written for people and parsed here, so that every automatic edit is one that the user was shown. There is no
+edit if a hint leaves a choice, has a placeholder, or is an example.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dsl.text.syntax import ALTERNATIVES
 from dsl.text.table import tokens
 
 WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
-GIVEN = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
+SETTING = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
 PLACEHOLDER = re.compile(r"…|\bvalue\b|\bname\b|\bmy_|\bchild\b")
-EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" shows how, not what
-INSIDE = "  "  # what a block's lines are set in by
+EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" is an example
+INSIDE = "  "  # indentation of the lines in a block
 
 
 def edit_of(item: Diagnostic) -> Edit | None:
-    """The edit that the hint of a message says; None if it says none that a machine could make."""
+    """The edit that the hint of a message describes; None if it is none that a machine can apply."""
     if item.span is None:
         return None
     for reader in READERS:
@@ -33,26 +33,25 @@ def edit_of(item: Diagnostic) -> Edit | None:
 
 
 def corrects_spelling(item: Diagnostic) -> bool:
-    """Whether the hint of a message says what a misspelt word was meant to be."""
+    """Whether the hint of a message proposes one word for a misspelt one."""
     return bool(MEANT.fullmatch(item.hint))
 
 
 def is_mended(before: Sequence[Diagnostic], after: Sequence[Diagnostic]) -> bool:
-    """Whether a correction of one word has made mistakes fewer, and brought none.
+    """Whether the correction of one word has removed mistakes and added none.
 
-    Rules across fields do not count: they are held against values that could not be read before, and say nothing
-    about the word.
+    Rules across fields do not count: they check values that could not be read before the correction.
     """
     return _of_text(after) < _of_text(before)
 
 
 def _of_text(items: Iterable[Diagnostic]) -> Counter[tuple[str, str]]:
-    """The mistakes of the text, of keys, values and names, which are wrong whatever the rest says."""
+    """Mistakes in syntax, keys, values and names, which do not depend on other values."""
     return Counter((item.code, item.message) for item in items if item.severity == "error" and item.code < "E07")
 
 
 def apply(text: str, edits: Iterable[Edit]) -> str:
-    """A text with edits made. Of two that overlap the first one in the text is made."""
+    """Apply edits to a text. Of two that overlap, only the first one in the text is applied."""
     parts, end = [], 0
     for edit in sorted(edits, key=lambda edit: (edit.span.start, edit.span.end)):
         if edit.span.start >= end:
@@ -65,7 +64,7 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 def _only_way_out(item: Diagnostic, span: Span) -> Edit | None:
-    """The edit that resolves a conflict, where it is the only one."""
+    """The edit that resolves a conflict, if it is the only one."""
     ways = item.conflict.resolutions if item.conflict else ()
     return ways[0][0] if len(ways) == 1 and len(ways[0]) == 1 else None
 
@@ -83,7 +82,7 @@ def _spelling(item: Diagnostic, span: Span) -> Edit | None:
 
 
 def _written(item: Diagnostic, span: Span) -> Edit | None:
-    """write `key = value`: the value in the place of the old one. write `2`: the same."""
+    """write `key = value`, or write `2`: replace the old value."""
     match = WRITE.fullmatch(item.hint)
     if match is None or PLACEHOLDER.search(match[1]) or not _is_certain(match[2]):
         return None
@@ -91,37 +90,37 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
     layers = re.fullmatch(r"layers (\S+)", text)
     if layers:
         return Edit(span, layers[1]) if before.endswith("layers ") else None
-    given = GIVEN.fullmatch(text)
-    if given and re.search(rf"(?:^|[^\w]){re.escape(given[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
-        return Edit(span, given[2])
-    if given and given[1] == span.text and (block := _with_block(span)) != span:
-        return Edit(block, text)  # a value in the place of a block: `mtp = none`
+    setting = SETTING.fullmatch(text)
+    if setting and re.search(rf"(?:^|[^\w]){re.escape(setting[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
+        return Edit(span, setting[2])
+    if setting and setting[1] == span.text and (block := _with_block(span)) != span:
+        return Edit(block, text)  # a value instead of a block: `mtp = none`
     other = re.search(r"(\w+)\s*=\s*$", before)
-    if given and other and item.code == "E0301" and ALTERNATIVES.get(given[1]) == other[1]:  # `steps = 5 tokens`
+    if setting and other and item.code == "E0301" and ALTERNATIVES.get(setting[1]) == other[1]:  # `steps = 5 tokens`
         return Edit(Span(span.source, span.start - len(other[0]), span.end), text)
-    if given and re.fullmatch(rf"{re.escape(given[1])}\s+\S.*", span.text) and item.code == "E0204":
+    if setting and re.fullmatch(rf"{re.escape(setting[1])}\s+\S.*", span.text) and item.code == "E0204":
         return Edit(span, text)  # a statement without its `=`
-    if item.code in ("E0301", "E0302", "E0304", "E0401") and not given:
+    if item.code in ("E0301", "E0302", "E0304", "E0401") and not setting:
         return Edit(span, text)
     return None
 
 
 def _is_certain(rest: str) -> bool:
-    """Whether what follows the first `…` of a hint is no equal alternative: a first choice comes before a comma."""
+    """Whether the text after the first `…` of a hint leaves it the first choice: alternatives come after a comma."""
     return rest == "" or rest.startswith((";", ", or `", ", or a multiple"))
 
 
 def _words_before_equal(item: Diagnostic, span: Span) -> Edit | None:
-    """`pipeline x = 2`: the words between key and `=` go."""
+    """`pipeline x = 2`: remove the words between key and `=`."""
     match = WRITE.fullmatch(item.hint)
     if match is None or item.code != "E0108" or not item.message.endswith("and `=`"):
         return None
-    name = re.match(r"let (\w+) = ", match[1])  # `let my-width = 64`: another name
+    name = re.match(r"let (\w+) = ", match[1])  # `let my-width = 64`: replace the name
     return Edit(span, name[1]) if name else _removed(span)
 
 
 def _label(item: Diagnostic, span: Span) -> Edit | None:
-    """`parallel four { }`: the name that the block does not take goes."""
+    """`parallel four { }`: remove the name, which the block does not take."""
     return _removed(span) if item.code == "E0205" and item.message.endswith("takes no name") else None
 
 
@@ -140,14 +139,14 @@ def _separator(item: Diagnostic, span: Span) -> Edit | None:
         return Edit(span, ",")
     if item.code == "E0105" and item.hint == "a value is given with `=`":
         return Edit(span, "=" if span.source.text[: span.start].endswith((" ", "\t")) else " =")
-    if item.hint == "begin a new line, or put a comma":
+    if item.hint == "start a new line, or add a comma":
         place = len(span.source.text[: span.start].rstrip())
         return Edit(Span(span.source, place, place), ",")
     return None
 
 
 def _closing(item: Diagnostic, span: Span) -> Edit | None:
-    """A list or a call that was opened is closed at the end of its line."""
+    """Close an open list or call at the end of its line."""
     match = re.fullmatch(r"add `([\])}])`", item.hint)
     if match is None or item.code != "E0107":
         return None
@@ -159,7 +158,7 @@ def _closing(item: Diagnostic, span: Span) -> Edit | None:
 
 
 def _brace(item: Diagnostic, span: Span) -> Edit | None:
-    """A block ends before the line that a note points at, if its indentation says where."""
+    """Close an open block before the line that a note points at."""
     line = next((note.span.line for note in item.notes if note.span is not None), None)
     if line is None:
         return None
@@ -169,10 +168,12 @@ def _brace(item: Diagnostic, span: Span) -> Edit | None:
 
 
 def _missing(item: Diagnostic, span: Span) -> Edit | None:
-    """add `key = value`, one or several: at the beginning of the block, each on a line if the block has lines."""
+    """add `key = value`, one or several: insert them at the beginning of the block, each on a line if the block has
+    lines.
+    """
     if item.code != "E0203" or not item.hint.startswith("add `") or "…" in item.hint:
         return None
-    given = re.findall(r"^(?:add )?\s*`([^`]+)`", item.hint, re.MULTILINE)
+    statements = re.findall(r"^(?:add )?\s*`([^`]+)`", item.hint, re.MULTILINE)
     text = span.source.text
     brace = re.compile(r"\s*(?:extends\s+\w+\s*)?\{").match(text, span.end)
     if brace is None:
@@ -185,13 +186,13 @@ def _missing(item: Diagnostic, span: Span) -> Edit | None:
         indent = line[: len(line) - len(line.lstrip())] + INSIDE
         after = span.source.line_starts[span.source.position(brace.end())[0] :][:1]  # the next line
         place = Span(span.source, after[0], after[0]) if after else place
-        return Edit(place, "".join(f"{indent}{each}\n" for each in given))
+        return Edit(place, "".join(f"{indent}{each}\n" for each in statements))
     ends = "" if text[rest.end() : rest.end() + 1] == "}" else ","
-    return Edit(place, f" {', '.join(given)}{ends}" + (" " if rest.end() == brace.end() else ""))
+    return Edit(place, f" {', '.join(statements)}{ends}" + (" " if rest.end() == brace.end() else ""))
 
 
 def _with_block(span: Span) -> Span:
-    """A key with the block that follows it, to its closing brace; a span that no block follows."""
+    """The span of a key and the block after it, up to its closing brace; the same span if no block follows."""
     depth = 0
     for token in tokens(span.source.text):
         if token.start < span.end:
@@ -203,7 +204,7 @@ def _with_block(span: Span) -> Span:
 
 
 def _removed(span: Span) -> Edit:
-    """A span and the blanks before it go, so that no two blanks are left."""
+    """Remove a span and the blanks before it, so that no double blank is left."""
     source: Source = span.source
     begin = len(source.text[: span.start].rstrip(" \t"))
     begin = span.start if source.text[begin - 1 : begin] in ("", "\n") else begin
@@ -211,7 +212,7 @@ def _removed(span: Span) -> Edit:
 
 
 def _before(span: Span) -> str:
-    """What stands before a span on its line."""
+    """The text before a span on its line."""
     return span.source.text[span.source.line_starts[span.line - 1] : span.start]
 
 

@@ -1,7 +1,7 @@
-"""Text to formatted text: the blanks are this module's, the words, the comments and the line ends are the author's.
+"""Format the text of a spec: only blanks change; words, comments and line ends are kept.
 
-What stands on one line stays on one line. The result depends on the words, the comments and the line ends only, so
-formatting twice changes nothing. Of consecutive lines the first `=` (or `{`) and the comments at the end are aligned.
+The result does not depend on the old blanks, so formatting twice changes nothing. In consecutive lines, the first `=`
+(or `{`) and the comments at the end are aligned.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ BEFORE_SIGN = frozenset({"EQUAL", "COMMA", "LPAR", "LSQUARE", "CALL"})  # a minu
 
 @dataclass(frozen=True)
 class FormattedLine:
-    """One line of the text."""
+    """One line of the formatted text."""
 
-    head: str  # what stands before the first `=` or `{`, if that is to be aligned
+    head: str  # the words before the first `=` or `{`, if that is aligned
     rest: str  # the other words
-    column: str | None  # consecutive lines of the same column are aligned
+    column: str | None  # consecutive lines with the same column are aligned
     comment: str
     depth: int
-    after_blank: bool  # an empty line stands before it
+    after_blank: bool  # whether an empty line comes before it
 
 
 def formatted(source: Source) -> str:
-    """The formatted text of a source. Raises SpecError for a text that cannot be read."""
+    """Return the formatted text of a source. Raises SpecError if it cannot be parsed."""
     mistakes = parse(source).diagnostics
     if mistakes:
         raise SpecError(mistakes)
@@ -52,7 +52,7 @@ def formatted(source: Source) -> str:
 
 
 def _groups(rows: list[FormattedLine], column: Callable[[FormattedLine], str | None]) -> Iterator[list[int]]:
-    """Indices of consecutive lines, equally deep and without an empty line between them, of one column."""
+    """Yield the indices of consecutive lines with the same depth and column, without an empty line between them."""
     group: list[int] = []
     for index, row in enumerate(rows):
         kin = group and not row.after_blank and row.depth == rows[group[0]].depth
@@ -69,8 +69,9 @@ def _groups(rows: list[FormattedLine], column: Callable[[FormattedLine], str | N
 
 
 def _rows(source: Source) -> Iterator[FormattedLine]:
-    """The lines that are not empty. Empty ones are kept as one, but not at the start and the end of a block."""
-    depths: list[int] = []  # for each open bracket, of the lines in it
+    """Yield the lines that are not empty. Several empty lines become one; none is kept at the start or end of a
+    block."""
+    depths: list[int] = []  # for each open bracket: depth of the lines in it
     line: list[Token] = []
     place, is_first, after_blank = 0, True, False
     for token in (*tokens(source.text), Token("NEWLINE", "\n", len(source.text), len(source.text))):
@@ -88,7 +89,7 @@ def _rows(source: Source) -> Iterator[FormattedLine]:
 
 
 def _follow(depths: list[int], line: list[Token]) -> int:
-    """How deep a line is, and `depths` as they are after it. The brackets opened on one line indent once."""
+    """Return the depth of a line and update `depths`. Several brackets opened on one line indent once."""
     num_closing = next((index for index, token in enumerate(line) if token.type not in CLOSERS), len(line))
     depth = depths[-1] if depths else 0
     for _ in range(num_closing):
@@ -102,9 +103,9 @@ def _follow(depths: list[int], line: list[Token]) -> int:
 
 
 def _columns(line: list[Token]) -> tuple[str, str, str | None]:
-    """The head of a line, the rest, and the column it belongs to.
+    """Split a line into its head and the rest, and return them with its column.
 
-    `key = …` and `key { … }` share one; blocks with a label, and `let`, have one for each first word.
+    `key = …` and `key { … }` share a column; blocks with a label and `let` have one for each first word.
     """
     end = next((index for index, token in enumerate(line) if token.type in ("EQUAL", "LBRACE")), 0)
     opens = sum((token.type in OPENERS) - (token.type in CLOSERS) for token in line)
@@ -115,7 +116,7 @@ def _columns(line: list[Token]) -> tuple[str, str, str | None]:
 
 
 def _joined(words: Iterable[Token]) -> str:
-    """Words with the blanks that belong between them."""
+    """Join words with the blanks that belong between them."""
     parts: list[str] = []
     before: Token | None = None
     after_sign = False

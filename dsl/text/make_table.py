@@ -1,4 +1,4 @@
-"""Make the parser's table of grammar.lark: `python -m dsl.text.make_table` writes grammar.json beside it."""
+"""Generate the parser's table from grammar.lark: `python -m dsl.text.make_table` writes grammar.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ GRAMMAR, TABLE = (Path(__file__).with_name(f"grammar.{kind}") for kind in ("lark
 
 
 def made() -> str:
-    """The text of grammar.json. States are numbered in the order they are reached, so it is always the same."""
+    """Return the text of grammar.json. It is deterministic: states are numbered in the order in which they are
+    reached."""
     lark = Lark(GRAMMAR.read_text("utf-8"), parser="lalr", lexer="basic", maybe_placeholders=False)
     frontend: Any = lark.parser
     lexer, table = frontend.lexer, frontend.parser._parse_table
@@ -43,7 +44,7 @@ def made() -> str:
 
 
 def _reached(table: Any) -> list[Any]:
-    """The states, by how they are reached from the first."""
+    """The states, in the order in which they are reached from the first."""
     order = [table.start_states["start"]]
     for state in order:
         for _, (action, target) in sorted(table.states[state].items()):
@@ -53,8 +54,8 @@ def _reached(table: Any) -> list[Any]:
 
 
 def _rule(rule: Any) -> list[Any]:
-    """A rule as `dsl.text.table.GrammarRule` has it. A name that begins with `_` is spread where it stands, as in
-    lark."""
+    """A rule as the fields of `dsl.text.table.GrammarRule`. As in lark, the values of a rule whose name begins with `_`
+    are inlined."""
     spread = [index for index, symbol in enumerate(rule.expansion) if symbol.name.startswith("_")]
     if rule.origin.name.startswith("_"):
         method = "*"

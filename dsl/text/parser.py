@@ -1,7 +1,7 @@
-"""Text to document, with every mistake of form at once.
+"""Parse a text into a document and report all syntax mistakes at once.
 
-The grammar is in `grammar.lark`. A mistake takes the parser back to the start of its statement, a LOST token takes the
-statement's place, and reading goes on at the next newline, brace or line.
+The grammar is in `grammar.lark`. At a mistake the parser goes back to the start of the statement, replaces it by a LOST
+token, and continues at the next newline, brace or line.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dsl.text.syntax import KINDS, Document, Statement
 from dsl.text.table import TableParser, Token, UnexpectedError, tokens
 from dsl.text.tree import Builder
 
-# --- Where a `}` is most likely missing: before the line whose indentation says that its block has ended
+# --- Missing `}`: each is most likely missing before the line whose indentation shows that its block has ended
 #
-# A guess by the indentation of the text, so it counts only where the braces match once each missing one is put there.
+# This is a guess, so it is used only if all braces match after it.
 
-MAX_MISSING = 8  # braces that are put in
+MAX_MISSING = 8  # braces to insert
 WIDE = 4  # columns of a tab
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A `{` that is never closed, and the place among the tokens before which its `}` is missing."""
+    """A `{` that is never closed, and the index of the token before which its `}` is missing."""
 
     opener: Token
     index: int
 
 
 def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ...]:
-    """Where each missing `}` belongs, in the order of the text; nothing where the indentation does not say."""
+    """Return where each missing `}` belongs, in text order; nothing if the indentation does not show it."""
     found: list[Missing] = []
-    opened: list[tuple[Token, int]] = []  # with the indentation of its line
+    opened: list[tuple[Token, int]] = []  # with the indentation of their lines
     indent, is_first = 0, True
     for index, token in enumerate(tokens):
         if token.type == "NEWLINE":
@@ -51,16 +51,16 @@ def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ..
             if not opened:
                 return ()
             opened.pop()
-    found += [Missing(token, len(tokens) - 1) for token, _ in reversed(opened)]  # before the newline that is last
+    found += [Missing(token, len(tokens) - 1) for token, _ in reversed(opened)]  # before the last newline
     return tuple(found) if len(found) <= MAX_MISSING else ()
 
 
 def _has_ended(opened: Sequence[tuple[Token, int]], indent: int, closes: bool, begins_block: bool) -> bool:
-    """Whether a line of that indentation stands behind the innermost block, which is still open."""
-    its = opened[-1][1]
+    """Whether a line with this indentation comes after the end of the innermost open block."""
+    block_indent = opened[-1][1]
     if begins_block:
         return True
-    return indent < its if closes else indent <= its
+    return indent < block_indent if closes else indent <= block_indent
 
 
 def _indent(source: Source, token: Token) -> int:
@@ -69,7 +69,7 @@ def _indent(source: Source, token: Token) -> int:
 
 
 def _begins_block(tokens: Sequence[Token], index: int) -> bool:
-    """`model NAME {` or `model NAME extends`: a block of the file."""
+    """Whether a top-level block begins here: `model NAME {` or `model NAME extends`."""
     following = tokens[index : index + 3]
     if len(following) < 3 or tokens[index].text not in KINDS or following[1].type != "WORD":
         return False
@@ -82,10 +82,10 @@ MAX_BYTES = 1 << 20
 MAX_WORDS = 40_000
 MAX_DEPTH = 100
 MAX_NUMBER = 40
-MAX_EXPONENT = 330  # the least float is about 1e-324
+MAX_EXPONENT = 330  # the smallest float is about 1e-324
 MAX_NAME = 64
 MAX_STRING = 4096
-MAX_PARTS = 16  # of a name with dots
+MAX_PARTS = 16  # of a dotted name
 MAX_MISTAKES = 50
 OPENERS = {"LBRACE": "}", "LSQUARE": "]", "LPAR": ")", "CALL": ")"}
 CLOSERS = {"RBRACE": "}", "RSQUARE": "]", "RPAR": ")"}
@@ -94,7 +94,9 @@ OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH"})
 
 @dataclass(frozen=True)
 class Parsed:
-    """`document` is what could be read. `broken`: braces do not match, so what belongs to what is not known."""
+    """The result of parsing. `document`: what could be read. `broken`: the braces do not match, so the structure is
+    unknown.
+    """
 
     document: Document
     diagnostics: tuple[Diagnostic, ...]
@@ -103,7 +105,7 @@ class Parsed:
 
 
 def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
-    """The text of a file, or why it is none. CRLF and a byte-order mark are allowed."""
+    """Decode a file; the diagnostics say why it is not a text. CRLF and a byte-order mark are allowed."""
     if len(content) > MAX_BYTES:
         message = f"{name} has more than the {MAX_BYTES:,} bytes that are allowed"
         return Source(name, ""), (Diagnostic("E0102", message, hint="split it with `import`"),)
@@ -117,12 +119,12 @@ def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
         return source, (Diagnostic("E0101", message, Span(source, place, place + 1), "save the file as UTF-8"),)
     if "\0" in source.text:
         place = source.text.index("\0")
-        return source, (Diagnostic("E0101", "a NUL byte: this is not a text", Span(source, place, place + 1)),)
+        return source, (Diagnostic("E0101", "a NUL byte: this is not a text file", Span(source, place, place + 1)),)
     return source, ()
 
 
 def parse(source: Source) -> Parsed:
-    """The document of a source. Mistakes of form are reported, never raised."""
+    """Parse a source. Syntax mistakes are reported, never raised."""
     words = [*islice(tokens(source.text), MAX_WORDS + 1)]
     feeder = _Feeder(source, [*words])
     parsed = feeder.parsed()
@@ -130,7 +132,8 @@ def parse(source: Source) -> Parsed:
 
 
 def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
-    """A text with an unclosed block, read as if it were closed where the indentation says, if that will do."""
+    """Parse a text with unclosed blocks as if they were closed where the indentation shows, if the braces then
+    match."""
 
     end = len(source.text)
     written = [*words, Token("NEWLINE", "", end, end)]
@@ -148,7 +151,7 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
     unclosed = []
     for each in missing:
         line, opener = written[each.index], Span(source, each.opener.start, each.opener.end)
-        notes = (Note("its block most likely ends before this line", Span(source, line.start, line.end)),)
+        notes = (Note("the block most likely ends before this line", Span(source, line.start, line.end)),)
         is_last = each.index == len(written) - 1
         message = f"this `{each.opener.text}` is never closed"
         unclosed.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
@@ -157,18 +160,18 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
 
 @dataclass
 class _Feeder:
-    """One reading of the words of a text: open brackets, mistakes so far, the start of the statement."""
+    """State of parsing the words of a text: open brackets, mistakes so far, the start of the statement."""
 
     source: Source
     tokens: list[Token]
     most: int = MAX_WORDS
     mistakes: list[Diagnostic] = field(default_factory=list)
     broken: bool = False
-    unclosed: bool = False  # that a block is, is all that is known to be wrong with the braces
+    unclosed: bool = False  # an unclosed block is the only mistake in the braces
 
     def __post_init__(self) -> None:
         if len(self.tokens) > self.most:
-            self._complain("E0102", f"the text goes on after {MAX_WORDS:,} words and signs", self.tokens.pop())
+            self._complain("E0102", f"the text has more than {MAX_WORDS:,} words and signs", self.tokens.pop())
             self.tokens, self.broken = [], True
         self.tokens.append(self._inserted("NEWLINE", len(self.source.text)))
         self.builder = Builder(self.source)
@@ -179,7 +182,7 @@ class _Feeder:
         self._save(0)
 
     def parsed(self) -> Parsed:
-        """Read the text."""
+        """Parse the text."""
         self.run()
         document = Document(self.source, self.finish())
         return Parsed(document, (*self.mistakes, *self.builder.mistakes), self.broken, len(self.tokens))
@@ -193,7 +196,7 @@ class _Feeder:
                 return
 
     def finish(self) -> tuple[Statement, ...]:
-        """Close what is open and end the text."""
+        """Close open blocks and end the text."""
         if not self.at_start:
             self._lose(len(self.source.text))
         if self.opened and not self.broken:
@@ -205,7 +208,7 @@ class _Feeder:
         return body
 
     def _step(self, index: int) -> int:
-        """Feed one token; the index to go on at."""
+        """Feed one token; return the index to continue at."""
         token = self.tokens[index]
         in_brackets = bool(self.opened) and self.opened[-1].type != "LBRACE"
         if token.type == "NEWLINE" and in_brackets and index + 1 < len(self.tokens):
@@ -237,7 +240,7 @@ class _Feeder:
     # ------------------------------------------------------------ mistakes
 
     def _mistake_before(self, index: int) -> Diagnostic | None:
-        """Limits, foreign characters and brackets, which are looked at before the grammar is."""
+        """Check limits, foreign characters and brackets, before the grammar is applied."""
         token = self.tokens[index]
         if token.type in CLOSERS:
             return self._mistake_of_closer(token)
@@ -247,12 +250,15 @@ class _Feeder:
         if token.type in OPERATORS and self.operators >= MAX_DEPTH:
             return self._diagnostic("E0103", f"more than {MAX_DEPTH} operators in one statement", token)
         if token.type == "NUMBER" and _too_long(token.text):
-            message = f"this number is too long: {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are allowed"
+            message = (
+                f"this number is too long: at most {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are "
+                "allowed"
+            )
             return self._diagnostic("E0104", message, token)
         if token.type in ("WORD", "CALL") and len(token.text) > MAX_NAME and _is_long(token.text):
-            return self._diagnostic("E0104", f"this name is too long: {MAX_NAME} characters are allowed", token)
+            return self._diagnostic("E0104", f"this name is too long: at most {MAX_NAME} characters are allowed", token)
         if token.type == "STRING" and len(token.text) > MAX_STRING + 2:
-            message = f"this string is too long: {MAX_STRING:,} characters are allowed"
+            message = f"this string is too long: at most {MAX_STRING:,} characters are allowed"
             return self._diagnostic("E0104", message, token)
         if token.type == "OTHER":
             return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, self._foreign(index))
@@ -272,7 +278,7 @@ class _Feeder:
         return Diagnostic("E0107", message, self._span(token), f"close `{opener.text}` first", note)
 
     def _foreign(self, index: int) -> str:
-        """The hint for a character that the language does not have."""
+        """Hint for a character that the language does not have."""
         character = self.tokens[index].text
         if character == ":" and self._is_before_brace(index):
             return "remove `:`"
@@ -280,12 +286,12 @@ class _Feeder:
         return hints.get(character, "a value is given with `=`" if character == ":" else "")
 
     def _is_before_brace(self, index: int) -> bool:
-        """Whether a block begins behind a token, or what it extends is said."""
+        """Whether a `{` or `extends` follows a token."""
         following = self.tokens[index + 1 : index + 2]
         return any(each.type == "LBRACE" or each.text == "extends" for each in following)
 
     def _hyphenated(self, index: int) -> Diagnostic | None:
-        """`warm-up` where a name is, which may have no hyphen."""
+        """Report a name with hyphens, such as `warm-up`; None if the tokens are none."""
         words = self.tokens[index - 1 : index]
         while [each.type for each in self.tokens[index : index + 2]] == ["MINUS", "WORD"]:
             if words[-1].end != self.tokens[index].start or self.tokens[index].end != self.tokens[index + 1].start:
@@ -294,11 +300,11 @@ class _Feeder:
             index += 2
         if len(words) < 2 or words[0].type != "WORD":
             return None
-        from dsl.facts.vocabulary import SAME  # only where it is asked for
+        from dsl.facts.vocabulary import SAME  # imported only to explain a mistake
 
         name = "_".join(each.text for each in words)
         span = Span(self.source, words[0].start, words[-1].end)
-        message = f"`{span.text}` is no name, which has letters, digits and `_`"
+        message = f"`{span.text}` is not a valid name: names have letters, digits and `_`"
         return Diagnostic("E0108", message, span, f"did you mean `{SAME.get(name, name)}`?")
 
     def _unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
@@ -323,13 +329,14 @@ class _Feeder:
                 "E0108", f"{found} where a key was expected", token, "a statement begins with a name"
             )
         if before is not None and before.type == "RBRACE":
-            return self._diagnostic("E0108", f"{found} right after `}}`", token, "begin a new line, or put a comma")
+            return self._diagnostic("E0108", f"{found} right after `}}`", token, "start a new line, or add a comma")
         where = token if token.type != "NEWLINE" or before is None else before
-        message = f"{found} where it does not belong" if token.type != "NEWLINE" else "this line ends too early"
+        message = f"{found} is not allowed here" if token.type != "NEWLINE" else "this line ends too early"
         return self._diagnostic("E0108", message, where, _expected(accepted))
 
     def _unclosed(self, index: int) -> Token | None:
-        """The bracket to blame: opened on an earlier line, and the line of this token reads like a new statement."""
+        """The open bracket to report: opened on an earlier line, if the line of this token looks like a new
+        statement."""
         if len(self.opened) <= self.saved_depth or self.opened[-1].type == "LBRACE":
             return None
         opener, token = self.opened[-1], self.tokens[index]
@@ -347,19 +354,19 @@ class _Feeder:
     # ------------------------------------------------------------ recovery
 
     def _recover(self, index: int) -> int:
-        """Put LOST in place of the statement; the index to go on at."""
+        """Replace the statement by LOST; return the index to continue at."""
         token = self.tokens[index]
         unclosed = self._unclosed(index)
         if self.previous is not None and self.previous.type == "RBRACE":
             self._separate(token)
             if token.type == "WORD":  # only the separator was missing
                 return index
-        if token.type == "OPEN_STRING":  # it has swallowed the braces that close what its line opened
+        if token.type == "OPEN_STRING":  # it swallowed the braces that close blocks opened on its line
             line = [each for each in self.opened if "\n" not in self.source.text[each.start : token.start]]
             swallowed = min(len(line), token.text.count("}"))
             self.tokens[index + 1 : index + 1] = [self._inserted("RBRACE", token.end)] * swallowed
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
-            stop = self._line_start(index) - 1  # at the newline before it
+            stop = self._line_start(index) - 1  # the newline before it
             self._lose(self.tokens[stop].start)
             return stop
         self._lose(self.tokens[self._end_of_lost(index)].start)
@@ -373,7 +380,8 @@ class _Feeder:
         return index
 
     def _put_in_place(self, index: int) -> bool:
-        """Read on as if `=` stood for `:`, and a comma for `;`; before a brace a `:` is nothing."""
+        """Continue as if `:` were `=` and `;` a comma; a `:` before a brace is skipped. Returns whether that is
+        possible."""
         token = self.tokens[index]
         kind = {":": "EQUAL", ";": "COMMA"}.get(token.text)
         if kind is None or self.at_start:
@@ -389,28 +397,28 @@ class _Feeder:
         return True
 
     def _separate(self, token: Token) -> None:
-        """End a statement whose block is closed, as if there had been a comma."""
+        """End a statement after its closing brace, as if a comma followed."""
         comma = self._inserted("COMMA", token.start)
         self.parser.feed(comma)
         self._follow(comma)
         self._save(token.start)
 
     def _save(self, start: int) -> None:
-        """Remember the parser at the start of a statement, and where that is in the text."""
+        """Save the state of the parser at the start of a statement."""
         self.start = start
         self.saved = self.parser.saved()
         self.saved_depth = len(self.opened)
         self.operators = 0
 
     def _lose(self, end: int) -> None:
-        """Go back to the start of the statement and feed LOST instead, which spans what is not read."""
+        """Go back to the start of the statement and feed a LOST token that spans the unread text."""
         self.parser.restore(self.saved)
         self.opened = self.opened[: self.saved_depth]
         self.parser.feed(Token("LOST", "", self.start, max(self.start, end)))
         self.previous = None
         self.at_start = False
 
-    # ------------------------------------------------------------ small things
+    # ------------------------------------------------------------ helpers
 
     def _inserted(self, kind: str, offset: int) -> Token:
         return Token(kind, {"RBRACE": "}", "COMMA": ",", "EQUAL": "="}.get(kind, ""), offset, offset)

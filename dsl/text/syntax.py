@@ -1,4 +1,4 @@
-"""The document: what is written, with the place of every part. Nothing is interpreted yet."""
+"""The syntax tree of a file, with the position of every part. Nothing is interpreted yet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cached_property
 
 from dsl.messages.diagnostics import Source, Span
 
-NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
-KINDS = ("run", *NAMED)  # of the blocks of a file
-# keys that say one thing in two ways
+NAMED = ("model", "cluster", "precision")  # top-level blocks that a run refers to by name
+KINDS = ("run", *NAMED)  # kinds of top-level blocks
+# Pairs of keys of which a block may give only one.
 ALTERNATIVES = {"tokens": "steps", "steps": "tokens", "source": "sources", "sources": "source"}
 
 
@@ -25,7 +25,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Number:
-    """A number with whatever touches it: `129_280`, `79.1GiB`, `1x128`, also `1f1b`."""
+    """A number with its suffix: `129_280`, `79.1GiB`, `1x128`, also `1f1b`."""
 
     text: str
     span: Span
@@ -33,7 +33,7 @@ class Number:
 
 @dataclass(frozen=True)
 class String:
-    """A text in quotes; `value` is without them."""
+    """A string; `value` has no quotes."""
 
     value: str
     span: Span
@@ -129,7 +129,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """`key labels { body }`. `head` spans key and labels; `parent` is what it extends; `end` is where its `}` is."""
+    """`key labels { body }`. `head` spans key and labels; `parent` is the block it extends; `end` is the offset of its
+    `}`.
+    """
 
     key: Word
     labels: tuple[Value, ...]
@@ -143,12 +145,12 @@ class Block:
         return self.head
 
     def encloses(self, span: Span) -> bool:
-        """Whether a place is between the braces: what is inherited, or set by the command line, is not."""
+        """Whether a span is between the braces; spans of inherited keys and overrides are not."""
         return span.source == self.head.source and self.head.end <= span.start < self.end
 
     @cached_property
     def named(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:
-        """The statements of the body by key, a `let` by its name; in the order they are written."""
+        """The statements of the body by key, a `let` by its name, in the order in which they are written."""
         found: dict[str, list[Attribute | Block | Let]] = {}
         for each in self.body:
             if isinstance(each, (Attribute, Block, Let)):
@@ -157,19 +159,19 @@ class Block:
         return found
 
     def gives(self, key: str) -> bool:
-        """Whether the body gives a key."""
+        """Whether the body sets a key."""
         return any(not isinstance(each, Let) for each in self.named.get(key, ()))
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A statement that could not be read; its mistake has been reported. The span may hold further statements."""
+    """A statement that could not be parsed; its mistake has been reported. The span may cover further statements."""
 
     span: Span
 
     @property
     def words(self) -> frozenset[str]:
-        """The names in it, of which some are the keys that it, or what follows it, gives."""
+        """The names in it; some are keys that it, or a further statement in its span, sets."""
         return frozenset(re.findall(r"[A-Za-z_]\w*", self.span.text, re.ASCII))
 
 

@@ -1,7 +1,7 @@
-"""The tokens of a text, and the LALR(1) parser: both run on a table that lark makes of grammar.lark.
+"""The tokenizer and the LALR(1) parser, both driven by a table that lark generates from grammar.lark.
 
-The table is data of the package, `grammar.json`: reading it takes half a millisecond, making it 24. After a change of
-the grammar, `python -m dsl.text.make_table` writes it anew; a test compares the two.
+The table is stored in the package as `grammar.json`: reading it takes 0.5 ms, generating it 24 ms. After a change of
+the grammar, regenerate it with `python -m dsl.text.make_table`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_STATE = 1 << 20  # above every state
 
 
 class Token(NamedTuple):
-    """Characters `start` to `end` (not included) of a text, and what terminal of the grammar they are."""
+    """Characters `start` to `end` (not included) of a text, and their terminal of the grammar."""
 
     type: str
     text: str
@@ -29,17 +29,17 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class GrammarRule:
-    """What `length` values at the top of the stack become."""
+    """A reduction of the `length` values at the top of the stack to one."""
 
     origin: str
     length: int
-    spread: tuple[int, ...]  # the values that are lists of values, to be put in their place
-    method: str  # of the builder; "" leaves one value as it is, "*" makes a list of them
+    spread: tuple[int, ...]  # indices of values that are lists, to be inlined
+    method: str  # of the builder; "" keeps the single value, "*" makes a list
 
 
 @dataclass(frozen=True)
 class ParseTable:
-    """States of the parser: symbol → the next state, or for a reduction the complement of the rule's index."""
+    """States of the parser: symbol → next state, or the complement (~) of the rule's index for a reduction."""
 
     pattern: re.Pattern[str]
     ignored: frozenset[str]
@@ -51,7 +51,7 @@ class ParseTable:
 
 @cache
 def load() -> ParseTable:
-    """The table of the package."""
+    """Load the table from `grammar.json`."""
     data = json.loads(Path(__file__).with_name("grammar.json").read_text("utf-8"))
     rules = tuple(
         GrammarRule(origin, length, tuple(spread), method) for origin, length, spread, method in data["rules"]
@@ -61,7 +61,7 @@ def load() -> ParseTable:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The words and signs of a text. Every character belongs to one, or to a blank or comment between two."""
+    """Yield the tokens of a text. Every character belongs to one, or to a blank or comment between two."""
     table = load()
     for match in table.pattern.finditer(text):
         kind = match.lastgroup
@@ -71,7 +71,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 class UnexpectedError(Exception):
-    """A token that the grammar does not allow where it stands. `accepts` are those that it does."""
+    """A token is not allowed at its position. `accepts`: the terminals that are."""
 
     def __init__(self, accepts: frozenset[str]) -> None:
         self.accepts = accepts
@@ -79,7 +79,8 @@ class UnexpectedError(Exception):
 
 
 class TableParser:
-    """A stack of states and values. What a rule finds is handed to the method of `builder` that is named like it."""
+    """An LALR(1) parser with a stack of states and values. Reductions call the method of `builder` named like the
+    rule."""
 
     def __init__(self, builder: object) -> None:
         table = load()
@@ -91,15 +92,15 @@ class TableParser:
         self._values: list[Any] = []
 
     def saved(self) -> tuple[list[int], list[Any]]:
-        """Where the parser is, for `restore`."""
+        """Return the state of the parser, for `restore`."""
         return self._stack.copy(), self._values.copy()
 
     def restore(self, saved: tuple[list[int], list[Any]]) -> None:
-        """Go back to where the parser was."""
+        """Go back to a saved state."""
         self._stack, self._values = saved[0].copy(), saved[1].copy()
 
     def feed(self, token: Token) -> None:
-        """Take one token. Raises UnexpectedError; the parser is then of use for `restore` only."""
+        """Feed one token. Raises UnexpectedError; after that, only `restore` is possible."""
         before: list[int] | None = None
         while (action := self._states[self._stack[-1]].get(token.type, NO_STATE)) < 0:
             before = before or self._stack.copy()
@@ -110,7 +111,7 @@ class TableParser:
         self._values.append(token)
 
     def finish(self) -> Any:
-        """End the text; the value of the whole."""
+        """End the text and return its value."""
         while self._stack[-1] != self._end:
             action = self._states[self._stack[-1]].get(END)
             if action is None:
@@ -131,7 +132,7 @@ class TableParser:
         self._values.append(value)
 
     def _accepts(self, stack: list[int]) -> frozenset[str]:
-        """The terminals that can be fed to a stack of states."""
+        """The terminals that can be fed in a stack of states."""
         names = (name for name in self._states[stack[-1]] if name.isupper())
         return frozenset(name for name in (*names, END) if self._accept(stack.copy(), name))
 
@@ -147,7 +148,7 @@ class TableParser:
 
 
 def _spread(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
-    """Values with lists among them put in place. A list that comes first is grown, so long texts stay linear."""
+    """Inline the lists among values. A list in first place is extended, so that long texts take linear time."""
     found: list[Any] = parts[0] if spread[0] == 0 else [parts[0]]
     for index, part in enumerate(parts[1:], 1):
         if index in spread:

@@ -1,4 +1,4 @@
-"""What the parser finds to the document's nodes: one method for each rule of the grammar."""
+"""Build the nodes of the syntax tree: one method for each rule of the grammar."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dsl.text.table import Token
 
 
 class Builder:
-    """One parse: its source, and mistakes that the grammar lets pass."""
+    """Builder for one source; it reports mistakes that the grammar accepts."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.mistakes: list[Diagnostic] = []
-        self.hidden: set[int] = set()  # where strings begin that have been complained of
+        self.hidden: set[int] = set()  # start offsets of strings that have been reported
 
     def start(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return body
@@ -130,18 +130,18 @@ class Builder:
         arguments = tuple(part for part in parts if not isinstance(part, Token))
         return FunctionCall(parts[0].text[:-1], arguments, self._span(parts[0]).to(self._span(parts[-1])))
 
-    # ------------------------------------------------------------ help
+    # ------------------------------------------------------------ helpers
 
     def _span(self, token: Token) -> Span:
         return Span(self.source, token.start, token.end)
 
     def _look_at(self, token: Token) -> None:
-        """Report a character of a string that a reader would not see. The string stays: others may be wrong too."""
+        """Report an invisible character in a string. The string is kept, so that other mistakes are still found."""
         index = next((index for index, each in enumerate(token.text) if is_hidden(each)), None)
         if index is not None:
             place = Span(self.source, token.start + index, token.start + index + 1)
-            message = f"the character U+{ord(token.text[index]):04X} of this string cannot be seen"
-            self.mistakes.append(Diagnostic("E0105", message, place, "a string holds only what can be seen"))
+            message = f"the character U+{ord(token.text[index]):04X} in this string is invisible"
+            self.mistakes.append(Diagnostic("E0105", message, place, "a string has only visible characters"))
             self.hidden.add(token.start)
 
     def _lose(self, statement: Span, span: Span, message: str, hint: str) -> Lost:

@@ -54,7 +54,7 @@ def test_no_choice_keeps_the_rules() -> None:
     (mistake,) = check(SPECS / "quickstart.dsc", overrides=(*auto, "train.batch=13"))
     assert mistake.code == "E0807"
     tried = 3 * len(choices.values(load(SPECS / "quickstart.dsc"), "parallel.expert"))  # 1, 2, 4 stages; 1 divides 13
-    said = f"none of the {tried} choices for `auto` keeps the rules; this is about pipeline = 2, expert = 1"
+    said = f"none of the {tried} choices for `auto` passes the rules; shown for pipeline = 2, expert = 1"
     assert any(note.message.startswith(said) for note in mistake.notes)
 
 
@@ -110,7 +110,7 @@ def test_every_open_key_takes_auto() -> None:
     assert set(resolved.opened) == set(choices.OPEN)
     for path in choices.OPEN:
         origin = origin_of(path, resolved.spec, resolved.origins)
-        assert (origin.kind, origin.reason) == ("derived", "chosen among what keeps the rules")
+        assert (origin.kind, origin.reason) == ("derived", "chosen among values that pass the rules")
     assert resolved.spec.recompute == ("layer",)
     assert resolved.spec.sm.communication == 20
 

@@ -31,7 +31,7 @@ def test_what_two_imports_define_is_ambiguous(one: str, name: str, tmp_path: Pat
         read(tmp_path, run, left=left, right=right)
     (mistake,) = caught.value.diagnostics
     assert (mistake.code, mistake.message) == (
-        "E0202", f"{name} is defined by two of the imports, and neither is built on the other"
+        "E0202", f"two imports define {name}, and neither definition is built on the other"
     )  # fmt: skip
     places = [note.span.source.name.rpartition("/")[2] for note in mistake.notes if note.span is not None]
     assert places == ["left.dsc", "right.dsc"]

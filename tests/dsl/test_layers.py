@@ -67,8 +67,8 @@ NONE_LEFT = ("no layer is left for this range", "remove this range", "0..0")
             "0..0, 0..5 by 5",
             [NONE_LEFT, ("no range holds layer 1 and 3 more up to layer 4", "add `layers 1..4 { … }`", "0..5")],
         ),
-        ("0..3, 1..3 by 2, 0..3 by 3", [("layer 3 is in two ranges `by`", "remove this range", "1..3")]),
-        ("0..3, 1..3 by 2, 1..2 by 3", [("layer 1 is in two ranges `by`", "remove this range", "1..3")]),
+        ("0..3, 1..3 by 2, 0..3 by 3", [("layer 3 is in two ranges with `by`", "remove this range", "1..3")]),
+        ("0..3, 1..3 by 2, 1..2 by 3", [("layer 1 is in two ranges with `by`", "remove this range", "1..3")]),
         ("0..6 by 3, 1..4 by 3, 2..2", [("no range holds layer 5", "add `layers 5..5 { … }`", "0..6")]),
         ("0..4 by 2, 1..1", [("no range holds layer 3", "add `layers 3..3 { … }`", "0..4")]),
     ],
@@ -90,9 +90,9 @@ def test_attention_of_each_range_can_be_rotated(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         model_of(tmp_path, layers)
     found = [(each.code, each.message) for each in caught.value.diagnostics]
-    odd_head = ("E0903", "head_dim = 15 is odd, it is rotated in pairs")
-    odd_width = ("E0903", "width = 7 is odd, it is rotated in pairs")
-    assert found == [odd_head, odd_width, ("E0925", "width = 32 columns are rotated, of a head that has 16"), odd_head]
+    odd_head = ("E0903", "head_dim = 15 is odd, but columns are rotated in pairs")
+    odd_width = ("E0903", "width = 7 is odd, but columns are rotated in pairs")
+    assert found == [odd_head, odd_width, ("E0925", "width = 32 columns are rotated, but a head has only 16"), odd_head]
 
 
 def test_attention_of_a_range_is_put_over_the_models(tmp_path: Path) -> None:

@@ -43,19 +43,19 @@ def test_the_published_example_has_61_layers_on_32_stages() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Et|tL", "the layout has 2 layers (t), the model 3"),
-        ("tt|tL", "begins with E"),
-        ("Et|tt", "ends with L"),
-        ("Ettt|mL", "has 1 MTP blocks (m), the model 0"),
+        ("Et|tL", "the layout has 2 layers (t), but the model has 3"),
+        ("tt|tL", "must begin with E"),
+        ("Et|tt", "must end with L"),
+        ("Ettt|mL", "has 1 MTP blocks (m), but the model has 0"),
         ("Et||ttL", "stage 1 of 3 is empty"),
         ("E(t|*3L", "`(` at character 2 is never closed"),
         ("Et)*3|L", "`)` at character 3 closes nothing"),
-        ("Et|ttL|", "ends with L, not with `|`"),
-        ("Et*3|x", "`x` at character 6 is none of"),
+        ("Et|ttL|", "must end with L, not with `|`"),
+        ("Et*3|x", "`x` at character 6 is not one of"),
         ("E" + "(" * 40 + "t" + ")" * 40, "nested more than 16 deep"),
         ("E((((t*99999)*99999)*99999)*99999)L", "at most 10,000 letters"),
         ("E(t)*99999|L", "at most 10,000 letters"),
-        ("", "begins with E"),
+        ("", "must begin with E"),
     ],
 )
 def test_what_is_no_layout_of_three_layers(text: str, message: str) -> None:

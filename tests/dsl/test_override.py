@@ -63,7 +63,7 @@ def test_a_range_that_is_not_there(key: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         read(tmp_path, "layers.1.ffn.experts=8")
     (mistake,) = caught.value.diagnostics
-    assert mistake.hint == "layers are the model's: write `-s model.layers.1.ffn.experts=…`"
+    assert mistake.hint == "layers belong to the model: write `-s model.layers.1.ffn.experts=…`"
     assert refused(tmp_path, f"model.{key}=8") == [("E0504", f"`model.{key}` names no value of a layer range")]
 
 
@@ -122,7 +122,7 @@ def test_a_let_that_is_misspelt_or_not_there(tmp_path: Path) -> None:
     text = f'import "lib.dsc"\nlet width = 64\nmodel base {{ hidden = width * 2, {layers} }}\n'
     spec = read(tmp_path, "depth=6", "width=48", text=text)
     assert (spec.model.hidden, spec.model.layers[-1].last) == (96, 6), "of an imported file, too"
-    for name, hint in (("widht", "did you mean `width`?"), ("zebra", "each `let` outside of blocks can be set: ")):
+    for name, hint in (("widht", "did you mean `width`?"), ("zebra", "every `let` outside blocks can be set: ")):
         with pytest.raises(SpecError) as caught:
             read(tmp_path, f"{name}=3", text=text)
         (mistake,) = caught.value.diagnostics

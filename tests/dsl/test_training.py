@@ -66,5 +66,5 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
 )
 def test_what_does_not(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
     """Said as what differs from the nearest recipe that trains; moments that may be so are not in it."""
-    message = f"precision mine has {differing}; training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
+    message = f"precision mine has {differing}; training runs only in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
     assert refusals(tmp_path, block) == [(message, f"write `precision = {nearest}`")]

@@ -86,7 +86,7 @@ def test_the_one_spec_of_a_folder_is_found(tmp_path: Path) -> None:
     (tmp_path / "one.dsc").write_text("run one { }\n", encoding="utf-8")
     assert find(tmp_path) == tmp_path / "one.dsc"
     (tmp_path / "two.dsc").write_text("run two { }\n", encoding="utf-8")
-    with pytest.raises(SpecError, match=r"several specs are here: .*one\.dsc, .*two\.dsc"):
+    with pytest.raises(SpecError, match=r"there are several specs here: .*one\.dsc, .*two\.dsc"):
         find(tmp_path)
 
 

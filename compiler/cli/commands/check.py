@@ -24,7 +24,17 @@ from compiler.cli.commands.common import EXIT_SPEC, add_overrides, human, say, w
 from compiler.plan.read_files import mistakes_of
 from dsl.closed_forms.counts import parameters
 from dsl.load import Analysis, ResolvedView, analyse, refusals
-from dsl.messages.diagnostics import Diagnostic, Edit, Note, Source, SpecError, given, giver, plural, visible
+from dsl.messages.diagnostics import (
+    Diagnostic,
+    Edit,
+    Note,
+    Source,
+    SpecError,
+    before_value,
+    plural,
+    statement_of,
+    visible,
+)
 from dsl.resolve.chosen import find, split
 from dsl.resolve.files import content_of, read
 
@@ -216,14 +226,16 @@ def annotation(item: Diagnostic) -> str:
 
 
 def _places(note: Note) -> str:
-    places = [str(note.span)] if note.span else [f"`{given(place)}` {place}" for place in note.places]
+    places = [str(note.span)] if note.span else [f"`{statement_of(place)}` {place}" for place in note.places]
     return f" ({', '.join(places)})" if places else ""
 
 
 def _ways_out(item: Diagnostic) -> list[str]:
     """The edits that would resolve a conflict, one resolution a line."""
     ways = item.conflict.resolutions if item.conflict else ()
-    each = [", ".join(f"write `{giver(edit.span)}{edit.text}` ({edit.span})" for edit in edits) for edits in ways]
+    each = [
+        ", ".join(f"write `{before_value(edit.span)}{edit.text}` ({edit.span})" for edit in edits) for edits in ways
+    ]
     return [f"{'or' if index else 'hint'}: {text}" for index, text in enumerate(each)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compiler.tools.editor.outline import OpenDocument
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, giver
+from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, before_value
 from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
 
 
@@ -73,7 +73,7 @@ def _said(edit: Edit) -> str:
     """An edit in a few words: the whole statement, as a number alone says little."""
     if not edit.text:
         return f"remove `{_short(edit.span.text.strip())}`"
-    before = giver(edit.span)
+    before = before_value(edit.span)
     given = f"{before}{edit.text}" if before.rstrip().endswith("=") else edit.text
     return f"{'write' if edit.span.text else 'add'} `{_short(given.strip().rstrip(','))}`"
 

@@ -16,7 +16,7 @@ from compiler.tools.editor.actions import CodeAction
 from compiler.tools.editor.block_keys import CompletionItem
 from compiler.tools.editor.hover import Hover
 from compiler.tools.editor.navigation import Symbol
-from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, given
+from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, statement_of
 
 # --- Characters of a text to the lines and columns of an editor, and back
 #
@@ -162,7 +162,7 @@ def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnost
     facts = [f"hint: {item.hint}"] if item.hint else []
     facts += [f"note: {note.message}" for note in item.notes if note.span is None]
     related = [(note.span, note.message) for note in item.notes if note.span is not None]
-    related += [(place, f"`{given(place)}`") for note in item.notes for place in note.places]
+    related += [(place, f"`{statement_of(place)}`") for note in item.notes for place in note.places]
     if item.conflict is not None:
         related += [(line, f"`{line.text}` is part of what cannot hold together") for line in item.conflict.lines]
     return lsp.Diagnostic(

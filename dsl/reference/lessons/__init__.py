@@ -1,14 +1,14 @@
-"""A lesson for every code: what the rule is, why reality demands it, a wrong and a right example.
+"""A lesson for every code: the reason for the rule, and a wrong and a right example.
 
-One file each, `E0802.md`: a few sentences, then fenced blocks; the rule itself is the code's line in `dsl.rules.codes`.
+Each lesson is a file such as `E0802.md`: a few sentences, then fenced blocks. The rule itself is in `dsl.rules.codes`.
 
-    ```dsc wrong         text of the wrong example, mine.dsc; `right` of the right one; neither: of both
-    ```dsc wrong ×9      the text nine times over
-    ```sh wrong          the command line, where it is not `dsc check mine.dsc`
+    ```dsc wrong         text of the wrong example, mine.dsc; with `right`, of the right one; without both, of both
+    ```dsc wrong ×9      the text, repeated nine times
+    ```sh wrong          the command line, if it is not `dsc check mine.dsc`
 
-Examples lie beside the shipped specs, so they are short: `import "tiny.dsc"`, `run mine extends tiny { … }`.
-Tests hold them to their word: the wrong one gives this code once and nothing else, the right one gives nothing, and
-the two differ in few lines.
+Examples are checked in the folder of the shipped specs, so they are short, such as
+`import "tiny.dsc"` and `run mine extends tiny { … }`. Tests check that the wrong example gives only this code, once,
+that the right one gives no message, and that the two differ in few lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True)
 class ExamplePart:
-    """A piece of an example, `times` over."""
+    """A piece of an example, repeated `times` times."""
 
     text: str
     times: int = 1
@@ -36,7 +36,7 @@ class ExamplePart:
 
 @dataclass(frozen=True)
 class Example:
-    """A spec `mine.dsc`, and the command line that is shown with it."""
+    """A spec `mine.dsc`, and the command line shown with it."""
 
     parts: tuple[ExamplePart, ...]
     command: str = COMMAND
@@ -48,9 +48,9 @@ class Example:
 
     @property
     def abridged(self) -> str:
-        """The text as it is shown: a repeated part is there once, with the number of times."""
+        """The text as shown: a repeated part appears once, with the number of repeats."""
         texts = (
-            part.text if part.times == 1 else f"{part.text}# … and so on, {part.times:,} lines of it\n"
+            part.text if part.times == 1 else f"{part.text}# … and so on, {part.times:,} such lines\n"
             for part in self.parts
         )
         return "".join(texts)
@@ -58,7 +58,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What `dsc explain CODE` teaches."""
+    """The content of `dsc explain CODE`."""
 
     code: str
     rule: str
@@ -68,12 +68,12 @@ class Lesson:
 
 
 def lesson(code: str) -> Lesson:
-    """The lesson of a code of `dsl.rules.codes.CODES`."""
+    """Return the lesson of a code in `dsl.rules.codes.CODES`."""
     return read(code, resources.files("dsl.reference.lessons").joinpath(f"{code}.md").read_text(encoding="utf-8"))
 
 
 def read(code: str, text: str) -> Lesson:
-    """The lesson that a file's text says."""
+    """Parse the text of a lesson file."""
     blocks = list(FENCE.finditer(text))
     assert blocks, f"{code} has no example"
     why = text[: blocks[0].start()].strip()

@@ -164,7 +164,7 @@ def test_a_build_is_no_run(builds: tuple[Path, Path], capsys: pytest.CaptureFixt
     assert f"{build} is a build" in err and f"dsc inspect {build} --kernels" in err and "Errno" not in err
     assert main(["diff", str(build), str(apart)]) == 2
     err = capsys.readouterr().err
-    assert f"{build} is a folder, and no spec" in err and f"{apart}/spec.resolved is the one it was made from" in err
+    assert f"{build} is a folder, not a spec" in err and f"the one of this folder is {apart}/spec.resolved" in err
     assert main(["diff", f"{build}/spec.resolved", f"{apart}/spec.resolved"]) == 1
     assert "unfused  [] → [residual_norm, route, join]" in capsys.readouterr().out
 

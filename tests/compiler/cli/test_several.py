@@ -21,6 +21,6 @@ def test_names_are_relative(
     assert main([command]) == 2
     err = capsys.readouterr().err
     assert err == (
-        "error[E0404]: several specs are here: one.dsc, two.dsc\n = hint: name one: `one.dsc`\n"
+        "error[E0404]: there are several specs here: one.dsc, two.dsc\n = hint: name one: `one.dsc`\n"
         + "\n1 error\n" * (command == "check")
     )

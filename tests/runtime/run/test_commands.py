@@ -215,7 +215,7 @@ def test_no_spec_or_several(command: str, tmp_path: Path) -> None:
     for name in ("a.dsc", "b.dsc"):
         (tmp_path / name).write_text(spec_text(FOUR_RANKS))
     done = run((*DSC, command), 2, tmp_path)
-    assert "several specs are here" in done.stderr and "a.dsc" in done.stderr and "b.dsc" in done.stderr
+    assert "there are several specs here" in done.stderr and "a.dsc" in done.stderr and "b.dsc" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dsc", "b.dsc", "model.dsc"]
 
 

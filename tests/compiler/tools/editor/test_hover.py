@@ -17,7 +17,7 @@ def about(marked: str, **others: str) -> str:
 @pytest.mark.parametrize(
     ("marked", "wanted"),
     [
-        ("dat|a     = auto", ["**data**", "= 2", "what the cluster leaves"]),
+        ("dat|a     = auto", ["**data**", "= 2", "all devices that the other degrees leave"]),
         ("data     = au|to", ["= 2"]),
         ("ste|ps       = 130", ["= 266,240 tokens = 130 steps"]),
         ("model     = qu|ick", ["**model quick**", "6,012,272 parameters", "4 layers (1 dense, 3 moe)"]),
@@ -31,7 +31,7 @@ def about(marked: str, **others: str) -> str:
         ("every = 50 ste|ps", ["50 steps = 102,400 tokens"]),
         ("layers 1.|.3", [""]),
         ("layers |1..3", ["= 3 layers"]),
-        ("score   = sig|moid", ["every expert is scored on its own"]),
+        ("score   = sig|moid", ["each expert is scored on its own"]),
         ("atten|tion mla", ["attention of every layer"]),
         ("attention m|la", ["Multi-head latent attention"]),
         ("hid|den = 192", ["width of the residual stream", "1 to 1,048,576", "required"]),
@@ -46,7 +46,7 @@ def test_words_of_the_quickstart(marked: str, wanted: list[str]) -> None:
 
 
 def test_of_a_word_its_own_meaning_is_said_and_not_that_of_its_key() -> None:
-    sigmoid = "every expert is scored on its own; a group counts the sum of its two best (DeepSeek-V3)"
+    sigmoid = "each expert is scored on its own; the score of a group is the sum of its two best (DeepSeek-V3)"
     assert about(in_quickstart("score   = sig|moid")) == f"**sigmoid**\n\n{sigmoid}"
     assert about(in_quickstart("name = dual|pipe")).startswith("**dualpipe**\n\nmicro-batches from both ends")
 
@@ -57,7 +57,7 @@ def test_what_says_itself_is_not_said_again() -> None:
     assert about("# hid|den\n") == "" and about('import "l|ib.dsc"') == ""
 
 
-@pytest.mark.parametrize(("key", "meaning"), [("from", "of the first step"), ("to", "has grown"), ("over", "it grows")])
+@pytest.mark.parametrize(("key", "meaning"), [("from", "at the beginning"), ("to", "has grown"), ("over", "it grows")])
 def test_keys_of_a_batch_that_grows(key: str, meaning: str) -> None:
     text = "run a {\n  train { batch { from = 16, to = 32, over = 1M tokens, other = 1 } }\n}\n"
     found = about(text.replace(f" {key} =", f" {key}| ="))

@@ -56,11 +56,11 @@ def test_nothing_is_required_of_a_phase() -> None:
 @pytest.mark.parametrize(
     ("marked", "wanted"),
     [
-        ("pha|se to_128", "what is otherwise from where the phase before has ended"),
+        ("pha|se to_128", "the keys that change when the previous phase ends"),
         ("phase to_1|28", "`long.to_128`, phase 2 of 3, begins behind 90 steps, 184,320 tokens"),
         ("phase to_2|56", "`long.to_256`, phase 3 of 3, begins behind 110 steps, 225,280 tokens"),
         ("sequence = 128, batch = 16, st|eps = 20", "= 40,960 tokens = 20 steps"),
-        ("recomp|ute = [rmsnorm, swiglu]", "computed again"),
+        ("recomp|ute = [rmsnorm, swiglu]", "recomputed in the backward"),
         ("model = stret|ched", "4 layers (1 dense, 3 moe)"),
     ],
 )
