@@ -104,14 +104,14 @@ class Communicator:
     """One channel. Peers are world ranks; tensors are contiguous."""
 
     def __init__(
-        self, channel: Channel, rank: int, meeting: Meeting, start_timeout_s: float, timeout_s: float, sms: int = 0
+        self, channel: Channel, rank: int, meeting: Meeting, start_timeout_s: float, timeout_s: float, ctas: int = 0
     ) -> None:
         """Wait for the members, `start_timeout_s` at most (else MissingRankError). Later calls wait `timeout_s`.
 
-        `sms`: SMs of a GPU that all its communicators together may use; 0 for the default of NCCL.
+        `ctas`: thread blocks that NCCL may use for it; 0 for the default of NCCL.
         """
         self.kind, self.members = channel
-        self.rank, self.name, self.sms = rank, name_of(channel), sms
+        self.rank, self.name, self.ctas = rank, name_of(channel), ctas
         self.carrier: Carrier = "nccl" if dist.get_backend() == "nccl" else "gloo"
         meeting.arrive(f"connect {self.name}", self.members)
         self._group = self._make(meeting, start_timeout_s, timeout_s)
@@ -124,8 +124,8 @@ class Communicator:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=timeout_s)
             options.group_name = self.name  # type: ignore[assignment]  # a str subclass
-            if self.sms:
-                options.config.max_ctas = most_ctas(self.kind, self.sms)
+            if self.ctas:
+                options.config.max_ctas = self.ctas
             return dist.ProcessGroupNCCL(*place, options)
         group = dist.ProcessGroupGloo(*place, timedelta(seconds=start_timeout_s))  # connects immediately
         group._set_default_timeout(timedelta(seconds=timeout_s))
@@ -196,12 +196,17 @@ class Communicator:
         return _work(self._group._allgather_base(whole, mine))
 
 
-def most_ctas(kind: str, sms: int) -> int:
+def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
     """Return the number of NCCL thread blocks (one SM each) for a kind of channel, so that all channels that may run
-    at once use no more than `sms` SMs (for `sms` ≥ 7): at most four directions of messages, counts, rows, and sums of
-    gradients. The sums get a quarter of the rest."""
-    sums = max(1, (sms - 5) // 4)
-    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, sms - 5 - sums))
+    at once use no more than `sms` SMs (for `sms` ≥ 7, or 9 with two hops): at most four directions of messages, counts,
+    rows, and sums of gradients. The sums get a quarter of what messages and counts leave, the rows the rest.
+
+    `hops`: channels of a rank for rows, and for counts: two where rows go through nodes, which share what one would
+    get.
+    """
+    left = sms - 4 - hops
+    sums = max(1, left // 4)
+    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, (left - sums) // hops))
 
 
 def name_of(channel: Channel) -> str:

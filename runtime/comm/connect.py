@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.collective import CollectiveLinks, Communicator, Meeting, name_of
+from runtime.comm.collective import CollectiveLinks, Communicator, Meeting, most_ctas, name_of
 from runtime.comm.host import HostLinks, part_of, parts_of
 from runtime.comm.memory import Address, SharedMemory, can_share, make_memory, map_memory
 from runtime.comm.transport import (
@@ -248,10 +248,10 @@ class Endpoint:
         self, rank: int, channels: Sequence[Channel], meeting: Meeting, device: torch.device
     ) -> CollectiveLinks:
         communicators: dict[Channel, Communicator] = {}
+        hops = max(1, sum(kind == "expert" for kind, _ in channels))
         for channel in channels:
-            communicators[channel] = Communicator(
-                channel, rank, meeting, self.start_timeout_s, self.timeout_s, self.sms
-            )
+            ctas = most_ctas(channel[0], self.sms, hops) if self.sms else 0
+            communicators[channel] = Communicator(channel, rank, meeting, self.start_timeout_s, self.timeout_s, ctas)
             communicators[channel].greet(device)
         return CollectiveLinks(communicators, self.checked)
 

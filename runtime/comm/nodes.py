@@ -11,7 +11,7 @@ P copies that a rank forwards · X rows that it forwards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, get_args
@@ -65,8 +65,34 @@ class TwoHops:
     first: Pending
     then: Callable[[Tensor], Pending]
 
+    def start_second(self) -> Pending:
+        """Wait for the first hop and start the second."""
+        return self.then(self.first.wait())
+
 
 Moved = tuple[TwoHops, Tensor]  # and the result
+
+
+@dataclass
+class SecondHops:
+    """The second hops of an exchange on a device, started on a stream that waits for the first hops in place of the
+    compute stream. So both hops run while the compute stream goes on; `wait` makes it wait for both."""
+
+    pending: list[Pending]
+    started: torch.cuda.Event  # after all that the stream does for them
+
+    @classmethod
+    def start(cls, hops: Sequence[TwoHops], stream: torch.cuda.Stream) -> SecondHops:
+        # The stream reads what the compute stream wrote. Memory that it allocates is freed once the compute stream has
+        # waited, and it waits for that stream before it allocates again.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            return cls([hop.start_second() for hop in hops], stream.record_event())
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self.started)
+        for second in self.pending:
+            second.wait()
 
 
 @dataclass(frozen=True)
@@ -187,7 +213,10 @@ def forwards_of(place: NodePlace, rows: Tensor, tokens_NS: Tensor) -> tuple[Tens
 
 @dataclass
 class NodeExchange:
-    """The exchanges of one expert group, each in two hops. `wait` starts the second hop.
+    """The exchanges of one expert group, each in two hops.
+
+    On a device, `start` starts both hops: the second one on a stream of its own, one for each direction, so that
+    neither direction waits for the first hops of the other. On a CPU, `wait` starts the second hop.
 
     The layout of rows at their experts is that of `RankExchange`. Sums are over the experts of a node in their order,
     accumulated in FP32 if the rows are narrower, and rounded once to the dtype of the rows.
@@ -198,10 +227,12 @@ class NodeExchange:
     place: NodePlace
     reads: HostReads
     alignment: int = 1
+    streams: Mapping[bool, torch.cuda.Stream] = field(default_factory=dict)  # of second hops, by `forward`; on devices
     sequence: int = 0
     pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
     counted: dict[ExchangeName, Counts] = field(default_factory=dict)  # pending
-    hops: dict[str, tuple[TwoHops, ...]] = field(default_factory=dict)
+    hops: dict[ExchangeName, tuple[TwoHops, ...]] = field(default_factory=dict)  # whose second hops are not started
+    second: dict[ExchangeName, SecondHops] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -250,15 +281,20 @@ class NodeExchange:
         copies = copies_S[: sum(route.copies_sent)]
         go = self._to_experts if forward else self._back
         hops, results = zip(*(go(name, tensor, route, copies, forwards_2X) for tensor in moved), strict=True)
-        self.hops[name] = hops
+        if self.streams:
+            self.second[name] = SecondHops.start(hops, self.streams[forward])
+        else:
+            self.hops[name] = hops
         self.sequence += 1
         self.pending[name] = tuple(Pending([], held) for held in (*results, *(hop.first.result for hop in hops)))
 
     def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:
         """Return the received tensors, then the tensors that were forwarded."""
-        seconds = [hop.then(hop.first.wait()) for hop in self.hops.pop(name)]
-        for second in seconds:
-            second.wait()
+        if name in self.second:
+            self.second.pop(name).wait()
+        else:
+            for second in [hop.start_second() for hop in self.hops.pop(name)]:
+                second.wait()
         return tuple(held.result for held in self.pending.pop(name))
 
     def _to_experts(
@@ -317,7 +353,7 @@ class _PlacedSums:
 
 
 def exchange_of(
-    rank: int, members: tuple[int, ...], on_node: int, links: Links, reads: HostReads, alignment: int, tokens: int
+    rank: int, members: tuple[int, ...], on_node: int, links: Links, device: torch.device, alignment: int, tokens: int
 ) -> NodeExchange:
     """Return the exchange of a rank's expert group with `on_node` ranks per node. `tokens`: of a micro-batch."""
     groups = by_node(members, on_node)
@@ -328,7 +364,9 @@ def exchange_of(
         Hops(*(links.swap(kind, group) if len(group) > 1 else None for group in (column, inside)))
         for kind in get_args(SwapKind)
     )
-    return NodeExchange(rows, counts, NodePlace(len(members), len(groups), node, tokens), reads, alignment)
+    streams = {forward: torch.cuda.Stream(device) for forward in (True, False) if device.type != "cpu"}
+    place = NodePlace(len(members), len(groups), node, tokens)
+    return NodeExchange(rows, counts, place, HostReads(device), alignment, streams)
 
 
 def sums_of(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:

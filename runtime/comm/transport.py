@@ -56,7 +56,7 @@ class RowLayout:
         """R: rows of the tensor, including padding."""
         return self.ends[-1]
 
-    @property
+    @cached_property
     def of_sources(self) -> tuple[int, ...]:
         """Rows that each source sends."""
         return tuple(map(sum, self.counts))

@@ -348,13 +348,12 @@ def _exchange(plan: RunPlan, rank: int, members: tuple[int, ...], links: Links, 
     alignment = plan.row_alignment
     if len(members) == 1:
         return LocalExchange({layer.site: layer for layer in plan.moe_layers}, alignment)
-    reads = HostReads(device)
     if plan.mesh.node:
         tokens = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
-        return nodes.exchange_of(rank, members, plan.mesh.node, links, reads, alignment, tokens)
+        return nodes.exchange_of(rank, members, plan.mesh.node, links, device, alignment, tokens)
     rows, counts = links.swap("expert", members), links.swap("counts", members)
     assert rows and counts, "a group of several ranks has both"
-    return RankExchange(rows, counts, len(members), reads, alignment)
+    return RankExchange(rows, counts, len(members), HostReads(device), alignment)
 
 
 def _message(message: StageMessage | None) -> tuple[tuple[int, ...], torch.dtype]:

@@ -148,7 +148,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.see: See | None = None
-        self.stream, self.kernels = "compute", 0
+        self.stream, self.kernels, self.streams = "compute", 0, 0
 
     def say(self, kind: Kind, what: str) -> None:
         if self.see is not None and not self.kernels:
@@ -195,20 +195,47 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-class Stream:
-    """Stands for torch.cuda.Stream."""
+class Event:
+    """Stands for torch.cuda.Event."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+
+
+class Stream:
+    """Stands for torch.cuda.Stream. Streams are numbered in the order in which they are made."""
+
+    def __init__(self, device: torch.device, name: str = "") -> None:
         assert device == DEVICE
+        SEEN.streams += not name
+        self.name = name or f"side {SEEN.streams}"
 
     def synchronize(self) -> None:
-        SEEN.say("host waits", "for stream side")
+        SEEN.say("host waits", f"for stream {self.name}")
+
+    def record_event(self) -> Event:
+        return Event(self.name)
+
+    def wait_event(self, event: Event) -> None:
+        self._wait(f"for stream {event.stream} up to an event")
+
+    def wait_stream(self, other: Stream) -> None:
+        self._wait(f"for stream {other.name}")
+
+    def _wait(self, what: str) -> None:
+        with on_stream(self):
+            SEEN.say("stream waits", what)
+
+
+def current_stream() -> Stream:
+    """Stands for torch.cuda.current_stream."""
+    return Stream(DEVICE, SEEN.stream)
 
 
 @contextlib.contextmanager
-def on_stream(_: Stream) -> Iterator[None]:
+def on_stream(stream: Stream) -> Iterator[None]:
     """Stands for torch.cuda.stream."""
-    before, SEEN.stream = SEEN.stream, "side"
+    before, SEEN.stream = SEEN.stream, stream.name
     try:
         yield
     finally:
@@ -228,7 +255,12 @@ def on_cuda(_: str, file: str, otherwise: Callable[..., Any]) -> Callable[..., A
 
 @contextlib.contextmanager
 def pretended(see: See | None = None) -> Iterator[None]:
-    stand_ins = [(torch.cuda, "Stream", Stream), (torch.cuda, "stream", on_stream)]
+    SEEN.streams = 0
+    stand_ins: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "Stream", Stream),
+        (torch.cuda, "stream", on_stream),
+        (torch.cuda, "current_stream", current_stream),
+    ]
     stand_ins += [(module, "on_cuda", on_cuda) for module in (kernels, optimizers, quantised)]
     with contextlib.ExitStack() as stack:
         for module, name, value in stand_ins:

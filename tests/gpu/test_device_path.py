@@ -31,6 +31,7 @@ class Mesh(NamedTuple):
     pp: int
     ep: int
     precision: str
+    nodes: int = 1
 
     @property
     def world(self) -> int:
@@ -56,12 +57,19 @@ def small(mesh: Mesh) -> Spec:
         update={"hidden": 64, "layers": (whole.layers[0], whole.layers[1].model_copy(update={"last": 1}))}
     )
     base = spec(mesh.pp, mesh.ep, mesh.ep, num_micro_batches(mesh), steps=1)
-    node = Machine(devices=mesh.world, device=DEVICE, nvlink=1e11)
-    cluster = base.cluster.model_copy(update={"node": node})
-    return base.model_copy(update={"model": of, "cluster": cluster, "precision": BUILT_IN[mesh.precision]})
+    node = Machine(devices=mesh.world // mesh.nodes, device=DEVICE, nvlink=1e11, nic=1e10)
+    cluster = base.cluster.model_copy(update={"node": node, "nodes": mesh.nodes})
+    parallel = base.parallel.model_copy(update={"route": "nodes" if mesh.nodes > 1 else base.parallel.route})
+    settings = {"model": of, "cluster": cluster, "parallel": parallel, "precision": BUILT_IN[mesh.precision]}
+    return base.model_copy(update=settings)
 
 
-MESHES = {"four": Mesh(2, 2, "bf16"), "two": Mesh(2, 1, "bf16"), "alone_fp8": Mesh(1, 1, "fp8_block")}
+MESHES = {
+    "four": Mesh(2, 2, "bf16"),
+    "two": Mesh(2, 1, "bf16"),
+    "alone_fp8": Mesh(1, 1, "fp8_block"),
+    "nodes": Mesh(1, 4, "bf16", 2),
+}
 
 
 @pytest.mark.parametrize("name", MESHES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from compiler.ir.expert_placement import even_rows, most_rows
 from runtime.comm.exchange import HostReads, LocalExchange
-from runtime.comm.nodes import Hops, NodeExchange, NodePlace, sums_of
-from runtime.comm.transport import RowLayout, Rows
+from runtime.comm.nodes import Hops, NodeExchange, NodePlace, NodeRoute, sums_of
+from runtime.comm.transport import RowLayout, Rows, Work
 from runtime.contract import MoeLayer
 from runtime.ops.routing import permute, unpermute
-from tests.gpu.pretend import DEVICE, Pretend, pretended
+from tests.gpu.pretend import DEVICE, SEEN, Pretend, pretended
+from tests.gpu.pretend_nccl import Waited
 from tests.runtime import exchanges, node_exchanges
 from tests.runtime.exchanges import COMBINE, COUNTS, DISPATCH
 from tests.runtime.step.processes import run_module
@@ -81,9 +83,52 @@ def test_the_host_reads_once_by_nodes() -> None:
         for forward in (True, False):
             exchange.start(DISPATCH, [*came, *maps], route, forward)
             came = exchange.wait(DISPATCH)[:2]
-    assert [each for each in seen if each[0] == "host waits"] == [("host waits", "for stream side")]
+    assert [each for each in seen if each[0] == "host waits"] == [("host waits", "for stream side 1")]
     assert not any(kind == "blocking copy" for kind, _ in seen)
     assert torch.equal(unpermute(came[0].cpu(), order.cpu(), 3), unpermute(rows.cpu(), order.cpu(), 3))
+
+
+class Called:
+    """A swap that fills nothing, and says when it is called on the device."""
+
+    def __init__(self, of: str) -> None:
+        self.of = of
+
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
+        SEEN.say("group call", self.of)
+        return [Waited(SimpleNamespace(wait=lambda: None), self.of)]
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_both_hops_run_beside_compute(forward: bool) -> None:
+    """`start` enqueues both hops of each tensor, on a stream that waits for the first hop. Compute that follows is in
+    front of the only wait of the compute stream. The other direction has a stream of its own."""
+    seen: list[str] = []
+    with pretended(lambda kind, text, stream: seen.append(f"{stream}: {kind} {text}")):
+        place = NodePlace(size=2, nodes=2, node=0, tokens=2)
+        streams = {way: torch.cuda.Stream(DEVICE) for way in (True, False)}
+        hops = Hops(Called("column"), Called("node"))  # type: ignore[arg-type]
+        exchange = NodeExchange(hops, hops, place, HostReads(DEVICE), 1, streams)
+        layout = RowLayout(((2,), (0,)), 1)
+        route = NodeRoute(2, (2, 0), layout, (2, 0), (2, 0), ((2, 0),))
+        tables = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
+        rows = torch.ones(2, 4, device=DEVICE)
+        seen.clear()
+        exchange.start(DISPATCH, [rows, *tables], route, forward)
+        rows.mul(2)
+        exchange.wait(DISPATCH)
+    first, second = ("column", "node") if forward else ("node", "column")
+    side = f"side {1 if forward else 2}"
+    told = [line for line in seen if "group call" in line or "waits" in line or line == "compute: launch mul"]
+    assert told == [
+        f"compute: group call {first}",
+        f"{side}: stream waits for stream compute",
+        f"{side}: stream waits {first}",
+        f"{side}: group call {second}",
+        "compute: launch mul",
+        f"compute: stream waits for stream {side} up to an event",
+        f"compute: stream waits {second}",
+    ]
 
 
 def test_sums_of_narrow_rows_are_rounded_once() -> None:
