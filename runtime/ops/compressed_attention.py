@@ -206,11 +206,20 @@ class _QueryBlock:
             return
         dchosen_BPeC = self._parts(weights_BPHX)[1].mT @ x_BPHC
         for b, dentries_EC in enumerate(dentries_BEC):  # unused slots of `chosen` add 0
-            dentries_EC.index_add_(0, self.chosen_BPe[b].flatten(), dchosen_BPeC[b].flatten(0, 1))
+            _add_rows_(dentries_EC, self.chosen_BPe[b].flatten(), dchosen_BPeC[b].flatten(0, 1))
 
     def _parts(self, x_BPHX: Tensor) -> tuple[Tensor, Tensor]:
         keys = self.kv_BnC.shape[1]
         return x_BPHX[..., :keys], x_BPHX[..., keys:]
+
+
+def _add_rows_(acc_EC: Tensor, index_R: Tensor, rows_RC: Tensor) -> None:
+    """acc_EC[index_R] += rows_RC, deterministic. On GPUs `index_add_` adds by atomics in any order, where `index_put_`
+    sorts the indices first; on CPUs `index_add_` adds row after row, where `index_put_` may use several threads."""
+    if acc_EC.is_cpu:
+        acc_EC.index_add_(0, index_R, rows_RC)
+    else:
+        acc_EC.index_put_((index_R,), rows_RC, accumulate=True)
 
 
 def _bmm(x_BPHA: Tensor, y_BAZ: Tensor) -> Tensor:
