@@ -90,7 +90,7 @@ def predictions(fixed: Mapping[str, Any], spec: Spec) -> dict[str, Prediction]:
 def of_v3(fixed: Mapping[str, Any], spec: Spec, found: Mapping[str, Prediction]) -> str:
     """The beginning of the page, which is of DeepSeek-V3 alone."""
     calibrated = found[fixed["tables"][-1]["name"]]
-    times = _head(fixed), _step(fixed, found), _classes(fixed, spec), _ranks(calibrated)
+    times = _head(fixed), _step(fixed, found), _classes(fixed, spec)
     return "\n\n".join((*times, _flops(fixed, found), _memory(fixed, calibrated), _bytes(fixed, calibrated)))
 
 
@@ -207,25 +207,6 @@ def layer_classes(spec: Spec, table: str) -> dict[str, float]:
     for kind, value in class_seconds(plan.stages[1], plan.cuts, rates, balanced_rows(spec)).items():
         seconds[kind] += value / 4
     return seconds
-
-
-def _ranks(prediction: Prediction) -> str:
-    rows = [
-        "## Every rank\n\nSeconds, calibrated. Mirrored ranks run the same stages.\n",
-        "| rank | 1F | 1B | 1W | 1F1B | bubble | optimizer |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    ranks = prediction.step.ranks
-    for rank in (*ranks[: len(ranks) // 2], prediction.step.mean):
-        cells = (rank.forward_s, rank.backward_s, rank.weight_s, rank.overlapped_s, rank.bubble_s, rank.optimizer_s)
-        name = f"{rank.pp_rank}, {len(ranks) - 1 - rank.pp_rank}" if rank.pp_rank >= 0 else "mean"
-        rows.append(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    tail = prediction.step.tail
-    said = _flow(
-        f"After the last action: gradients to their owners {tail.reduction_s:.3f} s, norm {tail.norm_s:.4f} s,",
-        f"update {tail.update_s:.3f} s, weights from their owners {tail.gather_s:.3f} s. None of this is overlapped.",
-    )
-    return "\n".join((*rows, "", said))
 
 
 def _flops(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
@@ -357,8 +338,7 @@ def _method() -> str:
         " shape ([rates.md](rates.md)).",
         "2. Each action and each pair runs on a compute lane and a communication lane, in the order that `dsc compile`"
         " emits. It ends when the later lane ends.",
-        "3. The schedule is run at these times. A message to a neighbour is on the sender's communication lane, and its"
-        " action ends when it arrives. The bubble is the rest of the time until the last rank ends.",
+        "3. The schedule is run at these times. The bubble is the rest of the time until the last rank ends.",
         "4. After the schedule, gradients are summed over their holders, clipped and applied; weights are gathered.",
         "5. The interval: the error of a kernel class is how far each row of its table is from what the other rows say"
         f" of that shape (at least {LEAST:.0%}; {UNKNOWN:.0%} if there are no other rows). The squares of the errors"

@@ -21,14 +21,13 @@ def compared() -> str:
     """The table at the end of the page."""
     spec, plan = shipped("deepseek-v3.dsc", "pretrain"), deepseek_v3().plan
     cuts = plan.cuts
-    names = ("h800-2025-02", "h800", "h800-calibrated")
+    names = ("h800", "h800-calibrated")
     found = [layer_times(plan, cuts, rates_of(spec, with_base(shipped_table(name))), "L10") for name in names]
     trace = shipped_trace("deepseek-pair")
     rows: list[tuple[str, float, list[float]]] = []
     for entry in trace.classes:
         name = ", ".join(entry.classes[:2]) + (", …" if len(entry.classes) > 2 else "")
         rows.append((name, entry.ms, [sum(t.classes.get(kind, 0.0) for kind in entry.classes) for t in found]))
-    rows += [(f"{p.phase} of {p.part}", p.ms, [t.parts[p.phase, p.part] for t in found]) for p in trace.parts]
     rows += [
         (f"exchanges, {each.phase}", each.ms, [t.exchanges[each.phase] for t in found]) for each in trace.exchanges
     ]
