@@ -62,7 +62,7 @@ def holds_checkpoint(run: Path) -> bool:
 
 def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) -> None:
     """Check the places that the spec copies checkpoints to. With `resume`, copy their newest valid checkpoint into the
-    run folder, unless the folder has one as new. Without `resume` they must have no checkpoint.
+    run folder, unless the folder has one at least as new. Without `resume` they must have no checkpoint.
 
     One rank calls this, before `loop_of`. Raises UsageError.
     """

@@ -194,7 +194,7 @@ def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -
     made = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
     rewards = (SimpleNamespace(name="right"), SimpleNamespace(name="long"))
     policy: Any = SimpleNamespace(
-        _made=made, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
+        _current=made, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
         _grpo=SimpleNamespace(rewards=rewards, group=2, completion=4),
     )  # fmt: skip
     for reference in (None, np.zeros((4, 4))):
