@@ -60,7 +60,7 @@ class Build:
             refusal = (
                 error
                 if isinstance(error, BuildError)
-                else BuildError(f"{folder} is not what was proven: {error}; run dsc compile again")
+                else BuildError(f"{folder} does not match its proof: {error}; run dsc compile again")
             )
             if not edited:
                 raise refusal from None
@@ -80,7 +80,7 @@ class Build:
             check_collectives(plan, programs)
             check_start(plan, programs)
         except CertificateError as error:
-            raise BuildError(f"{folder} is not what was proven: {error}; run dsc compile again") from None
+            raise BuildError(f"{folder} does not match its proof: {error}; run dsc compile again") from None
         except FormError as error:
             raise BuildError(f"{folder} is not what dsc compile wrote: {file}: {error}; compile it again") from None
         ranks = range(plan.mesh.pp)

@@ -235,7 +235,7 @@ def check_collectives(plan: RunPlan, programs: Mapping[ProgramName, RunProgram])
         }
         for place, (listed, wanted) in lists.items():
             if len(listed) != len(wanted) or set(listed) != wanted:
-                raise CertificateError(f"program/{name}.json: its {place} is not that of the plan's buckets")
+                raise CertificateError(f"program/{name}.json: its {place} differs from the plan's buckets")
         if trains and program.epilogue[-1] != NORM:
             raise CertificateError(f"program/{name}.json: the norm is summed before all gradients are")
         if problem := _wrong_starts(program, groups if trains else set()):
@@ -259,7 +259,7 @@ def _wrong_starts(program: RunProgram, shared: Collection[tuple[tuple[int, ...],
             return f"the reductions that rank {rank} starts are not those of the plan's buckets"
         after = [each.after for each in row]
         if after != sorted(after) or any(at >= len(calls) for at in after):
-            return f"the reductions of rank {rank} are not behind its calls in their order"
+            return f"the reductions of rank {rank} do not follow its calls in order"
         for at in range(min(after, default=len(calls)) + 1, len(calls)):
             added = {action.stage for action in calls[at].body.actions if action.adds_gradients}
             if any(each.after < at and not added.isdisjoint(each.stages) for each in row):

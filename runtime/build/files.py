@@ -128,7 +128,7 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
         raise BuildError(f"{folder} holds no build ({MANIFEST}: {_reason(error)}); run dsc compile") from None
     digest = hashlib.sha256(text).hexdigest()
     if expect is not None and digest != expect:
-        raise OtherBuildError(f"{folder} is another build than was asked for: its digest is {digest}, not {expect}")
+        raise OtherBuildError(f"{folder} is not the build that was asked for: its digest is {digest}, not {expect}")
     manifest = _parsed(folder, text)
     listed = manifest.files
     present = file_names(top)

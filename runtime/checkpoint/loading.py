@@ -140,9 +140,9 @@ class LoadedCheckpoint:
                     raise OSError(f"has {files.file_size(file)} bytes, {shard.size} were written")
                 head, _ = shard_layout(shard.entries) if compare else (b"", ())
                 if files.read_exactly(file, 0, len(head)) != head:
-                    raise OSError("its header is not the one of its manifest")
+                    raise OSError("its header differs from the one in the manifest")
                 if compare and files.sha256(file, shard.size) != shard.sha256:
-                    raise OSError("its sha256 is not that of what was written")
+                    raise OSError("its sha256 differs from the one in the manifest")
                 yield file
         except OSError as error:
             raise CheckpointError(f"{self.path / shard.file}: {error.strerror or error}") from error

@@ -30,7 +30,7 @@ class PlaceError(ReportedError):
 class CopyPlace(Protocol):
     """A place that checkpoints are copied to. All methods raise OSError if they fail."""
 
-    text: str  # as the spec has it
+    text: str  # as written in the spec
 
     def names(self) -> list[str]:
         """Return the names of checkpoints there, complete or not; empty if the folder does not exist."""

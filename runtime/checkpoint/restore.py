@@ -1,4 +1,4 @@
-"""Restores the newest valid checkpoint from the places of a run, if the run folder has none as new.
+"""Restores the newest valid checkpoint from the places of a run, if the run folder has none at least as new.
 
 A restored checkpoint is compared with its manifest byte by byte before it gets its name, as in a save.
 """
@@ -22,8 +22,8 @@ def restore(
     say: Callable[[str], None],
     is_given_up: Callable[[Manifest], bool] = lambda _: False,
 ) -> tuple[str, Manifest, CopyPlace] | None:
-    """Copy the newest valid checkpoint of `places` into the run folder, unless that has one as new. Return its name
-    there, its manifest and its place.
+    """Copy the newest valid checkpoint of `places` into the run folder, unless that has one at least as new. Return its
+    name there, its manifest and its place.
 
     `say` reports checkpoints that cannot be used. `is_given_up`: whether a rollback has discarded a checkpoint. Raises
     CheckpointError if the run folder has no valid checkpoint and a place may have one that cannot be read.

@@ -147,9 +147,9 @@ def _shard_problem(path: Path, shard: Any) -> str:
             if size != shard.size:
                 return f"{path / shard.file}: has {size:,} bytes, {shard.size:,} were written"
             if files.read_exactly(file, 0, len(head)) != head:
-                return f"{path / shard.file}: its header is not the one of its manifest"
+                return f"{path / shard.file}: its header differs from the one in the manifest"
             if files.sha256(file, size) != shard.sha256:
-                return f"{path / shard.file}: its sha256 is not that of what was written"
+                return f"{path / shard.file}: its sha256 differs from the one in the manifest"
     except OSError as error:
         return f"{path / shard.file}: {error.strerror or error}"
     return ""

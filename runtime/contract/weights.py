@@ -29,7 +29,7 @@ def factor_of(meta: Mapping[str, Any]) -> float:
     for key in ("plan", "adapter", "factor"):
         value = value.get(key) if isinstance(value, Mapping) else None
     if type(value) not in (int, float) or not 0 < value < float("inf"):
-        raise FormError("plan.adapter.factor: not what a checkpoint of adapters has there")
+        raise FormError("plan.adapter.factor: expected a positive finite number")
     return float(value)
 
 

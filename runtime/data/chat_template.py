@@ -59,8 +59,8 @@ class Template:
     def render_marked(self, messages: Messages, names: Mapping[str, Any]) -> tuple[str, Spans]:
         """Return the text of a conversation, and the spans of it that the template marks as the assistant's.
 
-        Raises DataError as `render` does, and if the template changes its output behind the marks, so that what it
-        marked cannot be found.
+        Raises DataError as `render` does, and if the template changes its output after marking it, so that the
+        marked text cannot be found.
         """
         variables = {"add_generation_prompt": False, **_clock(), **names}
         text = self._render(messages, variables)
@@ -73,22 +73,23 @@ class Template:
             self._environment.marks = ""  # type: ignore[attr-defined]
         unmarked, spans = _spans(marked, mark)
         if unmarked != text:
-            raise DataError("the chat template changes what is between its `generation` tags: filter it inside of them")
+            raise DataError(
+                "the chat template changes the text between its `generation` tags: apply filters inside of them"
+            )
         return text, spans
 
     def render_open(self, messages: Messages, names: Mapping[str, Any]) -> str:
-        """Return the text of a conversation up to the end of what its last message says, which a completion continues.
+        """Return the text of a conversation up to the end of its last message's text, which a completion continues.
 
-        Raises DataError as `render` does, and where the last message has no text, or its text is not in what the
-        template writes.
+        Raises DataError as `render` does, and if the last message has no text or the template omits its text.
         """
         mark = unused_character(self.render(messages, names, prompt=False))
         *before, last = messages
         rendered = self.render([*before, _with_text_at_the_end(last, mark + " ")], names, prompt=False)
-        text, found, after = rendered.rpartition(mark)
-        if not found:
-            raise DataError("the chat template leaves out what the last message says, so it cannot be continued")
-        return text if after.startswith(" ") else text.rstrip()  # a template that trims what a message says
+        text, is_found, after = rendered.rpartition(mark)
+        if not is_found:
+            raise DataError("the chat template omits the text of the last message, so it cannot be continued")
+        return text if after.startswith(" ") else text.rstrip()  # this template trims the text of a message
 
     def _render(self, messages: Messages, names: Mapping[str, Any]) -> str:
         blocks: list[str] = []
@@ -138,14 +139,14 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def instead_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a message of the same role that says a text, and neither reasons nor calls a tool."""
+    """Return a message of the same role with this text, without reasoning and tool calls."""
     left = {name: value for name, value in message.items() if name not in (*REASONING, "tool_calls")}
     is_parts = isinstance(left.get("content"), list)
     return left | {"content": [{"type": "text", "text": text}] if is_parts else text}
 
 
 def _with_text_at_the_end(message: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a message with a text behind what it says. Raises DataError if it says nothing."""
+    """Return a message with `text` appended to its own. Raises DataError if it has no text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + text}

@@ -178,12 +178,12 @@ def _size(path: Path) -> int:
 # A byte is 1 if the loss is on the token, else 0. In memory a token without loss is ~id, which is below 0.
 
 UNALIGNED = (
-    "the prompt alone, after which the model writes, has other tokens than in front of the completion; the loss begins "
-    "with the completion's first token"
+    "the prompt's tokens change when the completion is appended, so training and generation differ there; the loss "
+    "begins with the completion's first token"
 )
 UNSTARTED = (
-    "the row does not begin with the token that the tokenizer puts in front of texts; if the model was trained with "
-    "it, the chat template has to write {{ bos_token }} first"
+    "the row does not begin with the token that the tokenizer puts before a text (BOS); if the model was trained with "
+    "it, the chat template must write {{ bos_token }} first"
 )
 
 

@@ -87,7 +87,7 @@ def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> I
     code = process.wait()
     killed = {-signal.SIGXCPU: "it takes too much processor time", -signal.SIGKILL: too_much_memory(DATA_BYTES)}
     reason = killed.get(code)
-    raise DataError(f"{path}: cannot be read behind row {row:,}: {reason or f'its reader ended with code {code}'}")
+    raise DataError(f"{path}: cannot be read after row {row:,}: {reason or f'its reader ended with code {code}'}")
 
 
 # ---------------------------------------------------------------- the process

@@ -66,7 +66,7 @@ def terminal_restored() -> Iterator[None]:
 def take_terminal(log: Path) -> None:
     """In a rank that was just forked: keep the terminal, let Ctrl-C interrupt, and note that in its log."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    write(log, f"process {os.getpid()} had the terminal: what it said is there\n")
+    write(log, f"process {os.getpid()} had the terminal: its output is there\n")
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the supervisor's may have read ahead
 
 

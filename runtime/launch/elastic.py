@@ -33,7 +33,7 @@ def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str],
     nodes, rest = divmod(place.world, place.local_world)
     if rest:
         raise UsageError(
-            f"{place.world} ranks are not {place.local_world} on each machine: --elastic needs as many on all"
+            f"{place.world} ranks are not {place.local_world} on each machine: --elastic needs the same number on all"
         )
     on = f"{nodes}x{place.local_world}"
     folder = run / FOLDER / f"{build.digest[:16]}-{on}"

@@ -34,7 +34,7 @@ class Slots:
             return Slots(shift=int(match[1]))
         if match := re.fullmatch(r"([0-9]{1,7}),([0-9]{1,7})", text, re.ASCII):
             return Slots((int(match[1]), int(match[2])))
-        raise ValueError(f"{text!r} is neither A,B nor +N nor any")
+        raise ValueError(f"{text!r} is not A,B, +N or any")
 
     def __str__(self) -> str:
         if not self.fixed:
@@ -67,7 +67,9 @@ class Slots:
         if kind == "shared":
             return "all ranks compute on one device here: there is none to exchange it with"
         if (last := max(moved.values())) >= max(world, devices):
-            return f"there is no rank and no {noun} {last}: this machine has {devices} of these, the run {world} ranks"
+            return (
+                f"no rank and no {noun} is numbered {last}: this machine has {devices} {noun}s, the run {world} ranks"
+            )
         for rank, at in moved.items():
             if kind == "cpu" and at % devices == rank % devices:
                 pair = f"ranks {rank} and {at}" if at < world else f"rank {rank} and device {at}"

@@ -62,7 +62,7 @@ def holds_checkpoint(run: Path) -> bool:
 
 def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) -> None:
     """Check the places that the spec copies checkpoints to. With `resume`, copy their newest valid checkpoint into the
-    run folder, unless the folder has one as new. Without `resume` they must have no checkpoint.
+    run folder, unless the folder has one at least as new. Without `resume` they must have no checkpoint.
 
     One rank calls this, before `loop_of`. Raises UsageError.
     """
@@ -134,7 +134,7 @@ def loop_of(
         raise UsageError(error) from None
     loop = replace(loop, start=_start(loop, options, say))
     if loop.start.saved is not None and loop.start.step >= loop.total:
-        raise NothingToDoError(f"step {loop.start.step} of {loop.total} is reached; name more with --steps")
+        raise NothingToDoError(f"step {loop.start.step} of {loop.total} is reached; set a later one with --steps")
     return loop
 
 
@@ -157,8 +157,8 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
     if (within := plan.train.within) and within.number > 1 and not goes_on:
         there = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
         raise EarlierError(
-            f"this is phase {within.number} of {within.phases} of a run, and begins with the checkpoint that the phase "
-            f"before leaves in {options.run}: {there}"
+            f"this is phase {within.number} of {within.phases} of a run; it starts from the checkpoint that the "
+            f"previous phase leaves in {options.run}: {there}"
         )
     if options.resume and not goes_on:
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")

@@ -230,7 +230,7 @@ class Loop:
         try:
             run_copy.copy(self.build.files, self.run, self._phase.get("phase"))
         except OSError as error:
-            say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
+            say(f"{self.run} has no copy of the plan ({error.strerror}): dsc report and dsc inspect need one")
         machine = {"device": self.ranks.device, "transport": transport_in_use(trainer.links)}
         build = {"build": self.build.digest, "torch": torch.__version__, "ops": library.identity()}
         events.write("start", step=trainer.step, last_step=self.total, ranks=world, **machine, **build, **self._phase)

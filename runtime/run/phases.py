@@ -32,7 +32,7 @@ def begins_with(checkpoint: LoadedCheckpoint, plan: RunPlan) -> bool:
     if tokens < within.first_token:
         raise EarlierPhaseError(
             f"{checkpoint.path} has trained on {tokens:,} tokens, and phase {within.number} of {within.phases} begins "
-            f"behind {within.first_token:,}: go on with the phase before"
+            f"after {within.first_token:,}: continue with the previous phase"
         )
     number = phase_of(checkpoint.meta)
     return number is None or number < within.number
@@ -45,8 +45,8 @@ def check_is_not_over(checkpoint: LoadedCheckpoint, plan: RunPlan) -> None:
         return
     if tokens >= (end := within.first_token + tokens_to_train(plan)):
         raise PhaseOverError(
-            f"phase {within.number} of {within.phases} ends behind {end:,} tokens, and {checkpoint.path} has trained "
-            f"on {tokens:,}: go on with the next phase"
+            f"phase {within.number} of {within.phases} ends after {end:,} tokens, and {checkpoint.path} has trained "
+            f"on {tokens:,}: continue with the next phase"
         )
 
 
@@ -56,7 +56,7 @@ def going_back(checkpoint: LoadedCheckpoint, plan: RunPlan) -> str:
     if number is None or within is None or number <= within.number:
         return ""
     return (
-        f". Phase {number} wrote it, and by the spec the run is still in phase {within.number}: let the phases that "
-        f"are trained end where they did, or move the checkpoints behind phase {within.number} out of "
+        f". Phase {number} wrote it, but by the spec the run is still in phase {within.number}: restore the lengths of "
+        f"the phases already trained, or move the checkpoints after phase {within.number} out of "
         f"{checkpoint.path.parent}"
     )

@@ -105,10 +105,10 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     free = _OF_A_PHASE if begins else _RECIPE
     if differences := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
         back = going_back(checkpoint, build.plan)
-        raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(differences)}{back}")
+        raise CheckpointError(f"{checkpoint.path} belongs to another model: {_listed(differences)}{back}")
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
-        raise CheckpointError(f"{checkpoint.path} is of adapters that fit other weights: {_listed(of_weights)}")
+        raise CheckpointError(f"{checkpoint.path} holds adapters for other weights: {_listed(of_weights)}")
     held, expected = checkpoint.shapes, expected_shapes(build.plan)
     averaged, averages = has_average(held), has_average(expected)
     if averaged != averages:
@@ -127,7 +127,7 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
             checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
         )
     notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
-    notes += ["the moving average of the checkpoint is left behind"] * (averaged and not averages)
+    notes += ["the moving average of the checkpoint is not used"] * (averaged and not averages)
     differs = [] if begins else [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
     differs += [difference(was, now, name) for name in ENVIRONMENT if was.get(name) != now[name]]
@@ -154,7 +154,7 @@ def _beginning(step: int, plan: RunPlan, changed: Sequence[tuple[str, str]]) -> 
     notes = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
     notes += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
     changes = _listed(notes) or "nothing differs"
-    return f"phase {within.number} of {within.phases} begins behind step {step:,}: {changes}"
+    return f"phase {within.number} of {within.phases} begins after step {step:,}: {changes}"
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, more: int) -> list
         after = learning_rate(plan.train.rate, tokens + more)
         if not math.isclose(before, after, rel_tol=1e-9):
             return [
-                f"the learning rate of the next step is {after:.3g}, and was {before:.3g} in the plan before: `rate` "
-                f"has other values behind {tokens:,} tokens now"
+                f"the learning rate of the next step is {after:.3g}, and was {before:.3g} in the previous plan: the "
+                f"values of `rate` after {tokens:,} tokens have changed"
             ]
     return []
 
@@ -194,17 +194,17 @@ def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | Non
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {where_paths_start(folder)}") from None
     if digest(manifest) != named.sha256:
-        raise CheckpointError(f"{path} is another checkpoint than the one that was compiled: compile the spec again")
+        raise CheckpointError(f"{path} differs from the checkpoint that was compiled: compile the spec again")
     checkpoint = load(path)
     notes = [f"the weights begin with those of {path}"]
     rows = (each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters)
     wanted = {StoredName.of(WEIGHT, each.name) for each in rows} | {each.stored for each in plan.untrained}
     held = [name for name in map(StoredName, checkpoint.shapes) if name.kind in (WEIGHT, BIAS, TABLE)]
     if left := [name.name for name in held if name not in wanted]:
-        notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
+        notes.append(f"tensors of the checkpoint that the model does not have: {_listed(left)}")
     missing = (name.name for name in wanted - {*held} if name.kind == WEIGHT)
-    if new := sorted(name for name in missing if not is_adapter(name)):  # these always begin anew
-        notes.append(f"what the checkpoint does not have begins at random: {_listed(new)}")
+    if new := sorted(name for name in missing if not is_adapter(name)):  # adapters always start anew
+        notes.append(f"tensors initialized at random, because the checkpoint does not have them: {_listed(new)}")
     return checkpoint, [printable(note) for note in notes]
 
 
@@ -225,7 +225,7 @@ def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:
         counts = isinstance(row, list) and all(type(n) is int and 0 <= n <= _MAX_COUNT for n in row)
         sound = sound and counts and len(row) == sizes[name]
     if not sound:
-        raise ValueError("the loads of experts are not those of this model")
+        raise ValueError("the loads of experts do not match this model")
 
 
 def text_of(corpus: Path) -> str:
@@ -238,7 +238,7 @@ def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str
     data = text_of(corpus)
     ahead = [each for each in record.read(run, record.identity(position, data)) if each[1] > position.next]
     if not ahead:
-        return position, f"no batch to skip: {run / record.FILE} has none that is still to come in this data"
+        return position, f"no batch to skip: {run / record.FILE} has none that is ahead in this data"
     spans = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ahead)
     return position.skipping(ahead), f"samples {spans} are left out"
 
@@ -253,7 +253,7 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str
 
 def not_bit_for_bit(differs: list[str]) -> str:
     """Return the note on a resume that starts from equal values but will not give equal bits."""
-    return f"not bit for bit as without the break, for this differs: {_listed(differs)}"
+    return f"not bit for bit as without the break, because this differs: {_listed(differs)}"
 
 
 def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
@@ -299,7 +299,7 @@ def _layers(spans: Any) -> dict[int, dict[str, Any]]:
         keys = ("first", "last", "ffn", "attention")
         first, last, ffn, attention = (span.get(key) if isinstance(span, dict) else None for key in keys)
         if type(first) is not int or type(last) is not int or not len(layers) == first <= last < _MAX_LAYERS:
-            raise ValueError("its plan has ranges of layers that no model has")
+            raise ValueError("its plan has invalid ranges of layers")
         parts = {"ffn": ffn} if attention is None else {"ffn": ffn, "attention": attention}
         layers |= {layer: parts for layer in range(first, last + 1)}
     return layers

@@ -102,14 +102,14 @@ def position_in(
     if was.order == order or not position.cuts:
         return position, []
     if is_chat:
-        return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still to come have another order"]
+        return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still ahead have another order"]
     lost = position.unavoidable()
     effect = "as few as windows of whole sequences can"
     if lost is not None:
         effect = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
         effect += ", the fewest that whole windows can" if any(lost) else ""
-    text = f"windows of {was.order.sequence:,} tokens are cut anew into {order.sequence:,}: of the rest of epoch"
-    return position, [f"{text} {position.cuts[0].epoch + 1:,} {effect}; its order is another"]
+    text = f"windows of {was.order.sequence:,} tokens are cut again into {order.sequence:,}: of the rest of epoch"
+    return position, [f"{text} {position.cuts[0].epoch + 1:,} {effect}; its order changes"]
 
 
 def _of_prompts(was: Position, order: Order) -> tuple[Position, list[str]]:
@@ -126,7 +126,7 @@ def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position,
     seeds = {share.name: share.order.seed for share in shares}
     notes = []
     if same_text and any(seeds.get(share.name, share.order.seed) != share.order.seed for share in order.shares):
-        notes.append("sources have other orders: what they have not given in this epoch comes first")
+        notes.append("sources have other orders: samples not yet used in this epoch come first")
     before = {share.name: share.weight for share in shares}
     weights = {share.name: share.weight for share in order.shares}
     if before == weights:

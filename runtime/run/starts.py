@@ -80,9 +80,7 @@ class Fewer:
         from runtime.launch.elastic import build_without
         from runtime.observe.device import choose
 
-        if (
-            choose(options.device, self._left) == "cuda"
-        ):  # ranks are forked before CUDA is initialised, so they read this
+        if choose(options.device, self._left) == "cuda":  # ranks are forked before CUDA is initialised, and read this
             seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
                 name for index, name in enumerate(seen.split(",")) if index != rank

@@ -107,15 +107,15 @@ def _check_options(options: RunOptions, *, under_torchrun: bool) -> None:
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
     if options.skip_batch and not options.resume:
-        raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
+        raise UsageError("--skip-batch skips the bad batches of an earlier run: it needs --resume")
     if options.restarts and under_torchrun:
         raise UsageError("torchrun starts ranks again by itself: give it --max-restarts, and leave --restarts out")
     if options.slots and under_torchrun:
-        raise UsageError("--replay goes with dsc replay, which starts all ranks on one machine")
+        raise UsageError("--replay belongs to dsc replay, which starts all ranks on one machine")
     if options.elastic and not under_torchrun and not options.restarts:
-        raise UsageError("--elastic goes with torchrun, which says how many ranks there are, or with --restarts N")
+        raise UsageError("--elastic needs torchrun, which sets the number of ranks, or --restarts N")
     if options.restarts and (options.debug is not None or options.profile is not None):
-        raise UsageError("--restarts goes neither with --debug nor with --profile")
+        raise UsageError("--restarts cannot be combined with --debug or --profile")
 
 
 def _check_is_free(run: Path) -> None:
@@ -148,10 +148,10 @@ def _check_place(run: Path) -> None:
 def _debugging(build: Build, options: RunOptions, rank: int) -> RunOptions:
     """Return the options of a debug run, after printing what was edited in the build."""
     if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-        raise UsageError("--debug begins at step 1, and goes neither with --resume nor --profile nor under torchrun")
+        raise UsageError("--debug starts at step 1; it cannot be combined with --resume, --profile or torchrun")
     world = build.plan.mesh.world
     if rank >= world:
-        raise UsageError(f"--debug-rank {rank}: this build is of {world} ranks, the last is {world - 1}")
+        raise UsageError(f"--debug-rank {rank}: this build has {world} ranks, the last is {world - 1}")
     try:
         if reason := take_folder(options.run, build.edits):
             raise UsageError(reason)
@@ -173,7 +173,7 @@ def _open(folder: Path, expect: str | None, compiled: str | None, *, edited: boo
     except BuildError as error:
         raise UsageError(error) from None
     if expect not in (None, build.digest):
-        raise UsageError(f"{folder} is another build than was asked for: its digest is {build.digest}, not {expect}")
+        raise UsageError(f"{folder} is not the build that was asked for: its digest is {build.digest}, not {expect}")
     return build
 
 
@@ -297,8 +297,8 @@ def _join(build: Build, options: RunOptions) -> int:
         options = replace(options, resume=True)
     if place.world != (compiled := build.plan.mesh.world):
         if not options.elastic:
-            either = f"torchrun --nproc-per-node {compiled}, or --elastic behind train.py to go on with any number"
-            raise UsageError(f"this build is of {compiled} ranks: {either}")
+            either = f"torchrun --nproc-per-node {compiled}, or --elastic after train.py to continue with any number"
+            raise UsageError(f"this build is for {compiled} ranks: {either}")
         build = build_for(build, place, options.run, tell)
     try:
         ranks = attach(place, options.run, build.digest, options.hang_timeout_s, options.start_timeout_s)

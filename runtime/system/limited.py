@@ -129,7 +129,7 @@ class Limited:
             reply = None
         if not isinstance(reply, dict):
             self.close()
-            raise DeadError("its process wrote what is no answer")
+            raise DeadError("its process wrote an invalid answer")
         if "fault" in reply:
             raise FaultError(reply["fault"], reply["hint"])
         return reply

@@ -104,7 +104,7 @@ class JsonLines:
                 )
             return
         if self._fails:
-            lost = f", but for the first {self._dropped}: memory is kept for {MOST_KEPT_BYTES >> 20} MiB"
+            lost = f", except the first {self._dropped}: memory is kept for {MOST_KEPT_BYTES >> 20} MiB"
             self._say(f"{self._path} can be written again: all {self._noun} are in it{lost if self._dropped else ''}")
             self._fails, self._dropped = False, 0
 

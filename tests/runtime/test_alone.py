@@ -194,7 +194,7 @@ def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -
     made = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
     rewards = (SimpleNamespace(name="right"), SimpleNamespace(name="long"))
     policy: Any = SimpleNamespace(
-        _made=made, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
+        _current=made, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
         _grpo=SimpleNamespace(rewards=rewards, group=2, completion=4),
     )  # fmt: skip
     for reference in (None, np.zeros((4, 4))):
@@ -302,14 +302,14 @@ OPTIONS = RunOptions(
     [
         ({}, "", ""),
         ({"restarts": 1}, "", "leave --restarts out"),
-        ({"elastic": True}, "--elastic goes with torchrun", ""),
+        ({"elastic": True}, "--elastic needs torchrun", ""),
         ({"elastic": True, "restarts": 1}, "", "leave --restarts out"),
-        ({"slots": Slots.parse("+1")}, "", "--replay goes with dsc replay"),
+        ({"slots": Slots.parse("+1")}, "", "--replay belongs to dsc replay"),
         ({"profile": 2}, "", ""),
         ({"profile": 2, "steps": 3}, "leave --steps out", "leave --steps out"),
-        ({"profile": 2, "restarts": 1}, "neither with --debug nor with --profile", "leave --restarts out"),
-        ({"debug": 0, "restarts": 1}, "neither with --debug nor with --profile", "leave --restarts out"),
-        ({"skip_batch": True}, "it goes with --resume", "it goes with --resume"),
+        ({"profile": 2, "restarts": 1}, "combined with --debug or --profile", "leave --restarts out"),
+        ({"debug": 0, "restarts": 1}, "combined with --debug or --profile", "leave --restarts out"),
+        ({"skip_batch": True}, "it needs --resume", "it needs --resume"),
         ({"skip_batch": True, "resume": True}, "", ""),
     ],
 )
@@ -429,7 +429,7 @@ def test_adapters_go_on_as_those_that_were_saved(tmp_path: Path, monkeypatch: py
     meta = json.loads(json.dumps(resume.origin(build(lora), tmp_path, "cpu")))
     saved = SimpleNamespace(meta=meta, path="step-00000007", shapes={}, step=7)
     monkeypatch.setattr(resume, "load", lambda folder: saved)
-    with pytest.raises(CheckpointError, match=r"of adapters that fit other weights: adapter\.factor 1\.0 → 2\.5"):
+    with pytest.raises(CheckpointError, match=r"holds adapters for other weights: adapter\.factor 1\.0 → 2\.5"):
         resume.find(tmp_path, build(replace(lora, factor=2.5)), tmp_path, "cpu")
     assert "adapter" not in resume.origin(build(None), tmp_path, "cpu")["plan"]
 

@@ -262,5 +262,5 @@ def test_a_rank_that_has_the_terminal_says_so_in_its_log(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(debug, "signal", SimpleNamespace(signal=handlers.__setitem__, SIGINT=2, default_int_handler=7))
     debug.take_terminal(tmp_path / "log")
-    assert (tmp_path / "log").read_text("utf-8") == f"process {os.getpid()} had the terminal: what it said is there\n"
+    assert (tmp_path / "log").read_text("utf-8") == f"process {os.getpid()} had the terminal: its output is there\n"
     assert handlers == {2: 7} and sys.stdin.fileno() == 0

@@ -249,7 +249,7 @@ def test_memory_for_rows_is_bounded(path: Path, disk: Full, monkeypatch: pytest.
     writer.close()
     left = 1000 // len('{"step": 100, "loss": 1.25}\n')
     assert steps(path) == [*range(201 - left, 201)], "the latest"
-    assert f"but for the first {101 - left}" in said[-1]
+    assert f"except the first {101 - left}" in said[-1]
 
 
 def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(

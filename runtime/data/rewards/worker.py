@@ -105,7 +105,7 @@ def _check_parameters(function: Callable[..., Any], path: str, name: str, argume
     except TypeError as error:
         names = ", ".join(arguments)
         raise FaultError(
-            f"{path}: `{name}` does not take what it is given, {names}: {error}",
+            f"{path}: `{name}` does not accept its arguments, {names}: {error}",
             f"write `def {name}(prompts, completions, **columns)`",
         ) from None
     except ValueError:  # a C function without a signature

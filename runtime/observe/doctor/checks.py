@@ -246,7 +246,7 @@ def _versions(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     if on_gpus and not has.triton:
         return CheckFinding("versions", "error", text, "kernels need triton: pip install triton")
     if on_gpus and not has.nccl:
-        return CheckFinding("versions", "error", text, "ranks on GPUs talk by NCCL: install a torch that has it")
+        return CheckFinding("versions", "error", text, "ranks on GPUs need NCCL: install a torch with NCCL")
     if has.driver and int(has.driver.partition(".")[0]) < LEAST_DRIVER:
         return CheckFinding("versions", "error", text, f"install a driver of NVIDIA from {LEAST_DRIVER} on")
     return CheckFinding("versions", "ok", text)
@@ -332,7 +332,7 @@ def _clock(node: NodeFacts) -> CheckFinding:
     if isinstance(node.clock, CheckProblem):
         return _unknown("clock", node.clock)
     if node.clock.now_s < EARLIEST_S:
-        return CheckFinding("clock", "error", "it is behind the year 2025", "set it, and start chrony or ntpd")
+        return CheckFinding("clock", "error", "it is set to a time before 2025", "set it, and start chrony or ntpd")
     if not node.clock.is_synchronised:
         mend = "start chrony or ntpd, for times in logs of several nodes to be comparable"
         return CheckFinding("clock", "warning", "not synchronised", mend)

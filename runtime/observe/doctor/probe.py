@@ -123,8 +123,8 @@ Value = TypeVar("Value")
 
 def look(run: Path, port: int) -> NodeFacts:
     """Return all facts of this node. `run`: folder of a run. CUDA is not initialised in this process."""
-    found = within(_devices, "devices")
-    devices = found if isinstance(found, CheckProblem) else tuple(CudaDevice(**each) for each in found)
+    listed = within(_devices, "devices")
+    devices = listed if isinstance(listed, CheckProblem) else tuple(CudaDevice(**device) for device in listed)
     return NodeFacts(
         cpus=len(os.sched_getaffinity(0)),
         devices=devices,

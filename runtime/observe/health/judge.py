@@ -103,7 +103,7 @@ class BadStepError(ReportedError):
             )
         if to is not None:
             consequence = (
-                f"the run goes back behind step {to:,}, and on without samples {samples[0]:,} to {samples[1] - 1:,}"
+                f"the run returns to the end of step {to:,}, and skips samples {samples[0]:,} to {samples[1] - 1:,}"
             )
         met = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
         super().__init__(f"step {step}: {met}; nothing was updated; {consequence}")

@@ -83,7 +83,7 @@ def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path)
     before, seen = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
     checkpoint = cast(LoadedCheckpoint, SimpleNamespace(meta={"position": before.to_json()}))
     position, notes = position_in(checkpoint, build, order, same_text=True)
-    assert notes == ["sources have other orders: what they have not given in this epoch comes first"]
+    assert notes == ["sources have other orders: samples not yet used in this epoch come first"]
     seen += walk(position, [8] * 22 + [4])[1]
     assert len(seen) == 300 == len({*seen})
 

@@ -98,7 +98,7 @@ def test_marks_are_found_where_a_template_writes_them_later(template: str) -> No
 
 def test_a_template_that_changes_what_it_marked_is_refused() -> None:
     template = "{% set x %}{% generation %} {{ messages[0].content }} {% endgeneration %}{% endset %}{{ x | trim }}"
-    with pytest.raises(DataError, match="changes what is between its `generation` tags"):
+    with pytest.raises(DataError, match="changes the text between its `generation` tags"):
         texts_with_loss(train_tokenizer(), template, {"messages": [said("assistant", "x")]})
 
 

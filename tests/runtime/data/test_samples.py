@@ -66,7 +66,7 @@ def test_validation_is_in_order_and_does_not_repeat(folder: Path) -> None:
     samples = Samples(folder, "validation", SEQUENCE, seed=9)
     assert samples.num_windows == 12
     assert [samples.tokens(i)[0] for i in range(12)] == [8 * i for i in range(12)]
-    with pytest.raises(AssertionError, match="what is held out is read once"):
+    with pytest.raises(AssertionError, match="the validation split is read once"):
         samples.tokens(12)
 
 

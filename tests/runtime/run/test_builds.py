@@ -117,7 +117,7 @@ def test_expect(place: Place) -> None:
     for argument in ("build/tiny", "tiny.dsc"):
         done = place.dsc("train", argument, "--expect", "0" * 64, code=2)
         assert done.stderr == (
-            f"error: build/tiny is another build than was asked for: its digest is {digest}, not {'0' * 64}\n"
+            f"error: build/tiny is not the build that was asked for: its digest is {digest}, not {'0' * 64}\n"
         )
         assert not (place.folder / "runs").exists()
     assert "is not the digest of a build" in place.dsc("train", "build/tiny", "--expect", "123", code=2).stderr

@@ -232,7 +232,7 @@ REFUSED = {
     "override of a build": (("-s", "train.seed=2"), "error: build/tiny is compiled already: -s needs the spec\n"),
     "a batch to skip in a new run": (
         ("--skip-batch", "--out", "new"),
-        "error: --skip-batch leaves out what an earlier run met: it goes with --resume\n",
+        "error: --skip-batch skips the bad batches of an earlier run: it needs --resume\n",
     ),
 }
 

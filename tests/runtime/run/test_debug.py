@@ -158,9 +158,9 @@ def test_one_of_four_ranks(place: Place, leave: str) -> None:
 def test_what_debug_does_not_go_with(place: Place) -> None:
     place.compile(ONE_RANK)
     for words, said in (
-        (("--debug-rank", 1), "--debug-rank 1: this build is of 1 ranks, the last is 0"),
-        (("--resume",), "--debug begins at step 1"),
-        (("--profile",), "--debug begins at step 1"),
+        (("--debug-rank", 1), "--debug-rank 1: this build has 1 ranks, the last is 0"),
+        (("--resume",), "--debug starts at step 1"),
+        (("--profile",), "--debug starts at step 1"),
         (("--debug-rank", "x"), "'x' is not a rank"),
     ):
         assert said in place.dsc("train", "build/tiny", "--debug", *words, code=2).stderr

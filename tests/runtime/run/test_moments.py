@@ -57,7 +57,10 @@ def test_a_resumed_run_is_equal_to_the_bit(mine: Place) -> None:
     done = mine.dsc(
         "train", "mine.dsc:mine", "-s", "precision.moments=fp32", "--out", "broken", "--resume", "--steps", 6
     )
-    assert "not bit for bit as without the break, for this differs: precision.moments bfloat16 → float32" in done.stdout
+    assert (
+        "not bit for bit as without the break, because this differs: precision.moments bfloat16 → float32"
+        in done.stdout
+    )
     longer = saved(broken)
     assert {tensor.dtype for tensor in longer.read(longer.shapes).values()} == {torch.float32}
 

@@ -80,7 +80,7 @@ def _compile(place: Place, run: str, text: str) -> tuple[str, ...]:
 def straight(place: Place) -> Path:
     """The run without a break."""
     said = place.dsc("train", "grow.dsc", "--out", "straight").stdout
-    assert "phase 2 of 3 begins behind step 4: train.sequence 16 → 32" in said
+    assert "phase 2 of 3 begins after step 4: train.sequence 16 → 32" in said
     assert "the rotation of positions" in said and "not bit for bit" not in said
     assert "mesh.pp 2 → 1" in said
     return place.folder / "straight"
@@ -212,7 +212,7 @@ def test_a_kill_at_a_seam_leaves_no_trace(place: Place, straight: Path) -> None:
     with place.started(*words) as running:
         wait_for(lambda: _began(run, 2), "the second phase")
         _kill(running, running.ranks(run)[1])
-        assert running.process.returncode == 1 and "phase 2 of 3 begins behind step 4" in running.stdout()
+        assert running.process.returncode == 1 and "phase 2 of 3 begins after step 4" in running.stdout()
     with place.started(*words) as running:
         wait_for(lambda: _newest(run) == 8, "the last save of the second phase")
         _kill(running, running.process.pid)
@@ -238,7 +238,7 @@ def test_torchrun_trains_all_phases(place: Place, straight: Path) -> None:
     done = progress.run(script, place.folder)
     said = done.stdout
     assert done.returncode == 0, done.stderr
-    assert "nothing to do: phase 1 of 3 ends behind 256 tokens, and scripted/checkpoints/step-0000000" in said
+    assert "nothing to do: phase 1 of 3 ends after 256 tokens, and scripted/checkpoints/step-0000000" in said
     _assert_equal(run, straight)
 
 
@@ -271,7 +271,7 @@ def test_phases_end_by_tokens_whatever_the_batch_was(place: Place) -> None:
     place.dsc("train", "grow.dsc", "--out", "halved", "--steps", 3)
     _compile(place, "halved", GROW.replace("train { ema", "train { batch = 2, steps = 8, ema"))
     said = place.dsc("train", "halved.dsc", "--out", "halved", "--resume").stdout
-    assert "phase 2 of 3 begins behind step 5" in said and "phase 3 of 3 begins behind step 9" in said
+    assert "phase 2 of 3 begins after step 5" in said and "phase 3 of 3 begins after step 9" in said
     written = rows(place.folder / "halved")
     assert [row["tokens"] for row in written] == np.cumsum([64] * 3 + [32] * 2 + [64] * 4 + [128] * 2).tolist()
     assert [row["phase"] for row in written] == [1] * 5 + [2] * 4 + [3] * 2
@@ -283,8 +283,8 @@ def test_a_trained_phase_that_ends_later_says_what_to_do(place: Place, straight:
     shutil.copytree(straight, run)
     _compile(place, "longer", GROW.replace("train { ema", "train { steps = 16, ema"))
     said = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", code=2).stderr
-    assert "Phase 3 wrote it, and by the spec the run is still in phase 1" in said
-    assert "move the checkpoints behind phase 1 out of longer/checkpoints" in said
+    assert "Phase 3 wrote it, but by the spec the run is still in phase 1" in said
+    assert "move the checkpoints after phase 1 out of longer/checkpoints" in said
     for step in (6, 8, 9, 10):
         shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
     said = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", "--steps", 5).stdout
@@ -297,7 +297,7 @@ def test_a_phase_is_added_at_the_end(place: Place, straight: Path) -> None:
     shutil.copytree(straight, run)
     _compile(place, "added", GROW.replace("steps = 2 } }\n}", "steps = 2 } }\n  phase more { train { steps = 1 } }\n}"))
     said = place.dsc("train", "added.dsc", "--out", "added", "--resume").stdout
-    assert "phase 4 of 4 begins behind step 10: nothing differs" in said
+    assert "phase 4 of 4 begins after step 10: nothing differs" in said
     assert "of the rest of epoch 1 0 tokens are skipped and 0 repeated" in said
     assert rows(run)[:10] == rows(straight) and [rows(run)[-1][key] for key in ("step", "tokens")] == [11, 896]
 
@@ -311,7 +311,7 @@ def _assert_equal(run: Path, straight: Path) -> None:
 
 def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
     said = place.dsc("train", "build/grow.to_32", "--out", "alone", code=2).stderr
-    assert "this is phase 2 of 3 of a run, and begins with the checkpoint that the phase before leaves" in said
+    assert "this is phase 2 of 3 of a run; it starts from the checkpoint that the previous phase leaves" in said
     assert "train that one first, into the same folder" in said
 
 

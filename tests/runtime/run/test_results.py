@@ -162,5 +162,5 @@ def test_torchrun_with_another_world_is_refused(place: Place) -> None:
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     command = (sys.executable, "build/tiny/train.py", "--out", "two")
     done = progress.run(command, place.folder, environment)
-    assert done.stderr == "error: this build is of 4 ranks: torchrun --nproc-per-node 4\n"
+    assert done.stderr == "error: this build is for 4 ranks: torchrun --nproc-per-node 4\n"
     assert done.returncode == 2 and not (place.folder / "two").exists()

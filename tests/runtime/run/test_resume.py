@@ -149,7 +149,7 @@ def test_going_on_under_another_plan_is_said(trained: Trained, place: Place) -> 
     shutil.copytree(source / "checkpoints" / "step-00000003", run / "checkpoints" / "step-00000003")
     (run / "metrics.jsonl").write_bytes((source / "metrics.jsonl").read_bytes())
     done = place.dsc("train", "--out", run, "--resume", "--steps", 5)
-    assert "not bit for bit as without the break, for this differs: mesh.pp 2 → 1" in done.stdout
+    assert "not bit for bit as without the break, because this differs: mesh.pp 2 → 1" in done.stdout
     losses = [row["loss"] for row in untimed(run)]
     assert losses == pytest.approx([row["loss"] for row in untimed(source)][:5], rel=1e-5)
 
@@ -158,7 +158,7 @@ def test_nothing_to_do_is_said(trained: Trained) -> None:
     place = trained["1f1b"]
     before = (place.folder / "straight" / "metrics.jsonl").read_bytes()
     done = place.dsc("train", "--out", "straight", "--resume")
-    assert "nothing to do: step 6 of 6 is reached; name more with --steps" in done.stdout
+    assert "nothing to do: step 6 of 6 is reached; set a later one with --steps" in done.stdout
     assert (place.folder / "straight" / "metrics.jsonl").read_bytes() == before
 
 
@@ -167,7 +167,7 @@ def test_another_model_is_refused(trained: Trained, place: Place) -> None:
     run = trained["1f1b"].folder / "straight"
     before = bits(saved(run))
     done = place.dsc("train", "--out", run, "--resume", "--steps", 9, code=2)
-    assert "step-00000006 is of another model: model.layers.1.ffn.top_k 2 → 1" in done.stderr
+    assert "step-00000006 belongs to another model: model.layers.1.ffn.top_k 2 → 1" in done.stderr
     assert "report:" not in done.stdout, "there was no run"
     assert bits(saved(run)) == before
 
@@ -211,7 +211,7 @@ def without_average(build: Build) -> Build:
 def test_an_average_may_end(begun: tuple[Path, Build, Path]) -> None:
     folder, build, corpus = begun
     notes = find(folder, without_average(build), corpus, "cpu").notes
-    assert "the moving average of the checkpoint is left behind" in notes and "not bit for bit" in notes[-1]
+    assert "the moving average of the checkpoint is not used" in notes and "not bit for bit" in notes[-1]
 
 
 def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_bias_that_came_or_went_is_refused(begun: tuple[Path, Build, Path]) ->
 @pytest.mark.parametrize("path", ARCHITECTURE)
 def test_a_change_of_the_model_is_refused(begun: tuple[Path, Build, Path], path: str) -> None:
     checkpoints, build, corpus = begun
-    with pytest.raises(CheckpointError, match=r"step-00000006 is of another model: model\."):
+    with pytest.raises(CheckpointError, match=r"step-00000006 belongs to another model: model\."):
         find(checkpoints, changed(build, path, ARCHITECTURE[path]), corpus, "cpu")
 
 
@@ -274,7 +274,7 @@ def test_a_change_of_the_model_is_refused(begun: tuple[Path, Build, Path], path:
 def test_a_change_of_the_recipe_is_said(begun: tuple[Path, Build, Path], path: str) -> None:
     checkpoints, build, corpus = begun
     last = find(checkpoints, changed(build, path, RECIPE[path]), corpus, "cpu").notes[-1]
-    differs = last.removeprefix("not bit for bit as without the break, for this differs: ")
+    differs = last.removeprefix("not bit for bit as without the break, because this differs: ")
     assert differs.startswith(f"{path} ") and differs.count("→") == 1, last
 
 
@@ -295,7 +295,7 @@ def test_another_tokenizer_is_refused_and_other_text_is_said(begun: tuple[Path, 
     checkpoints, build, corpus = begun
     meta = json.loads((corpus / "meta.json").read_text("utf-8"))
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"sha256": "0" * 64}), "utf-8")
-    assert find(checkpoints, build, tmp_path, "cpu").notes[-1].endswith("for this differs: other text")
+    assert find(checkpoints, build, tmp_path, "cpu").notes[-1].endswith("because this differs: other text")
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"tokenizer": {"sha256": "0" * 64}}), "utf-8")
     with pytest.raises(CheckpointError, match="another tokenizer"):
         find(checkpoints, build, tmp_path, "cpu")

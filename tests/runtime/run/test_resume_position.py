@@ -109,7 +109,7 @@ def test_a_rate_that_jumps_is_said(place: Place) -> None:
             "more steps": lambda: with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3", steps="steps = 80"),
         }.items()
     }
-    jump = "the learning rate of the next step is 0.000384, and was 0.000768 in the plan before: "
+    jump = "the learning rate of the next step is 0.000384, and was 0.000768 in the previous plan: "
     assert any(note.startswith(jump) for note in said["longer warm-up"])
     assert not any("learning rate" in note for note in said["more steps"])
 
@@ -131,8 +131,8 @@ def test_another_sequence_trains_on_the_rest_of_the_epoch(
         seen[before.window(index) * SEQUENCE :][:SEQUENCE] = True
     shares = [seen[after.window(i) * sequence :][:sequence].mean() for i in range(drawn[-1] + 1)]
     assert drawn == [i for i, share in enumerate(shares) if share <= 0.5]
-    assert f"windows of 16 tokens are cut anew into {sequence}: of the rest of epoch 1 " in said
-    assert ("0 tokens are skipped and 0 repeated; its order is another" in said) == (sequence == 8)
+    assert f"windows of 16 tokens are cut again into {sequence}: of the rest of epoch 1 " in said
+    assert ("0 tokens are skipped and 0 repeated; its order changes" in said) == (sequence == 8)
 
 
 def test_a_run_told_in_tokens_ends_by_tokens(place: Place) -> None:

@@ -79,6 +79,6 @@ def test_an_edited_program_is_refused(place: Place) -> None:
     entries["files"]["program/train_8.json"] = hashlib.sha256(edited.encode()).hexdigest()
     manifest.write_text(json.dumps(entries))
     assert place.dsc("train", "edited", code=2).stderr == (
-        "error: edited is not what was proven: program/train_8.json was changed after program train_8 was proven: "
+        "error: edited does not match its proof: program/train_8.json was changed after program train_8 was proven: "
         "certificate/train_8.json is of another program/train_8.json; run dsc compile again\n"
     )

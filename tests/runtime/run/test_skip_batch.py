@@ -150,4 +150,4 @@ def test_the_command_that_is_named_goes_on(place: Place) -> None:
     second = json.loads((run / "health.json").read_text("utf-8"))["batches"][1]["samples"]
     assert second[0] == last + 1, "the same weights meet the samples after those"
     alone = place.dsc("train", "absurd.dsc", "--out", "no", "--skip-batch", code=2)
-    assert alone.stderr == "error: --skip-batch leaves out what an earlier run met: it goes with --resume\n"
+    assert alone.stderr == "error: --skip-batch skips the bad batches of an earlier run: it needs --resume\n"

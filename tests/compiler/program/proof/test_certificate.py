@@ -70,7 +70,7 @@ def written(folder: Path, files: Files) -> Path:
 def refused(folder: Path, files: Files) -> str:
     with pytest.raises(BuildError) as caught:
         Build.open(written(folder, files))
-    return str(caught.value).removeprefix(f"{folder} is not what was proven: ")
+    return str(caught.value).removeprefix(f"{folder} does not match its proof: ")
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files
         text = replace(program, **{kind: changed}).to_json()
         proven = files["certificate/train_4.json"].replace(digest(files[name]), digest(text))
         found = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
-        assert found.startswith(f"{name}: its {kind} is not that of the plan's buckets"), found
+        assert found.startswith(f"{name}: its {kind} differs from the plan's buckets"), found
 
 
 def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files) -> None:
@@ -181,7 +181,7 @@ def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files)
         "rank 0 starts a reduction before ": (first._replace(after=0), *rest),
         "the reductions that rank 0 starts are not": (first, first, *rest),
         "the reductions that rank 0 starts are": (first._replace(stages=(9,)), *rest),
-        "the reductions of rank 0 are not behind its calls": (*rest, first._replace(after=last + 1)),
+        "the reductions of rank 0 do not follow its calls": (*rest, first._replace(after=last + 1)),
         "ranks 0, 1 start reductions in several orders": [r._replace(after=last) for r in (*rest[::-1], first)],
     }
     for message, row in changes.items():

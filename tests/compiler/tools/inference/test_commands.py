@@ -220,7 +220,10 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
         "no folder": ([folder / "none", *ids], "there is no folder"),
         "no run": ([folder / "empty", *ids], "holds no checkpoint"),
         "no step": ([f"{run}@4", *ids], "it has those of steps 3, 6"),
-        "damaged": ([damaged, *ids, "--spec", run / "spec.resolved"], "its sha256 is not that of what was written"),
+        "damaged": (
+            [damaged, *ids, "--spec", run / "spec.resolved"],
+            "its sha256 differs from the one in the manifest",
+        ),
         "build": ([run.parents[1] / "build" / "tiny", *ids], "is a build, which has no weights"),
         "model": (
             [run / "checkpoints" / "step-00000006", "--spec", folder / "other.dsc"],

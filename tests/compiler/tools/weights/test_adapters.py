@@ -304,7 +304,7 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
     for name, each in weights(imported / "split" / "checkpoints").items():  # the same, but for the order of sums
         torch.testing.assert_close(each, theirs[name], rtol=1e-4, atol=1e-6)
     louder = dsc("train", "m.dsc", "--steps", "4", "--out", "run", "--resume", *less, "-s", "adapter.alpha=5")
-    assert louder.returncode == 2 and "is of adapters that fit other weights: adapter.factor 1.0 → 2.5" in louder.stderr
+    assert louder.returncode == 2 and "holds adapters for other weights: adapter.factor 1.0 → 2.5" in louder.stderr
     out = dsc("export", "hf", "run", "-o", "out", "--dtype", "fp32")
     assert out.returncode == 0, out.stderr
     published, before = load_file("out/model.safetensors"), load_file("hf/model.safetensors")

@@ -132,7 +132,7 @@ def test_a_checkpoint_that_changed(imported: Path, capfd: pytest.CaptureFixture[
     publish.write(imported / "m.weights", 0, [tensors], meta)
     refused = dsc("train", "build/pretrain", "--steps", "1", "--out", "run")
     assert refused.returncode == 2
-    assert "is another checkpoint than the one that was compiled: compile the spec again" in refused.stderr
+    assert "differs from the checkpoint that was compiled: compile the spec again" in refused.stderr
 
 
 def test_damaged_weights_are_not_trained(imported: Path) -> None:
@@ -141,7 +141,7 @@ def test_damaged_weights_are_not_trained(imported: Path) -> None:
     content[-1] ^= 1
     shard.write_bytes(content)
     refused = dsc("train", "m.dsc", "--steps", "1", "--out", "run")
-    assert refused.returncode == 2 and "its sha256 is not that of what was written" in refused.stderr
+    assert refused.returncode == 2 and "its sha256 differs from the one in the manifest" in refused.stderr
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero"), [(2, 2, 2, 1), (1, 2, 4, 3)])

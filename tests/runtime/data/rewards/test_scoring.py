@@ -239,7 +239,7 @@ def test_patterns_are_searched_for_in_each_completion() -> None:
         ("reward = 3\n", "has no function `reward`\n = hint: write `def reward` there"),
         (
             "def reward(completions): return []\n",
-            "`reward` does not take what it is given, answer, level, tags, prompts, completions: got an unexpected "
+            "`reward` does not accept its arguments, answer, level, tags, prompts, completions: got an unexpected "
             "keyword argument 'answer'\n = hint: write `def reward(prompts, completions, **columns)`",
         ),
         ("def reward(completions, price, **_): return []\n", "missing a required argument: 'price'"),

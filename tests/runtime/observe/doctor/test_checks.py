@@ -66,7 +66,7 @@ CHANGES = [
     ("device", replace(GPUS, devices=(replace(H100, name="NVIDIA H200"),) * 8), "warning", "rates of the plan"),
     ("versions", changed(GPUS, "drivers", cuda=""), "error", "this torch is for CPUs"),
     ("versions", changed(GPUS, "drivers", triton=""), "error", "pip install triton"),
-    ("versions", changed(GPUS, "drivers", nccl=""), "error", "ranks on GPUs talk by NCCL"),
+    ("versions", changed(GPUS, "drivers", nccl=""), "error", "ranks on GPUs need NCCL"),
     ("versions", changed(GPUS, "drivers", driver="470.57"), "error", "install a driver"),
     ("/dev/shm", changed(GPUS, "memory", shared_bytes=64 << 20), "error", "--shm-size"),
     ("disk", changed(GPUS, "disk", is_writable=False), "error", "--out"),

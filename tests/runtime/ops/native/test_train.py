@@ -22,7 +22,7 @@ def test_a_run_on_torch_says_so_once_and_goes_on_in_cpp(tmp_path: Path, monkeypa
     assert saved(tmp_path / "run", 1).meta["ops"] == "torch"
     monkeypatch.delenv("DSC_OPS")
     said = place.dsc("train", "--out", "run", "--steps", 2, "--resume").stdout.splitlines()
-    note = "not bit for bit as without the break, for this differs: ops torch → "
+    note = "not bit for bit as without the break, because this differs: ops torch → "
     assert note + library.identity() in said and not any("run on torch" in line for line in said)
     assert saved(tmp_path / "run", 2).meta["ops"] == library.identity()
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2]
