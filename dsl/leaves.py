@@ -57,37 +57,37 @@ def _place(span: Span) -> str:
 def leaves(spec: Spec) -> tuple[Leaf, ...]:
     """All values of a spec, in the order of the canonical form, without absent blocks (`mtp`, `checkpoint`) and without
     defaults of `Quiet` keys."""
-    return tuple(_of_node(spec, ""))
+    return tuple(_node_leaves(spec, ""))
 
 
-def _of_node(node: Node, path: str) -> Iterator[Leaf]:
+def _node_leaves(node: Node, path: str) -> Iterator[Leaf]:
     for name, kind in fields_of(type(node)).items():
         if not is_left_out(type(node).model_fields[name], getattr(node, name)):
-            yield from _of_field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
+            yield from _field_leaves(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
 
 
-def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Leaf]:
+def _field_leaves(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Leaf]:
     if kind.form == "label":
         if path.rpartition(".")[0] not in NAMED:  # their names are values of the run
             yield Leaf(path, value, value, is_name=name == "name")
     elif path in NAMED:
         yield Leaf(path, value.name, value.name, is_name=True)
-        yield from _of_node(value, path)
+        yield from _node_leaves(value, path)
     elif kind.form == "layers":
         for index, span in enumerate(value):
             by = {"by": span.by} if span.by > 1 else {}
             yield Leaf(f"{path}.{index}", range_text(span), {"first": span.first, "last": span.last, **by})
-            yield from _of_node(span.ffn, f"{path}.{index}.ffn")
+            yield from _node_leaves(span.ffn, f"{path}.{index}.ffn")
             if span.attention is not None:
-                yield from _of_node(span.attention, f"{path}.{index}.attention")
+                yield from _node_leaves(span.attention, f"{path}.{index}.attention")
     elif kind.form == "entries":
         for each in value:
-            yield from (leaf for leaf in _of_node(each, f"{path}.{each.name}") if not leaf.is_name)
+            yield from (leaf for leaf in _node_leaves(each, f"{path}.{each.name}") if not leaf.is_name)
     elif kind.form == "rate":
         for index, phase in enumerate(value):
             yield Leaf(f"{path}.{index}", rate_text(phase), _plain(phase))
     elif isinstance(value, Node) and not isinstance(value, (*BUILT_IN_NODES, Batch)):
-        yield from _of_node(value, path)
+        yield from _node_leaves(value, path)
     elif isinstance(value, Batch):
         yield Leaf(path, batch_text(value), value.end if value.start == value.end else _plain(value))
     elif value is not None or (kind.optional and kind.required):

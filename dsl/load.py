@@ -242,7 +242,7 @@ def _view(
     tried = 0
     for choice in islice(_structures(view), MAX_CHOICES):
         found, mistakes = _run_view(definitions, name, overrides, False, reported, choice)
-        joint = sum(rules.hang_on_choices([each]) for each in mistakes)
+        joint = sum(rules.depend_on_choices([each]) for each in mistakes)
         tried += 1
         if best is None or joint < best[0]:
             best = joint, choice
@@ -251,12 +251,12 @@ def _view(
         if not joint:
             break  # no other choice can fix the remaining mistakes
     found, mistakes = _run_view(definitions, name, overrides, explain, reported, best[1] if best else {})
-    return found, [_of_a_choice(each, best[1], tried) if best and best[0] else each for each in mistakes]
+    return found, [_with_choice(each, best[1], tried) if best and best[0] else each for each in mistakes]
 
 
-def _of_a_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
+def _with_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
     """Add a note with the chosen values to a message that depends on them; the choice has the fewest broken rules."""
-    if not rules.hang_on_choices([message]):
+    if not rules.depend_on_choices([message]):
         return message
     chosen = ", ".join(
         f"{path.rpartition('.')[2]} = {value}" for path, value in choice.items() if path in choices.JOINT

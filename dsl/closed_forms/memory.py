@@ -62,15 +62,15 @@ def lower_bound(spec: Spec) -> DeviceBytes:
 
     Not counted: all other activations, messages, router biases, buffers of libraries. A run that passes may not fit.
     """
-    return max((of_mean(spec), of_end(spec)), key=lambda memory: memory.total)
+    return max((mean_bytes(spec), last_stage_bytes(spec)), key=lambda memory: memory.total)
 
 
-def of_mean(spec: Spec) -> DeviceBytes:
+def mean_bytes(spec: Spec) -> DeviceBytes:
     """Bytes that devices hold on average over the pipeline ranks, at least."""
     return _memory(spec, _everything(spec))
 
 
-def of_end(spec: Spec) -> DeviceBytes:
+def last_stage_bytes(spec: Spec) -> DeviceBytes:
     """Bytes that a device of the pipeline rank with the last stage holds, at least."""
     return _memory(spec, _end(spec))
 

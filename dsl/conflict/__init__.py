@@ -78,7 +78,7 @@ def explained(
         if any(path.startswith("cluster") for path in subject.failed) or "cluster" not in subject.origins:
             return [*reported, *(message for _, _, message in found)]
         subject = replace(subject, spec=as_one_kind(subject.spec))
-        by_path |= _of_kinds(subject.spec.cluster.world, subject.origins["cluster"])
+        by_path |= _mixed_cluster_variables(subject.spec.cluster.world, subject.origins["cluster"])
         joint = tuple(row for row in JOINT if row[1] not in OF_A_KIND)
     failed = [path for path in subject.failed if path != DATA or path not in by_path or not {*WORLD} <= by_path.keys()]
     rows = [
@@ -106,7 +106,7 @@ def explained(
     return messages
 
 
-def _of_kinds(world: int, span: Span) -> dict[str, Variable]:
+def _mixed_cluster_variables(world: int, span: Span) -> dict[str, Variable]:
     """Variables of a cluster with several kinds of nodes: the line that names the cluster sets the number of
     devices."""
     return {

@@ -149,7 +149,7 @@ def _values(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable
     if path in OPPOSITE:
         return (view[OPPOSITE[path][0]] + OPPOSITE[path][1],)
     if path.startswith("model."):
-        return _of_model(path, old, view)
+        return _model_values(path, old, view)
     return ()
 
 
@@ -238,7 +238,7 @@ def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
     return good
 
 
-def _of_model(path: str, old: int, view: _FixedView) -> Iterable[int]:
+def _model_values(path: str, old: int, view: _FixedView) -> Iterable[int]:
     parent, _, name = path.rpartition(".")
     if name == "last":
         return (max(1, view.stages - 2) - 1, view.stages - 1)

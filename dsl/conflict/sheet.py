@@ -106,7 +106,7 @@ def variables(
 ) -> dict[str, Variable]:
     """The variables of a spec, by path. `constants`: names that do not depend on other lines (`let`)."""
     found = {}
-    for path in (*PLAIN, *_of_model(spec), *_of_data(spec)):
+    for path in (*PLAIN, *_model_paths(spec), *_data_paths(spec)):
         value = value_at(spec, path)
         span = _written(path, origins)
         if path == DATA and (value is None or span is None or span.text == "auto"):
@@ -142,7 +142,7 @@ def _bare(text: str) -> str:
     return re.sub(r"[0-9][0-9A-Za-z_.]*|[A-Za-z_]+\(", " ", text)
 
 
-def _of_model(spec: Spec) -> Iterator[str]:
+def _model_paths(spec: Spec) -> Iterator[str]:
     layers = value_at(spec, "model.layers") or ()
     for index, span in enumerate(layers):
         if isinstance(vars(span).get("ffn"), Moe):
@@ -153,7 +153,7 @@ def _of_model(spec: Spec) -> Iterator[str]:
         yield from (checked_path(f"model.attention.{name}") for name in HEADS)
 
 
-def _of_data(spec: Spec) -> Iterator[str]:
+def _data_paths(spec: Spec) -> Iterator[str]:
     if isinstance(value_at(spec, "data.tokenizer"), TrainTokenizer):
         yield TRAINED_VOCAB
 

@@ -88,7 +88,7 @@ def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
         return _numbers(sizes, view.one("parallel.data")) if sizes else (1,)
     if path in SIZES:
         return (_batch(path, view),)
-    return _of_layer(path, name, view)
+    return _layer_values(path, name, view)
 
 
 SINGLE: dict[str, Value] = checked(
@@ -195,7 +195,7 @@ def _batch(path: str, view: ChoiceView) -> int:
     return -(-max(least, start) // unit) * unit
 
 
-def _of_layer(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
+def _layer_values(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
     parent = path.rpartition(".")[0]
     if name == "last":
         return (MAX_LAYER,)

@@ -144,7 +144,7 @@ def _check(context: Context, phases: Sequence[Block]) -> None:
     for phase in phases[MAX_PHASES - 1 :]:
         context.complain("E0708", f"a run has at most {MAX_PHASES} phases", phase.head, "remove this phase")
     for phase in phases:
-        whole = [part for each in phase.body for part in _of_the_run(each)]
+        whole = [part for each in phase.body for part in _whole_run_keys(each)]
         whole += [each for each in _inside(phase, "train") if each.key.text in WHOLE_OF_TRAIN]
         for each in whole:
             message = f"`{each.key.text}` belongs to the whole run, and no phase can change it"
@@ -155,7 +155,7 @@ def _check(context: Context, phases: Sequence[Block]) -> None:
             context.complain("E1008", "a run with `grpo` cannot have phases", phase.head, hint)
 
 
-def _of_the_run(statement: Statement) -> Iterator[Attribute | Block]:
+def _whole_run_keys(statement: Statement) -> Iterator[Attribute | Block]:
     """Yield a statement if only the whole run may set its key; of `data`, yield everything except the weights of
     sources.
     """

@@ -77,10 +77,10 @@ def _choices(cls: type[Node], inside: tuple[type[Node], ...] = ()) -> Iterator[s
         return
     for kind in fields_of(cls).values():
         for each in kind.types:
-            yield from _of_type(each, (*inside, cls))
+            yield from _words_of_type(each, (*inside, cls))
 
 
-def _of_type(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
+def _words_of_type(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
     if isinstance(kind, type) and issubclass(kind, Node):
         yield from _choices(kind, inside)
     else:
@@ -94,7 +94,7 @@ def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
     else:
         for each in get_args(kind):
             if get_origin(each) is not None or (isinstance(each, type) and issubclass(each, Node)):
-                yield from _of_type(each, inside)
+                yield from _words_of_type(each, inside)
 
 
 # ---------------------------------------------------------------- numbers as written

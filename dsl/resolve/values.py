@@ -52,7 +52,7 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     if kind.form == "places":
         return places(context, scope, statement)
     if kind.form == "ranks" and isinstance(found := _substituted(context, scope, value, kind.types[0]), ListOf):
-        return _of_ranks(context, scope, kind, statement, found)
+        return _rank_numbers(context, scope, kind, statement, found)
     if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
         return None
     wanted = kind.types[0]
@@ -77,7 +77,7 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     return string(context, key, value, kind.is_path)
 
 
-def _of_ranks(
+def _rank_numbers(
     context: Context, scope: Scope, kind: FieldType, statement: Attribute, value: ListOf
 ) -> tuple[Fraction, ...]:
     """Resolve `[8, 8, 7.5, 20 / 3]`: a number for each pipeline rank."""

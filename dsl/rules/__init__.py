@@ -40,7 +40,7 @@ JOINT: tuple[Row, ...] = (
     ((*EXPERT, *COLUMNS, f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
     (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
-    (("train.micro_batch", "train.batch"), parallel.batch_is_of_micro_batches),
+    (("train.micro_batch", "train.batch"), parallel.batch_is_a_multiple_of_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.batch_divides),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.schedules_are_bounded),
@@ -105,8 +105,8 @@ RULES: tuple[Row, ...] = (
         tuple(f"{LAYERS}.ffn.{key}" for key in _OF_PARTS),
         model.parts_of_a_layer_go_together,
     ),
-    (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
-    (("precision.logits", "precision.compute"), precision.logits_are_as_wide),
+    (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.low_precision_has_a_role),
+    (("precision.logits", "precision.compute"), precision.logits_have_a_valid_dtype),
     (
         (*FP8, *(f"precision.{key}" for key in ("scale", "tensor_scale", "dispatch", "combine"))),
         precision.tiles_are_given,
@@ -117,7 +117,7 @@ RULES: tuple[Row, ...] = (
     ),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("precision.linear", "precision.high", f"{LAYERS}.last"), precision.some_layers_are_not_high),
-    (("precision",), precision.scales_are_those_of_a_format),
+    (("precision",), precision.tiles_match_a_format),
     (
         ("recompute", "model.name", "model.logit_cap", "model.hyper_connections", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
         training.recomputed_ops_exist,
@@ -125,7 +125,7 @@ RULES: tuple[Row, ...] = (
     (("recompute", "recompute_layers", "model.mtp", "model.hyper_connections"), training.layers_are_named_once),
     (
         ("recompute_layers", "recompute", "model.mtp", "model.name", f"{LAYERS}.last"),
-        training.counted_layers_are_run_again,
+        training.counted_layers_are_recomputed,
     ),
     (
         (
@@ -150,7 +150,7 @@ RULES: tuple[Row, ...] = (
     (("data.sources", "data.sources.weight"), data.weights_have_a_period),
     (
         ("data.fim", "data.sources", "data.sources.fim", "data.chat", "data.tokenizer", "data.end_id"),
-        data.middles_have_tokens,
+        data.fim_has_documents_and_tokens,
     ),
     (("data.end_id", "data.tokenizer", "model.vocab"), data.end_is_a_token),
     (
@@ -181,10 +181,10 @@ RULES: tuple[Row, ...] = (
     (("adapter", "parallel.zero", "parallel.data"), adapter.weights_are_whole),
     (("adapter.on", "model"), adapter.adapted_matrices_exist),
     (("adapter", "model"), adapter.rank_is_low),
-    (("adapter.on", "precision.dispatch", "precision.compute"), adapter.adapters_read_what_arrives),
-    (ATTENTIONS, model.indexers_read_what_attention_makes),
-    (("train.only", "train.validate", "adapter", "model.name", *ATTENTIONS), model.what_alone_is_trained_exists),
-    (("train.only", "parallel.zero", "parallel.data"), model.still_weights_are_whole),
+    (("adapter.on", "precision.dispatch", "precision.compute"), adapter.adapters_read_their_dtype),
+    (ATTENTIONS, model.indexers_fit_attention),
+    (("train.only", "train.validate", "adapter", "model.name", *ATTENTIONS), model.only_names_an_existing_part),
+    (("train.only", "parallel.zero", "parallel.data"), model.frozen_weights_are_whole),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),
@@ -195,13 +195,13 @@ RULES: tuple[Row, ...] = (
     (("schedule.name", "schedule.file"), parallel.one_schedule),
     (
         ("parallel.layout", "parallel.pipeline", "schedule", f"{LAYERS}.first", f"{LAYERS}.last", "model.mtp.depth"),
-        parallel.layout_is_of_the_model,
+        parallel.layout_fits_the_model,
     ),
     (
         tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap", "host_copies", "placement", "copies")),
         parallel.options_of_schedules,
     ),
-    (("schedule.cap", "schedule.name", "parallel.pipeline"), parallel.caps_are_of_ranks),
+    (("schedule.cap", "schedule.name", "parallel.pipeline"), parallel.caps_match_ranks),
     (("schedule.placement", "schedule.copies", "schedule.name"), parallel.copies_are_placed),
     (("schedule.host_copies", "schedule.order", "schedule.name"), parallel.copied_activations_stay_in_order),
     (("schedule.order", "data.chat", "data.documents"), data.micro_batches_differ),
@@ -258,7 +258,7 @@ RULES: tuple[Row, ...] = (
         (*(f"train.{key}" for key in ("grpo", "validate", "ema", "optimizer.qk_clip")), "recompute", "precision"),
         rewards.options_generate,
     ),
-    (WORLD, parallel.ranks_are_of_one_kind),
+    (WORLD, parallel.data_ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),
     ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
@@ -290,7 +290,7 @@ def are_joint(messages: Iterable[Diagnostic]) -> bool:
     return any(message.code in JOINT_CODES for message in messages)
 
 
-def hang_on_choices(messages: Iterable[Diagnostic]) -> bool:
+def depend_on_choices(messages: Iterable[Diagnostic]) -> bool:
     """Whether another value of a key that is `auto` may fix one of the messages."""
     return any(message.code in JOINT_CODES | CHOICE_CODES for message in messages)
 

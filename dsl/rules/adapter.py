@@ -51,7 +51,7 @@ def rank_is_low(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0942", message, "adapter.rank", f"write `rank = {least}` or less", (("the model", "model"),))
 
 
-def adapters_read_what_arrives(spec: Spec) -> Iterator[Finding]:
+def adapters_read_their_dtype(spec: Spec) -> Iterator[Finding]:
     """Adapters compute in the dtype of activations, but experts may receive their rows in FP8."""
     lora, precision = spec.adapter, spec.precision
     if lora is None:

@@ -67,7 +67,7 @@ def prompts_are_rows(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0961", message, at, hint, note)
 
 
-def middles_have_tokens(spec: Spec) -> Iterator[Finding]:
+def fim_has_documents_and_tokens(spec: Spec) -> Iterator[Finding]:
     """Fill-in-the-middle needs documents, and three special tokens of a tokenizer."""
     data = spec.data
     rates = {f"data.sources.{each.name}.fim": each.fim for each in data.sources if each.fim is not None}

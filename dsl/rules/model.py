@@ -282,7 +282,7 @@ def vocabulary_fits(spec: Spec) -> Iterator[Finding]:
 # --- Indexers: their inputs, and training only them
 
 
-def indexers_read_what_attention_makes(spec: Spec) -> Iterator[Finding]:
+def indexers_fit_attention(spec: Spec) -> Iterator[Finding]:
     """An indexer projects its queries from the query latent, and rotates as many columns as attention does."""
     for path, attention in spec.model.attentions:
         if not isinstance(attention, Mla | Compressed) or attention.indexer is None:
@@ -303,7 +303,7 @@ def indexers_read_what_attention_makes(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0950", message, f"{at}.head_dim", f"write `head_dim = {rope}`", (note,))
 
 
-def what_alone_is_trained_exists(spec: Spec) -> Iterator[Finding]:
+def only_names_an_existing_part(spec: Spec) -> Iterator[Finding]:
     """`only = indexer` needs an indexer, and no other setting of what is trained."""
     if spec.train.only is None:
         return
@@ -320,7 +320,7 @@ def what_alone_is_trained_exists(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0951", message, "train.validate.ema", "write `ema = false`", note)
 
 
-def still_weights_are_whole(spec: Spec) -> Iterator[Finding]:
+def frozen_weights_are_whole(spec: Spec) -> Iterator[Finding]:
     """Frozen weights are not sharded: every rank that holds them holds all of them."""
     if spec.train.only is not None and spec.parallel.zero == 3 and spec.parallel.data > 1:
         message = "zero = 3 shards trained weights, but all except the indexers are frozen and whole on each rank"

@@ -44,7 +44,7 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     yield Finding("E0801", message, "parallel.data", hint, notes)
 
 
-def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
+def data_ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
     """The data ranks of a pipeline rank run the same stages, and so need devices of one kind."""
     columns, pipeline, world = spec.parallel.columns, spec.parallel.pipeline, spec.cluster.world
     sizes = [nodes * node.devices for nodes, node in spec.cluster.parts]
@@ -176,7 +176,7 @@ def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
     return exactly(value) if isinstance(value, Fraction) else f"{value}".lower()
 
 
-def caps_are_of_ranks(spec: Spec) -> Iterator[Finding]:
+def caps_match_ranks(spec: Spec) -> Iterator[Finding]:
     """A list of caps has one number for each pipeline rank."""
     caps, ranks = spec.schedule.cap, spec.parallel.pipeline
     if isinstance(caps, tuple) and len(caps) != ranks and spec.schedule.name == AUTO:
@@ -207,7 +207,7 @@ def copies_are_placed(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0814", message, "schedule.copies", "remove `copies`, or write `placement = v`", (note,))
 
 
-def batch_is_of_micro_batches(spec: Spec) -> Iterator[Finding]:
+def batch_is_a_multiple_of_micro_batches(spec: Spec) -> Iterator[Finding]:
     """The batch is a multiple of the micro-batch, whatever the number of data ranks."""
     batch, micro_batch = spec.train.batch, spec.train.micro_batch
     constant = batch.start == batch.end
@@ -355,7 +355,7 @@ def zero_runs(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0810", message, "parallel.zero", "write `zero = 2`", (("the precision", "precision"),))
 
 
-def layout_is_of_the_model(spec: Spec) -> Iterator[Finding]:
+def layout_fits_the_model(spec: Spec) -> Iterator[Finding]:
     """A layout has every layer of the model, on as many stages as the schedule has."""
     layout, model = spec.parallel.layout, spec.model
     if layout is None:

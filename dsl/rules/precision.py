@@ -29,7 +29,7 @@ READ = 16  # bytes, which are FP8 elements, that a product reads at a time
 TILES = {"activation_tile": {"e4m3": "1x128", "e2m1": "1x16"}, "weight_tile": {"e4m3": "128x128", "e2m1": "16x16"}}
 
 
-def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
+def low_precision_has_a_role(spec: Spec) -> Iterator[Finding]:
     """Operands of linears and token rows in transit may be FP8; values that add up over a run may not."""
     for role in ALL_ROLES:
         dtype = getattr(spec.precision, role)
@@ -53,7 +53,7 @@ def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0911", message, "precision.attention_output", hint)
 
 
-def logits_are_as_wide(spec: Spec) -> Iterator[Finding]:
+def logits_have_a_valid_dtype(spec: Spec) -> Iterator[Finding]:
     """Logits have the dtype that the head computes in, or FP32."""
     logits, compute = spec.precision.logits, spec.precision.compute
     if logits not in (None, compute, "fp32", *ROLES):
@@ -72,7 +72,7 @@ def tiles_are_given(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0909", message, f"precision.{role}", f"add `{tile} = {TILES[tile][dtype]}`")
 
 
-def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
+def tiles_match_a_format(spec: Spec) -> Iterator[Finding]:
     """Tiles and scales of linears match a format; E4M3 with FP32 scales may have tiles of any size."""
     precision = spec.precision
     if precision.linear not in OPERANDS:

@@ -83,7 +83,7 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
     room = [devices[kind].memory for kind in kinds]
     if is_mirrored(spec):
         room = [min(pair) for pair in zip(room, reversed(room), strict=True)]
-    mean, end = memory.of_mean(spec), memory.of_end(spec)
+    mean, end = memory.mean_bytes(spec), memory.last_stage_bytes(spec)
     if mean.total * len(room) > sum(room):
         message = (
             f"devices have {size(sum(room) // len(room))} on average over the {len(room)} pipeline ranks"

@@ -114,7 +114,7 @@ def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
         yield _without(spec, inside, message)
 
 
-def counted_layers_are_run_again(spec: Spec) -> Iterator[Finding]:
+def counted_layers_are_recomputed(spec: Spec) -> Iterator[Finding]:
     """`recompute_layers` needs `layer` in `recompute`, and is at most the number of layers."""
     count, most = spec.recompute_layers, spec.model.num_layers + (spec.model.mtp.depth if spec.model.mtp else 0)
     if count is None:

@@ -42,10 +42,10 @@ def is_mended(before: Sequence[Diagnostic], after: Sequence[Diagnostic]) -> bool
 
     Rules across fields do not count: they check values that could not be read before the correction.
     """
-    return _of_text(after) < _of_text(before)
+    return _text_mistakes(after) < _text_mistakes(before)
 
 
-def _of_text(items: Iterable[Diagnostic]) -> Counter[tuple[str, str]]:
+def _text_mistakes(items: Iterable[Diagnostic]) -> Counter[tuple[str, str]]:
     """Mistakes in syntax, keys, values and names, which do not depend on other values."""
     return Counter((item.code, item.message) for item in items if item.severity == "error" and item.code < "E07")
 

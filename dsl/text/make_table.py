@@ -13,7 +13,7 @@ from lark.parsers.lalr_analysis import Reduce
 GRAMMAR, TABLE = (Path(__file__).with_name(f"grammar.{kind}") for kind in ("lark", "json"))
 
 
-def made() -> str:
+def table_text() -> str:
     """Return the text of grammar.json. It is deterministic: states are numbered in the order in which they are
     reached."""
     lark = Lark(GRAMMAR.read_text("utf-8"), parser="lalr", lexer="basic", maybe_placeholders=False)
@@ -68,4 +68,4 @@ def _rule(rule: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(made(), encoding="utf-8")
+    TABLE.write_text(table_text(), encoding="utf-8")

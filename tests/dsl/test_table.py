@@ -58,7 +58,7 @@ def lark() -> Lark:
 
 
 def test_the_table_is_current() -> None:
-    assert make_table.TABLE.read_text("utf-8") == make_table.made(), "run `python -m dsl.text.make_table`"
+    assert make_table.TABLE.read_text("utf-8") == make_table.table_text(), "run `python -m dsl.text.make_table`"
 
 
 def test_the_grammar_has_no_name_that_looks_like_a_terminal() -> None:
