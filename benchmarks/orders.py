@@ -1,9 +1,9 @@
-"""What an order of micro-batches of unequal costs saves, beside random orders and what is known of it.
+"""The time that ordering micro-batches of unequal costs saves over random orders, compared with the best known orders.
 
     python -m benchmarks.orders
 
-Lognormal weights, P=8, N=24, F=I=W=1 of 1/P of the model; means of three draws, each beside 20 random
-orders. The same on every machine.
+Lognormal costs, P=8, N=24, F=I=W=1 for 1/P of the model; means of three draws, each compared with 20 random orders. The
+results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.schedule.order import best_order, ordered
 from compiler.schedule.simulate import simulate
 
 RANKS, MICRO_BATCHES = 8, 24
-KNOWN = {  # (schedule, sigma): what the best order that is known saves of a random one
+KNOWN = {  # (schedule, sigma): percent that the best known order saves over a random one
     ("1f1b", 0.3): 20,
     ("1f1b", 0.6): 29,
     ("dualpipe", 0.3): 17,
@@ -37,14 +37,14 @@ def table() -> Iterator[str]:
     yield f"|:---|{'---:|' * (len(COLUMNS) - 1)}"
     for (name, sigma), known in KNOWN.items():
         draws = [_draw(name, sigma, seed) for seed in range(3)]
-        mean, found = (sum(each, Fraction(0)) / len(draws) for each in zip(*draws, strict=True))
+        mean, found = (sum(spans, Fraction(0)) / len(draws) for spans in zip(*draws, strict=True))
         saved = ", ".join(percent(1 - b / a) for a, b in draws)
         cells = (name, str(sigma), shown(mean), shown(found), percent(1 - found / mean), f"{known}%", saved)
         yield f"| {' | '.join(cells)} |"
 
 
 def _draw(name: str, sigma: float, seed: int) -> tuple[Fraction, Fraction]:
-    """The mean makespan of random orders, and the one found."""
+    """(mean makespan of random orders, makespan of the order found)."""
     rng = random.Random(seed)
     weights = [Fraction(round(1000 * math.exp(rng.gauss(0, sigma))), 1000) for _ in range(MICRO_BATCHES)]
     schedule = SCHEDULES[name].generate(RANKS, MICRO_BATCHES)

@@ -1,11 +1,11 @@
-"""How much shorter a period of two or three micro-batches is than as many of one (ADR 56).
+"""How much shorter a period of two or three micro-batches is than two or three periods of one (ADR 56).
 
-    python -m benchmarks.periods [--ranks 4,8]     some seconds for each row; needs OR-tools
+    python -m benchmarks.periods [--ranks 4,8]     a few seconds per row; needs OR-tools
     python -m benchmarks.periods --out FILE        default: benchmarks/results/periods.txt
 
-Periods are the time for one micro-batch of each chunk, with the work that `auto` spends on each. `=`: none is shorter.
-The runs have eight micro-batches for each rank and nothing annealed: what a period does to them, filling and draining
-included. Times are those of one stage; they are the same on every machine.
+A period is given as the time per micro-batch, found with the search effort that `auto` spends. `=`: proven shortest.
+The runs have eight micro-batches per rank, with filling and draining but without annealing. Times are in units of one
+stage, and the same on every machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OUT = Path(__file__).parent / "results" / "periods.txt"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="4", help="with commas between")
+    parser.add_argument("--ranks", default="4", help="comma-separated")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     rows: list[tuple[str, ...]] = [HEAD]
@@ -87,7 +87,7 @@ def measured(about: str, costs: Costs, placement: StagePlacement, num_ranks: int
 
 
 def _time(problem: ScheduleProblem, period: Period) -> Fraction:
-    """The time of a period for each of its micro-batches, in units."""
+    """The time of a period per micro-batch, in units."""
     time = cycle_time(problem, period)
     assert time is not None
     return time / period.size

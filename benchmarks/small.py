@@ -1,9 +1,9 @@
-"""How many small schedules `auto` proves to be the shortest of all placements, and what that takes.
+"""How many small schedules `auto` proves to be optimal over all placements, and the CPU time.
 
-    python -m benchmarks.small [--costs FB] [--ranks 2,3,4] [--micro-batches 2,3,4,5,6]     some 40 minutes for all
+    python -m benchmarks.small [--costs FB] [--ranks 2,3,4] [--micro-batches 2,3,4,5,6]     about 40 minutes for all
 
-One row for each table of costs, P, N and cap; caps are those of 1f1b and of DualPipe. A case is proven where its bound
-is its makespan. The file is written behind each row, and rows of other cases stay. The time is that of the process.
+One row per table of costs, P, N and cap; caps are those of 1f1b and of DualPipe. A case is proven if its bound equals
+its makespan. The file is written after each row, and rows of other cases are kept. Times are CPU time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ Key = tuple[str, int, int, int]  # costs, P, N, cap
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--costs", default="", metavar="PART", help=f"of {', '.join(TABLES)}: those that have it")
-    parser.add_argument("--ranks", default="2,3,4", help="with commas between")
-    parser.add_argument("--micro-batches", default="2,3,4,5,6", help="with commas between")
+    parser.add_argument(
+        "--costs", default="", metavar="PART", help=f"only those of {', '.join(TABLES)} that contain PART"
+    )
+    parser.add_argument("--ranks", default="2,3,4", help="comma-separated")
+    parser.add_argument("--micro-batches", default="2,3,4,5,6", help="comma-separated")
     args = parser.parse_args()
-    ranks, counts = ([int(each) for each in text.split(",")] for text in (args.ranks, args.micro_batches))
+    ranks, counts = ([int(word) for word in text.split(",")] for text in (args.ranks, args.micro_batches))
     rows = stored()
     for about in TABLES:
         for P in ranks if args.costs in about else ():
@@ -41,12 +43,12 @@ def main() -> None:
 def measured(about: str, num_ranks: int, num_micro_batches: int, cap: int) -> tuple[str, ...]:
     """A row of the table."""
     begin = time.process_time()
-    found = Solver(TABLES[about], cap).solve(num_ranks, num_micro_batches)
+    solution = Solver(TABLES[about], cap).solve(num_ranks, num_micro_batches)
     seconds = time.process_time() - begin
-    gap = float(found.makespan / found.lower_bound - 1)
+    gap = float(solution.makespan / solution.lower_bound - 1)
     sizes = tuple(map(str, (num_ranks, num_micro_batches, cap)))
-    times = (f"{float(found.makespan):.6g}", f"{float(found.lower_bound):.6g}", f"{gap:.1%}", f"{seconds:.1f}")
-    placement = str(found.schedule.stage_placement)
+    times = (f"{float(solution.makespan):.6g}", f"{float(solution.lower_bound):.6g}", f"{gap:.1%}", f"{seconds:.1f}")
+    placement = str(solution.schedule.stage_placement)
     return (about, placement, *sizes, *times, "no" if gap else "yes")
 
 
@@ -58,13 +60,13 @@ def stored() -> dict[Key, tuple[str, ...]]:
 
 
 def written(rows: dict[Key, tuple[str, ...]]) -> str:
-    """The file: how many are proven of each table of costs, and all rows."""
+    """The text of the file: the number of proven cases per table of costs, and all rows."""
     keys = sorted(rows, key=lambda key: (list(TABLES).index(key[0]), *key[1:]))
     lines = []
     for about in dict.fromkeys(key[0] for key in keys):
-        of = [rows[key] for key in keys if key[0] == about]
-        proven, most = sum(row[-1] == "yes" for row in of), max(float(row[8]) for row in of)
-        lines.append(f"{about}: {proven} of {len(of)} proven, {most:.0f} s at most\n")
+        cases = [rows[key] for key in keys if key[0] == about]
+        proven, most = sum(row[-1] == "yes" for row in cases), max(float(row[8]) for row in cases)
+        lines.append(f"{about}: {proven} of {len(cases)} proven, {most:.0f} s at most\n")
     return "".join(lines) + "\n" + table([HEAD, *(rows[key] for key in keys)])
 
 

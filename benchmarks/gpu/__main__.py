@@ -1,15 +1,15 @@
-"""Everything that needs a GPU, in one go of at most ten minutes: `make gpu`, or where only the tree is
+"""All checks and measurements that need a GPU, in at most ten minutes: `make gpu`, or without make:
 
     python3 -m benchmarks.gpu                      # → benchmarks/results/<device>.json, then docs/kernels.md
-    python3 -m benchmarks.gpu --out FILE           # the results elsewhere, and no page
-    python3 -m benchmarks.gpu --only checks        # a part by name, also several
-    python -m benchmarks.gpu --builds              # no GPU: the quickstart compiled into build/gpu, to be brought along
-    python -m benchmarks.gpu --facts               # no GPU: what kernels compile to → benchmarks/results/kernels.json
-    python -m benchmarks.gpu --page                # no GPU: docs/kernels.md from the results that are there
+    python3 -m benchmarks.gpu --out FILE           # write the results to FILE, and no page
+    python3 -m benchmarks.gpu --only checks        # one part by name; may be repeated
+    python -m benchmarks.gpu --builds              # no GPU: compile the quickstart into build/gpu, to be copied along
+    python -m benchmarks.gpu --facts               # no GPU: compile every kernel → benchmarks/results/kernels.json
+    python -m benchmarks.gpu --page                # no GPU: write docs/kernels.md from the stored results
 
-It needs torch, triton, numpy and jinja2, and more for some parts; what a part lacks is said, and the part left out. No
-part stops another, and results are written as they are found. Exit codes: 0 measured, or no GPU · 1 a part failed, or a
-kernel is wrong.
+It needs torch, triton, numpy and jinja2, and further packages for some parts. A part without its packages is skipped
+with a message. Parts are independent, and results are written as soon as they are there. Exit codes: 0 measured, or no
+GPU · 1 a part failed, or a kernel is wrong.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ try:
 except ImportError:
     pass
 if torch.cuda.is_available():
-    of = torch.cuda.get_device_properties(0)
-    found |= {"device": of.name, "sms": of.multi_processor_count, "memory_bytes": of.total_memory}
-    found |= {"l2_bytes": of.L2_cache_size, "cuda": torch.version.cuda}
+    device = torch.cuda.get_device_properties(0)
+    found |= {"device": device.name, "sms": device.multi_processor_count, "memory_bytes": device.total_memory}
+    found |= {"l2_bytes": device.L2_cache_size, "cuda": torch.version.cuda}
 print(json.dumps(found))
 """
 
@@ -69,16 +69,16 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="parts to run")
-    parser.add_argument("--out", type=Path, help="the file of results; default: benchmarks/results/<device>.json")
-    parser.add_argument("--total", type=float, default=TOTAL_S, metavar="S", help="seconds of all parts together")
-    parser.add_argument("--builds", action="store_true", help="compile what is trained, and end")
-    parser.add_argument("--facts", action="store_true", help="compile every kernel for sm_90, and end")
-    parser.add_argument("--page", action="store_true", help="write docs/kernels.md, and end")
+    parser.add_argument("--out", type=Path, help="file for the results; default: benchmarks/results/<device>.json")
+    parser.add_argument("--total", type=float, default=TOTAL_S, metavar="S", help="time limit of all parts, in seconds")
+    parser.add_argument("--builds", action="store_true", help="only compile the trained specs")
+    parser.add_argument("--facts", action="store_true", help="only compile every kernel for sm_90")
+    parser.add_argument("--page", action="store_true", help="only write docs/kernels.md")
     return parser
 
 
 def device() -> dict[str, Any]:
-    """The device and versions, asked of another process: CUDA is to stay out of this one."""
+    """The device and versions, from a child process, so that this one does not initialize CUDA."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
         print(done.stderr.strip()[-500:], file=sys.stderr)
@@ -101,7 +101,7 @@ def measure(about: dict[str, Any], out: Path | None, only: list[str] | None, tot
 
 
 def short_name(device: str) -> str:
-    """NVIDIA H100 80GB HBM3 → h100."""
+    """The name of a device in files: h100 for NVIDIA H100 80GB HBM3."""
     model = re.search(r"\b[A-Z]{1,3}\d{2,4}\w*", device)
     return (model[0] if model else re.sub(r"\W+", "-", device)).lower()
 
