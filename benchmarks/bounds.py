@@ -1,7 +1,6 @@
-"""How near the lower bound is to the least makespans that are stored with the tests
-(tests/compiler/schedule/optima.py).
+"""The gap between the lower bound and the optimal makespans stored with the tests (tests/compiler/schedule/optima.py).
 
-python -m benchmarks.bounds     some 20 s; prints the table of docs/schedules.md
+python -m benchmarks.bounds     about 20 s; prints the table of docs/schedules.md
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from compiler.schedule import bound
 from compiler.schedule.bound import lower_bound
 from tests.compiler.schedule.optima import Case, stored
 
-WAYS = {  # the most actions whose waits are followed, and the most steps that are looked at
+WAYS = {  # (the most actions whose waits are followed, the most search steps)
     "phases and memory of each rank": (0, 0),
     "and waits": (bound._MOST_WAITS, 0),
     "and all steps of a rank": (bound._MOST_WAITS, bound.QUICK),

@@ -1,11 +1,11 @@
-"""Predicted beside measured: the step of CPU runs, after `dsc calibrate` on the machine they run on.
+"""Compare the predicted and measured step time of CPU runs, after `dsc calibrate` on the machine that they run on.
 
     python -m benchmarks.calibrate [SPEC …] [--out benchmarks/results/calibrate.txt]
 
-For each spec: `dsc calibrate SPEC -o rates.json`, the prediction by that table, then two runs of different lengths. By
-the clock, the median and the least step are told (after warm-up; the least is nearest to an idle machine where others
-use this one, too). By the processor: the time that all ranks use, per step, as the difference of the two runs, which
-other work on the machine changes little. Nothing is fitted to a step.
+For each spec: `dsc calibrate SPEC -o rates.json`, the prediction with that table, then two runs of different lengths.
+Wall-clock columns are the median and the minimum step after warm-up; the minimum is closest to an idle machine.
+CPU-time columns are the CPU time of all ranks per step, from the difference of the two runs; other work on the machine
+changes it little. Nothing is fitted to a step.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dsl.load import load
 
 ROOT = Path(__file__).parent.parent
 SPECS = ("specs/tiny.dsc", "specs/laptop-gqa.dsc", "specs/quickstart.dsc")
-WARM_UP, SHORT = 3, 4  # steps: left out, and of the short run
-LONG_S, LEAST_STEPS, MOST_STEPS = 12, 24, 500  # of the long run
+WARM_UP, SHORT = 3, 4  # warm-up steps that are left out; steps of the short run
+LONG_S, LEAST_STEPS, MOST_STEPS = 12, 24, 500  # target seconds, and limits on the steps, of the long run
 GOAL = 0.15
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a step."""
+    """Seconds per step. `processor`: CPU time."""
 
     name: str
     ranks: int
@@ -50,7 +50,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("specs", nargs="*", default=SPECS, help=f"default: {' '.join(SPECS)}")
-    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    parser.add_argument("--out", type=Path, help="also write the table to a file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = []
@@ -66,17 +66,17 @@ def main() -> int:
 
 
 def compared(file: Path, folder: Path) -> Row:
-    """One spec, calibrated, predicted and run."""
+    """Calibrate, predict and run one spec."""
     rates_file, build = folder / f"{file.stem}.json", folder / file.stem
     _run("compiler.cli.main", "calibrate", str(file), "-o", str(rates_file))
     spec = load(file)
     rates = rates_of(spec, read_table(rates_file))
     predicted_s = predict(spec, rates=rates).step.seconds
-    alone = predict(spec, rates=replace(rates, cores=None)).step  # as if each rank had a core: what they compute
+    alone = predict(spec, rates=replace(rates, cores=None)).step  # as if each rank had its own core
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(LONG_S / predicted_s)))
     _run("compiler.cli.main", "compile", str(file), "-o", str(build))
     used = {}
-    for count in (1, SHORT, steps):  # the first prepares the data
+    for count in (1, SHORT, steps):  # the first run prepares the data
         before = _processor_s()
         run = folder / f"{file.stem}-{count}"
         _run("runtime.run.train", str(build), "--out", str(run), "--data", str(file.parent), "--steps", str(count))
@@ -108,7 +108,7 @@ def _processor_s() -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """Milliseconds of a step, and how far the prediction is from what was measured."""
+    """Milliseconds per step, and the relative error of the prediction."""
     cores, load_s = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     lines = [
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores; "

@@ -1,9 +1,9 @@
-"""How long `dsc compile` takes, cold and with its segments kept, where that time goes, and when a run's first step is.
+"""The time of `dsc compile`, cold and with cached segments, its breakdown, and the time to a run's first step.
 
     python -m benchmarks.compile_speed [--rounds 3] [--page]
 
-Writes benchmarks/results/compile-speed.json and docs/compile-speed.md; `--page` writes the page alone, from what was
-measured before. Commands are run in turn, so that other work on the machine falls on all of them, one thread each.
+Writes benchmarks/results/compile-speed.json and docs/compile-speed.md; `--page` writes only the page, from the stored
+results. Commands run in turn, so that other work on the machine affects all of them, one thread each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPECS = {
     "quickstart, 4 CPU ranks": QUICKSTART,
 }
 SMALL, LARGE, FIRST = SPECS
-# The parts of a compilation: (what the table says, module, function or method). Of nested ones the outer has the rest.
+# The parts of a compilation: (label in the table, module, function or method). An outer part excludes the inner ones.
 PARTS = (
     ("read and check the spec", "compiler.cli.commands.compile", "load_phases"),
     ("plan", "compiler.pipeline", "make_plan"),
@@ -56,7 +56,7 @@ PARTS = (
     ("certificates", "compiler.emit.emission", "Certificates.json"),
     ("write the folder", "compiler.cli.commands.compile", "write_build"),
 )
-NUM_SIZES = 49  # of DeepSeek-V3's batch; a test compares it
+NUM_SIZES = 49  # batch sizes of DeepSeek-V3; a test compares it
 GOALS_S = {"cold": 12.0, "kept": 3.0, "first step": 8.0}
 MOST_GROWTH, MOST_BYTES = 1.3, 2 << 30
 
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def measured(rounds: int) -> dict[str, Any]:
-    """Seconds and bytes of every command in every round."""
+    """Seconds and bytes of each command in each round."""
     loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -110,12 +110,12 @@ def measured(rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "compiled": compiled,
         "parts": parts,
-        "first_step_s": {how: [each[how] for each in steps] for how in steps[0]},
+        "first_step_s": {state: [seconds[state] for seconds in steps] for state in steps[0]},
     }
 
 
 def _timed(words: tuple[str, ...], folder: Path) -> dict[str, float]:
-    """Measure one `dsc`: its seconds by the clock and of the processor, and the most bytes it held."""
+    """Run one `dsc` command. Returns its wall-clock seconds, CPU seconds and peak memory in bytes."""
     begin = time.perf_counter()
     process = subprocess.Popen((*DSC, *words), cwd=folder, env=_environment(), stdout=-3, stderr=-3)
     _, status, usage = os.wait4(process.pid, 0)
@@ -126,14 +126,14 @@ def _timed(words: tuple[str, ...], folder: Path) -> dict[str, float]:
 
 
 def _environment() -> dict[str, str]:
-    """One thread; Python keeps the bytecode of modules, as it does of a package that is installed."""
+    """The environment of commands: one thread, and cached bytecode, as for an installed package."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     bytecode = str(Path(tempfile.gettempdir()) / f"{ROOT.name}-bytecode")
     return inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": bytecode}
 
 
 def _first_steps(folder: Path) -> dict[str, float]:
-    """Seconds by the clock from the start of `dsc train` until it reports its first step."""
+    """Wall-clock seconds from the start of `dsc train` until it reports its first step."""
     folder.mkdir()
     train = ("train", *QUICKSTART, "--out")
     result = {"nothing there": _until_step((*train, "runs/a", "--steps", "1"), 1, folder)}
@@ -160,13 +160,13 @@ def _until_step(words: tuple[str, ...], step: int, folder: Path) -> float:
 def _parts(words: tuple[str, ...], folder: Path) -> dict[str, float]:
     command = [sys.executable, "-P", "-m", "benchmarks.compile_speed", "--parts", *(f"={word}" for word in words)]
     done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
-    return found
+    parts: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
+    return parts
 
 
 def parts_of(words: list[str]) -> dict[str, float]:
-    """Seconds of the processor of each part of one compilation in this process; words begin with a sign of equality."""
-    from compiler.cli.commands import compile as command  # as `dsc` does: what it imports counts
+    """CPU seconds of each part of one compilation in this process. Each word is prefixed by `=`."""
+    from compiler.cli.commands import compile as command  # imported here, as `dsc` does: imports count
 
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -182,7 +182,7 @@ def parts_of(words: list[str]) -> dict[str, float]:
 
 
 def function_of(module: str, name: str) -> tuple[Any, str, Callable[..., Any]]:
-    """A function of a module, or a method of a class there: what has it, its name, and itself."""
+    """(owner, name, function) of a function in a module, or of a method of a class there."""
     *classes, function = name.split(".")
     owner = functools.reduce(getattr, classes, import_module(module))
     return owner, function, getattr(owner, function)
@@ -190,8 +190,8 @@ def function_of(module: str, name: str) -> tuple[Any, str, Callable[..., Any]]:
 
 @contextmanager
 def _watched(spent: dict[str, float]) -> Iterator[None]:
-    """The parts' functions add what they take to `spent`, while this lasts."""
-    before = [function_of(module, name) for _, module, name in PARTS]
+    """In this context, the functions of the parts add their CPU seconds to `spent`."""
+    originals = [function_of(module, name) for _, module, name in PARTS]
     inner = [0.0]
 
     def watched(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,12 +206,12 @@ def _watched(spent: dict[str, float]) -> Iterator[None]:
 
         return call
 
-    for (label, _, _), (module, name, function) in zip(PARTS, before, strict=True):
+    for (label, _, _), (module, name, function) in zip(PARTS, originals, strict=True):
         setattr(module, name, watched(label, function))
     try:
         yield
     finally:
-        for module, name, function in before:
+        for module, name, function in originals:
             setattr(module, name, function)
 
 
@@ -219,7 +219,7 @@ def _watched(spent: dict[str, float]) -> Iterator[None]:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """docs/compile-speed.md, of what was measured: nothing is rounded twice."""
+    """docs/compile-speed.md, from the unrounded results."""
     low, high = sorted(found["load"])
     return "\n".join(
         (
@@ -245,8 +245,8 @@ programs used the machine; its load was {low:.1f} to {high:.1f}.
     )
 
 
-def median(found: Mapping[str, Any], name: str, how: str, what: str) -> float:
-    return statistics.median(run[what] for run in found["compiled"][name][how])
+def median(found: Mapping[str, Any], name: str, cache: str, measure: str) -> float:
+    return statistics.median(run[measure] for run in found["compiled"][name][cache])
 
 
 def _commands(found: Mapping[str, Any]) -> str:
@@ -259,7 +259,7 @@ def _commands(found: Mapping[str, Any]) -> str:
 
 
 def goals(found: Mapping[str, Any]) -> str:
-    """A table of what was asked and what was reached."""
+    """The table of goals and results."""
     growth = {
         how: median(found, LARGE, how, "processor") / median(found, SMALL, how, "processor") for how in ("cold", "kept")
     }

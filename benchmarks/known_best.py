@@ -1,11 +1,11 @@
 """The table "Known best beside `auto`" of docs/reference/schedule-table.md: what is known elsewhere, and what is found.
 
-    python -m benchmarks.known_best                    prints the rows, some minutes
-    python -m benchmarks.known_best --case 8-24        prints those whose names have that: `F=I=W=10 8-24-5`
-    python -m benchmarks.schedules --known 8-24        writes them, and rows that are missing, into the page
-    python -m benchmarks.schedules --known all         writes all of them
+    python -m benchmarks.known_best                    prints the rows; a few minutes
+    python -m benchmarks.known_best --case 8-24        prints rows whose names contain this: `F=I=W=10 8-24-5`
+    python -m benchmarks.schedules --known 8-24        writes these rows and missing ones into the page
+    python -m benchmarks.schedules --known all         writes all rows
 
-Makespans are the same on every machine; seconds are those of the processor that the page was written on.
+Makespans are the same on every machine; seconds are CPU time on the machine that wrote the page.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Known:
-    """A size under costs of 1/P of the model, the shortest makespan that is known of it, and where it is from."""
+    """A problem size with costs of 1/P of the model, the shortest known makespan, and its source."""
 
-    about: str  # costs, and what is special
+    about: str  # costs, and special settings
     num_ranks: int
     num_micro_batches: int
     cap: int
     costs: Costs
-    best: str  # a time
-    placement: str  # of the best known
+    best: str  # the shortest known makespan
+    placement: str  # of the best known schedule
     source: str
     chunks: int = DEFAULT_CHUNKS
 
     @property
     def name(self) -> str:
-        """Its own among all cases."""
+        """Unique among all cases."""
         return f"{self.about} {self.num_ranks}-{self.num_micro_batches}-{self.cap}"
 
 
@@ -75,13 +75,14 @@ KNOWN = (
     Known("FB=1.8, 6 chunks", 8, 40, 10, PAIRED, "83.93", "loop(6)", MEGATRON, 6),
     Known("F=I=W=1, 4 chunks", 8, 24, 8, UNIT, "73.75", "loop(4)", "interleaved zero bubble (torch)", 4),
     Known("V3 high", 16, 120, 16, HIGH, "25918", "bidirectional", "one repeated period"),
-    # a period of 2.40 a micro-batch behind the 92.8 of 32 micro-batches
+    # a period of 2.40 per micro-batch after the 92.8 of 32 micro-batches
     Known("FB=1.8", 16, 64, 16, PAIRED, "169.6", "bidirectional", "a period of 2.40"),
 )
 
 
 def table(page: str, part: str = "") -> Iterator[str]:
-    """The lines of the table: rows that `page` has, computed anew where it has none, or a case's name has the part."""
+    """The lines of the table. Rows are taken from `page`, or computed if it has none or the case's name contains
+    `part`."""
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|:---" + f"|{'---:|' * 4}:---|:---|---:|:---|---:|---:|"
     old = {_key(line): line for line in page.splitlines() if line.startswith("| ")}
@@ -91,40 +92,40 @@ def table(page: str, part: str = "") -> Iterator[str]:
 
 
 def _key(line: str) -> str:
-    """The name of the case of a line."""
+    """The name of the case in a line."""
     about, P, N, cap = (cell.strip() for cell in line.strip("| ").split("|")[:4])
     return f"{about} {P}-{N}-{cap}"
 
 
 def searched(case: Known) -> MeasuredSchedule:
-    """What `auto` finds, as a user has it. Its order is judged by its text alone: legal, as short, within the cap."""
-    found = Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measured()
-    costs = found.costs
+    """The schedule that `auto` finds. An independent check of its text confirms the makespan and the cap."""
+    solution = Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measured()
+    costs = solution.costs
     times = {kind: costs.one(kind) for kind in "FBIW"} | dict(costs.pairs)
-    judged = judge(found.schedule.to_text(), times, costs.latency)
-    assert judged.makespan == found.makespan
-    assert max(judged.peaks) <= case.cap * found.stages_a_rank
-    return found
+    judged = judge(solution.schedule.to_text(), times, costs.latency)
+    assert judged.makespan == solution.makespan
+    assert max(judged.peaks) <= case.cap * solution.stages_a_rank
+    return solution
 
 
 def row(case: Known) -> str:
     """The line of a case."""
     begin = time.process_time()
-    found = searched(case)
+    solution = searched(case)
     seconds = time.process_time() - begin
     best = Fraction(case.best)
     cells = (
         *(case.about, str(case.num_ranks), str(case.num_micro_batches), str(case.cap)),
         *(shown(best), case.placement, case.source),
-        *(f"**{shown(found.makespan)}**", str(found.schedule.stage_placement)),
-        *(percent(found.makespan / best - 1), f"{seconds:.0f}"),
+        *(f"**{shown(solution.makespan)}**", str(solution.schedule.stage_placement)),
+        *(percent(solution.makespan / best - 1), f"{seconds:.0f}"),
     )
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="", metavar="PART", help="only the cases whose names have it")
+    parser.add_argument("--case", default="", metavar="PART", help="only cases whose names contain PART")
     part = parser.parse_args().case
     for case in KNOWN:
         if part in case.name:

@@ -1,9 +1,9 @@
-"""What copies of activations to the host save under small caps, by the time of a copy.
+"""The time that copying activations to the host saves under small memory caps, by the time of a copy.
 
     python -m benchmarks.offload
 
-P=8, N=24, F=I=W=1 of 1/P of the model: makespans of `auto`, without copies and with them. The same on every machine;
-some minutes on one core.
+Makespans of `auto` without and with copies, for P=8, N=24, F=I=W=1 for 1/P of the model. The results are the same on
+every machine. A few minutes on one core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def table() -> Iterator[str]:
 
 
 def row(cap: int, time: Fraction, without: Fraction) -> str:
-    """A row: the schedule that is found, judged by its text alone."""
+    """A row of the table. An independent check of the schedule's text confirms the makespan and the cap."""
     solver = Solver(replace(Costs(), O=time, R=time), Fraction(cap))
     found = solved_with_copies(solver, RANKS, RANKS, _search)
     parts = found.schedule.stage_placement.stages_per_rank

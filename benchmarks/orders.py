@@ -2,8 +2,8 @@
 
     python -m benchmarks.orders
 
-Lognormal weights, P=8, N=24, F=I=W=1 of 1/P of the model; means of three draws, each beside 20 random
-orders. The same on every machine.
+Lognormal costs, P=8, N=24, F=I=W=1 for 1/P of the model; means of three draws, each compared with 20 random orders. The
+results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def table() -> Iterator[str]:
 
 
 def _draw(name: str, sigma: float, seed: int) -> tuple[Fraction, Fraction]:
-    """The mean makespan of random orders, and the one found."""
+    """(mean makespan of random orders, makespan of the order found)."""
     rng = random.Random(seed)
     weights = [Fraction(round(1000 * math.exp(rng.gauss(0, sigma))), 1000) for _ in range(MICRO_BATCHES)]
     schedule = SCHEDULES[name].generate(RANKS, MICRO_BATCHES)

@@ -1,11 +1,11 @@
-"""How evenly experts are placed, next to the published greedy algorithm and the bound, and the time it takes.
+"""The balance of expert placements, compared with the published greedy algorithm and the bound, and the CPU time.
 
     python -m benchmarks.place [--layers 16] [--out benchmarks/results/place.txt]
 
-One core; the time is that of the process. Loads are drawn: tokens of an expert are log-normal, with a deviation of 0.1
-(as if a bias balanced them) to 1 (as if nothing did). `greedy` is hierarchical where groups divide over nodes, and in
-brackets the better of both forms. Balances are the busiest device over the mean, and means over layers; `worst gap` is
-that of the layer furthest above its bound, `whole` counts layers with every group on one node.
+One core; times are CPU time. Loads are random: tokens per expert are log-normal with a standard deviation from 0.1 (as
+if balanced by a bias) to 1 (as if not balanced). `greedy` is hierarchical if groups divide over nodes; the better of
+both forms is in brackets. A balance is the load of the busiest device over the mean, averaged over layers. `worst gap`
+is that of the layer furthest above its bound, `whole` counts layers with every group on one node.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def measured(name: str, layout: ExpertLayout, deviation: float, rule: GroupRule,
     start = time.process_time()
     placed = [place_layer(load, layout, rule) for load in loads]
     took = (time.process_time() - start) / num_layers
-    other = [
-        min(each.greedy.device, balance_of(load, global_(load, layout), layout).device)
-        for load, each in zip(loads, placed, strict=True)
+    best_greedy = [
+        min(layer.greedy.device, balance_of(load, global_(load, layout), layout).device)
+        for load, layer in zip(loads, placed, strict=True)
     ]
 
     def mean(values: list[float]) -> str:
         return f"{sum(values) / num_layers:.4f}"
 
-    greedy = f"{mean([each.greedy.device for each in placed])} ({mean(other)})"
+    greedy = f"{mean([layer.greedy.device for layer in placed])} ({mean(best_greedy)})"
     return (
         name, *map(str, (layout.experts, layout.nodes, layout.devices, deviation)), rule, greedy,
         mean([each.balance.device for each in placed]), mean([each.bound for each in placed]),

@@ -1,8 +1,8 @@
-"""How long `dsc plan` takes: a process from its start to its end, on one thread.
+"""The time of `dsc plan`: a process from start to end, on one thread.
 
     python -m benchmarks.plan [--rounds 5] [--out benchmarks/results/plan.txt]
 
-The least of all rounds is what the machine can do undisturbed; the time of the processor is that of the median round.
+The minimum over rounds approximates an undisturbed machine. CPU time is the median over rounds.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ COMMANDS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=5, help="runs of each command")
-    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    parser.add_argument("--out", type=Path, help="also write the table to a file")
     args = parser.parse_args()
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     for _ in range(args.rounds + 1):
         for name, command in COMMANDS.items():
             runs[name].append(timed(command))
-    text = table({name: each[1:] for name, each in runs.items()})  # the first round fills the caches of files
+    text = table({name: rounds[1:] for name, rounds in runs.items()})  # the first round warms the file cache
     print(text, end="")
     if args.out:
         args.out.parent.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def timed(command: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds of one run: by the clock, and of the processor."""
+    """(wall-clock seconds, CPU seconds) of one run."""
     before, begin = _processor_s(), time.perf_counter()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([DSC, *command], cwd=ROOT, env=environment, capture_output=True, check=True)
@@ -62,13 +62,13 @@ def timed(command: tuple[str, ...]) -> tuple[float, float]:
 
 
 def table(runs: dict[str, list[tuple[float, float]]]) -> str:
-    """Seconds of every command."""
+    """The table of seconds per command."""
     rounds = len(next(iter(runs.values())))
     machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     lines = [f"{machine}; {rounds} rounds, interleaved", ""]
     lines.append(f"{'seconds':<54}{'clock, least':>14}{'clock, median':>15}{'processor, median':>19}")
-    for name, each in runs.items():
-        clock, processor = zip(*each, strict=True)
+    for name, times in runs.items():
+        clock, processor = zip(*times, strict=True)
         figures = f"{min(clock):>14.2f}{statistics.median(clock):>15.2f}{statistics.median(processor):>19.2f}"
         lines.append(f"{name:<54}{figures}")
     return "\n".join(lines) + "\n"

@@ -1,10 +1,10 @@
-"""The loss curve of a BF16 run beside that of FP32, and beside an FP32 run from slightly other initial weights.
+"""Compare the loss curves of a BF16 run, an FP32 run, and an FP32 run from slightly different initial weights.
 
     python -m benchmarks.precision [--spec specs/quickstart.dsc] [--out benchmarks/results/precision.txt]
 
-All runs see the same samples in the same order. Training amplifies small differences, so the third run says what a
-difference between two curves means: its initial weights are larger by 2⁻⁸, the most that one rounding to BF16 changes a
-number. Losses follow from build and data alone, so the table does not depend on what else the machine does.
+All runs see the same samples in the same order. Training amplifies small differences, so the third run shows how large
+a meaningless difference is: its initial weights are larger by 2⁻⁸, the largest relative change by one rounding to BF16.
+Losses depend only on build and data, not on other work on the machine.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any
 from dsl.load import load
 
 ROOT = Path(__file__).parent.parent
-ROWS = 14  # of the table
-Curve = Sequence[Mapping[str, Any]]  # a row a step, as in metrics.jsonl
+ROWS = 14  # steps in the table
+Curve = Sequence[Mapping[str, Any]]  # one row per step, as in metrics.jsonl
 RUNS = ("fp32", "bf16", "fp32, weights +2^-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--spec", type=Path, default=ROOT / "specs" / "quickstart.dsc")
-    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    parser.add_argument("--out", type=Path, help="also write the table to a file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Path(folder, f"run_{index}") for index, name in enumerate(RUNS)}
         larger = load(args.spec).model.init_std * (1 + 2.0**-8)
         overrides = (("precision=fp32",), ("precision=bf16",), ("precision=fp32", f"model.init_std={larger!r}"))
-        given = zip(runs.items(), overrides, strict=True)
-        curves = {name: trained(args.spec.resolve(), run, *words) for (name, run), words in given}
+        variants = zip(runs.items(), overrides, strict=True)
+        curves = {name: trained(args.spec.resolve(), run, *words) for (name, run), words in variants}
     text = table(load(args.spec).name, curves)
     print(text, end="")
     if args.out:
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def trained(spec: Path, run: Path, *overrides: str) -> Curve:
-    """The metrics of a run, in a folder of its own."""
+    """Train in the folder `run` and return the metrics."""
     words = [word for override in overrides for word in ("-s", override)]
     command = [sys.executable, "-m", "compiler.cli.main", "train", str(spec), *words, "--out", str(run)]
     subprocess.run(command, cwd=run.parent, stdout=subprocess.DEVNULL, check=True)
@@ -55,32 +55,32 @@ def trained(spec: Path, run: Path, *overrides: str) -> Curve:
 
 
 def table(name: str, curves: Mapping[str, Curve]) -> str:
-    """Losses at some steps, then in a sentence how far the curves are apart."""
-    one, other, apart = (curves[run] for run in RUNS)
-    steps = sorted({round(k * (len(one) - 1) / (ROWS - 1)) for k in range(ROWS)})
+    """Losses at some steps, then a sentence on the distances of the curves."""
+    fp32, bf16, larger = (curves[run] for run in RUNS)
+    steps = sorted({round(k * (len(fp32) - 1) / (ROWS - 1)) for k in range(ROWS)})
     lines = [f"{name}: training loss, nats a token", "", f"{'step':>6}" + "".join(f"{run:>22}" for run in RUNS)]
     for k in steps:
-        base, *others = (curve[k]["loss"] for curve in (one, other, apart))
-        beside = "".join(f"{loss:>13.4f} ({loss - base:+.4f})" for loss in others)
-        lines.append(f"{one[k]['step']:>6}{base:>22.4f}{beside}")
+        base, *others = (curve[k]["loss"] for curve in (fp32, bf16, larger))
+        cells = "".join(f"{loss:>13.4f} ({loss - base:+.4f})" for loss in others)
+        lines.append(f"{fp32[k]['step']:>6}{base:>22.4f}{cells}")
     return "\n".join([*lines, "", summary(curves), ""])
 
 
 def summary(curves: Mapping[str, Curve]) -> str:
-    """One line: mean distances of the curves over their second halves, and the last validation losses."""
-    one, other, apart = (curves[run] for run in RUNS)
-    half = slice(len(one) // 2, None)
+    """One line: the last validation losses, and the mean distances of the curves over their second halves."""
+    fp32, bf16, larger = (curves[run] for run in RUNS)
+    half = slice(len(fp32) // 2, None)
 
     def distance(curve: Curve) -> float:
-        return fmean(abs(a["loss"] - b["loss"]) for a, b in zip(curve[half], one[half], strict=True))
+        return fmean(abs(a["loss"] - b["loss"]) for a, b in zip(curve[half], fp32[half], strict=True))
 
     validations = [
         [row["validation_loss"] for row in curve if "validation_loss" in row][-1] for curve in curves.values()
     ]
     return (
-        f"after {len(one)} steps: validation loss {validations[0]:.4f} in FP32, {validations[1]:.4f} in BF16,"
+        f"after {len(fp32)} steps: validation loss {validations[0]:.4f} in FP32, {validations[1]:.4f} in BF16,"
         f" {validations[2]:.4f} in FP32 from weights larger by 2^-8; mean distance of training losses from"
-        f" FP32's over the second half: {distance(other):.4f} of BF16, {distance(apart):.4f} of the larger weights"
+        f" FP32's over the second half: {distance(bf16):.4f} of BF16, {distance(larger):.4f} of the larger weights"
     )
 
 

@@ -1,9 +1,9 @@
-"""What dsc predicts beside what was published, as docs/predictions.md.
+"""Compare dsc's predictions with published numbers, as docs/predictions.md.
 
     python -m benchmarks.predictions [--check]
 
-What is compared is fixed in benchmarks/predictions.json: the split of the layers, the rate tables, the rank. Nothing
-here chooses; the page says what was missed as it says what was met.
+benchmarks/predictions.json fixes what is compared: the split of the layers, the rate tables, the rank. The page reports
+missed goals as well as met ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = {
     "bubble_s": "bubble",
     "optimizer_s": "optimizer, reduction in it",
 }
-# Kernel classes as the public profile is summed up: title, classes, milliseconds of a MoE layer in it.
+# Groups of kernel classes in the public profile: (title, classes, milliseconds of a MoE layer).
 TRACE = (
     ("dense products", ("gemm",), 4.71),
     ("grouped products", ("grouped_gemm",), 5.73),
@@ -54,7 +54,7 @@ TRACE = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is not current")
     args = parser.parse_args()
     text = page()
     if args.check:
@@ -83,19 +83,19 @@ def page() -> str:
 
 
 def predictions(fixed: Mapping[str, Any], spec: Spec) -> dict[str, Prediction]:
-    """Predict DeepSeek-V3 by each table of rates."""
+    """Predict DeepSeek-V3 with each table of rates."""
     return {table["name"]: predict(spec, rates=rates_of(spec, table["name"])) for table in fixed["tables"]}
 
 
 def of_v3(fixed: Mapping[str, Any], spec: Spec, found: Mapping[str, Prediction]) -> str:
-    """The beginning of the page, which is of DeepSeek-V3 alone."""
+    """The sections on DeepSeek-V3, at the beginning of the page."""
     calibrated = found[fixed["tables"][-1]["name"]]
     times = _head(fixed), _step(fixed, found), _classes(fixed, spec)
     return "\n\n".join((*times, _flops(fixed, found), _memory(fixed, calibrated), _bytes(fixed, calibrated)))
 
 
 def _flow(*words: str) -> str:
-    """A paragraph, in lines of at most 120 columns."""
+    """A paragraph, wrapped to 118 columns."""
     return fill(" ".join(words), 118, break_long_words=False, break_on_hyphens=False)
 
 
@@ -104,7 +104,7 @@ def _item(*words: str) -> str:
 
 
 def rows_of(fixed: Mapping[str, Any], prediction: Prediction) -> dict[str, float]:
-    """What is compared: the step, and the rows of the rank that was fixed."""
+    """The compared numbers: the step, and the rows of the fixed rank."""
     step = prediction.step
     return {"seconds": step.seconds} | {
         row: getattr(step.ranks[fixed["rank"]], row) for row in NAMES if row != "seconds"
@@ -192,7 +192,7 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
     for title, kinds, measured in TRACE:
         cells = []
         for name in names:
-            others = {kind for _, each, _ in TRACE for kind in each}
+            others = {kind for _, classes, _ in TRACE for kind in classes}
             chosen = kinds or tuple(kind for kind in of_layer[name] if kind not in (*others, "launch"))
             value = sum(of_layer[name].get(kind, 0.0) for kind in chosen) * 1e3
             cells += [f"{value:.2f}", f"{value / measured - 1:+.0%}"]
@@ -201,7 +201,7 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
 
 
 def layer_classes(spec: Spec, table: str) -> dict[str, float]:
-    """Seconds of one MoE layer by kernel class: a quarter of a stage of four."""
+    """Seconds of one MoE layer by kernel class: a quarter of those of a stage with four layers."""
     plan, rates = make_plan(spec), rates_of(spec, table)
     seconds: dict[str, float] = defaultdict(float)
     for kind, value in class_seconds(plan.stages[1], plan.cuts, rates, balanced_rows(spec)).items():
@@ -211,7 +211,7 @@ def layer_classes(spec: Spec, table: str) -> dict[str, float]:
 
 def _flops(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
     published, last = fixed["published"], found[fixed["tables"][-1]["name"]]
-    given = mfu_of(last.flops, _with_seconds(last, published["seconds"]), last.num_devices * 989e12)
+    mfu = mfu_of(last.flops, _with_seconds(last, published["seconds"]), last.num_devices * 989e12)
     hours = published["device_hours_per_trillion_tokens"]
     rows = [
         "## FLOPs, MFU, hours\n",
@@ -224,8 +224,8 @@ def _flops(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
         "|---|--:|--:|",
         f"| FLOPs of a token, causal | {count(published['flops_per_token']['causal'])} | {count(last.flops.causal)} |",
         f"| FLOPs of a token, full | {count(published['flops_per_token']['full'])} | {count(last.flops.full)} |",
-        f"| MFU of the published step, causal | {published['mfu']['causal']:.2%} | {given.causal:.2%} |",
-        f"| MFU of the published step, full | {published['mfu']['full']:.2%} | {given.full:.2%} |",
+        f"| MFU of the published step, causal | {published['mfu']['causal']:.2%} | {mfu.causal:.2%} |",
+        f"| MFU of the published step, full | {published['mfu']['full']:.2%} | {mfu.full:.2%} |",
     ]
     for table in fixed["tables"]:
         prediction = found[table["name"]]
@@ -306,7 +306,7 @@ def _v2(fixed: Mapping[str, Any], first: Mapping[str, Prediction], second: Mappi
 
 
 def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
-    """The phases of context extension, and their hours of devices in all."""
+    """The phases of context extension, and their total device hours."""
     run = ROOT / published["run"]
     rows = [
         "## DeepSeek-V3, the two phases of context extension\n",
@@ -327,7 +327,7 @@ def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
         cells = " | ".join(f"{found[name].device_hours / 1e3:.1f}K" for name in tables)
         fits = "fits" if first.fits else f"{max(r.peak_bytes for r in first.ranks) / GIB:.0f} GiB, does not fit"
         rows.append(f"| {phase.partition('.')[2]} | {first.num_devices:,} | {fits} | {cells} |")
-    off = (f"{each / 1e3:.1f}K ({each / published['device_hours'] - 1:+.0%})" for each in hours.values())
+    off = (f"{total / 1e3:.1f}K ({total / published['device_hours'] - 1:+.0%})" for total in hours.values())
     rows.append(f"| both | | | {' | '.join(off)} |")
     return "\n".join(rows)
 
@@ -345,7 +345,7 @@ def _method() -> str:
         " are added, weighted by the share of the class. For kernels measured alone, the upper end also includes the"
         " factors of the public profile, because kernels take longer in training.",
     )
-    wrapped = (fill(each, 118, subsequent_indent="   ", break_on_hyphens=False) for each in steps)
+    wrapped = (fill(step, 118, subsequent_indent="   ", break_on_hyphens=False) for step in steps)
     return "\n".join(("## How it is computed\n", *wrapped))
 
 

@@ -1,13 +1,13 @@
-"""Products of matrices as training makes them, ours beside torch's, on one core.
+"""Compare our matrix products with torch's, at the shapes of training, on one core.
 
     python -m benchmarks.products [--out benchmarks/results/products.txt]
 
-Forward (x·wᵀ), gradient of the inputs (dy·w) and of the weights (dyᵀ·x, added to FP32), of R rows, K inputs and N
-outputs. Operands are new to the cache for every product, as in a step; torch's allocator keeps what was freed, as in
-training. GFLOP/s by the processor's time of the thread, the best of five rounds in turn. torch calls MKL for FP32 and
-oneDNN for BF16. E4M3 is with the scales of `fp8_block`; torch has no such product, and widens operands to BF16 first.
-`another R each time`: the rows of an expert are another number in every step, for which oneDNN makes a kernel; here R
-is drawn from 1 to twice the R that is said (of E4M3, multiples of 128), and there is one round.
+Forward (x·wᵀ), gradient of the inputs (dy·w) and of the weights (dyᵀ·x, added to FP32), for R rows, K inputs and N
+outputs. Operands are not in the cache before a product, as in a step; torch's allocator keeps freed memory, as in
+training. GFLOP/s are by the thread's CPU time, the best of five interleaved rounds. torch calls MKL for FP32 and oneDNN
+for BF16. E4M3 has the scales of `fp8_block`; torch has no such product, so operands are dequantised to BF16 first.
+`another R each time`: an expert gets another number of rows in every step, and oneDNN generates a kernel for each. Here
+R is random, from 1 to twice the given R (for E4M3 a multiple of 128), in one round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.ops.native import ops as native
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
 
 SIZES = ((2048, 256, 256), (2048, 256, 512), (2048, 256, 4096), (256, 256, 256), (256, 128, 256), (1024, 1024, 1024))
-COLD = 64 * 2**20  # bytes of operands, more than the caches hold
+COLD = 64 * 2**20  # bytes of operands, more than the caches
 ROUNDS = 5
 E4M3, TILE = torch.float8_e4m3fn, 128
 Operands = tuple[Tensor, ...]
@@ -39,10 +39,10 @@ Operands = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Kind:
-    """A product: its operands of x_RK, dy_RN and w_NK, and what multiplies them."""
+    """A kind of product."""
 
     name: str
-    operands: Callable[[Tensor, Tensor, Tensor], Operands]
+    operands: Callable[[Tensor, Tensor, Tensor], Operands]  # from x_RK, dy_RN and w_NK
     ours: Callable[..., object]
     torchs: Callable[..., object]
 
@@ -73,17 +73,17 @@ KINDS_OF_E4M3 = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    parser.add_argument("--out", type=Path, help="also write the table to a file")
     args = parser.parse_args()
     if library.missing():
         raise SystemExit(f"nothing to compare: {library.missing()}")
     torch.set_num_threads(1)
-    for threshold in (-1, -3):  # of trimming, and of mapping
+    for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
         ctypes.CDLL(None).mallopt(threshold, 1 << 30)
-    said = table()
-    print(said, end="")
+    text = table()
+    print(text, end="")
     if args.out:
-        args.out.write_text(said, encoding="utf-8")
+        args.out.write_text(text, encoding="utf-8")
     return 0
 
 
@@ -113,13 +113,13 @@ def _line(dtype: torch.dtype, R: int, K: int, N: int, rows: list[int], note: str
 
 
 def _rates(kind: Kind, sets: list[tuple[Tensor, Tensor, Tensor]], flops: int, rounds: int) -> tuple[float, float]:
-    operands = [kind.operands(*each) for each in sets]
+    operands = [kind.operands(*tensors) for tensors in sets]
     best = [1e30, 1e30]
     for _ in range(rounds):
         for index, function in enumerate((kind.ours, kind.torchs)):
             begin = time.thread_time_ns()
-            for each in operands:
-                function(*each)
+            for arguments in operands:
+                function(*arguments)
             best[index] = min(best[index], time.thread_time_ns() - begin)
     return flops / best[0], flops / best[1]
 
@@ -144,12 +144,12 @@ def _by_rows(x: Tensor, w: Tensor, scales: Tensor) -> Operands:
 
 
 def _widened(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor) -> Tensor:
-    """a·bᵀ of operands in BF16."""
+    """a·bᵀ, with operands dequantised to BF16."""
     return torch.mm(_bf16(a, a_scales), _bf16(b, b_scales).t())
 
 
 def _bf16(q: Tensor, scales: Tensor) -> Tensor:
-    """Numbers of whole tiles, whose scales are of rows or of blocks."""
+    """Dequantise to BF16, with scales of row tiles or of blocks. Tiles must be whole."""
     tiles = q.to(torch.bfloat16).view(len(scales), -1, scales.shape[1], TILE)
     return (tiles * scales.to(torch.bfloat16)[:, None, :, None]).view(q.shape)
 

@@ -1,8 +1,8 @@
-"""Profiles of training on this machine: `dsc train --profile` of some specs, with the rate of a core beside them.
+"""Profile training on this machine: `dsc train --profile` of several specs, and the GEMM rate of a core.
 
     python -m benchmarks.profile [NAME …] [--steps 5] [--out benchmarks/results]
 
-NAME: one of the table below; default: all. Each gives OUT/profile-<name>.txt.
+NAME: a key of RUNS; default: all. Each writes OUT/profile-<name>.txt.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ GEMM = 1024  # rows, columns and inner extent
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", nargs="*", choices=[*RUNS, []], metavar="NAME")
-    parser.add_argument("--steps", type=int, default=5, help="steps that are profiled")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the tables")
+    parser.add_argument("--steps", type=int, default=5, help="number of profiled steps")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the tables")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.names or RUNS:
-        said = profile(RUNS[name], args.steps)
-        print(said)
-        (args.out / f"profile-{name}.txt").write_text(said, encoding="utf-8")
+        report = profile(RUNS[name], args.steps)
+        print(report)
+        (args.out / f"profile-{name}.txt").write_text(report, encoding="utf-8")
     return 0
 
 
 def profile(words: tuple[str, ...], steps: int) -> str:
-    """The table of a run in a folder of its own."""
+    """Train in a temporary folder and return the table."""
     spec, *more = words
     with tempfile.TemporaryDirectory(prefix="dsc-profile-") as folder:
         command = [DSC, "train", str(ROOT / spec), *more, "--profile", str(steps), "--out", f"{folder}/run"]
@@ -61,7 +61,7 @@ def profile(words: tuple[str, ...], steps: int) -> str:
 
 
 def gemm_rate(calls: int = 20) -> float:
-    """FLOP/s of one core by its own time, which others on the machine do not lengthen: the best of some products."""
+    """FLOP/s of one core by thread CPU time, which other work on the machine does not change: the best of `calls`."""
     torch.set_num_threads(1)
     x, w, y = (torch.randn(GEMM, GEMM) for _ in range(3))
     took = []

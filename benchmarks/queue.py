@@ -1,6 +1,7 @@
-"""How long a launch takes that lacks SMs, by how its tiles are handed out: `python -m benchmarks.queue`.
+"""The time of a launch that gets fewer SMs than it has programs, by how tiles are assigned to programs:
+`python -m benchmarks.queue`.
 
-A simulation of programs that hold an SM each until they end. It is a section of docs/kernels.md.
+A simulation of programs that each hold an SM until they end. It prints a section of docs/kernels.md.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from compiler.emit.kernels.linear_fp8 import CLOCKS, rows_by_weight
 PROGRAMS = 112  # of 132 SMs, 20 are kept for communication
 SHOWN = (("legs", 0), ("strides", 8), ("legs", 8))  # columns: how tiles are handed out, SMs that communication takes
 CLOCK_HZ = 1.755e9  # of an H100
-DRAW_S = 1.3e-6  # to and from L2, a barrier, and the first loads of what was drawn: an assumption
+DRAW_S = 1.3e-6  # time to draw a ticket (a round trip to L2, a barrier, the first loads): an assumption
 
-# Products of DeepSeek-V3 in E4M3: rows, columns of the result, terms.
+# Products of DeepSeek-V3 in E4M3: (rows, columns of the result, terms).
 PRODUCTS = {
     "keys and values up": (4096, 32768, 512),
     "queries up": (4096, 24576, 1536),
@@ -27,22 +28,22 @@ PRODUCTS = {
 
 
 def strides(tiles: int, programs: int) -> list[int]:
-    """Tiles of each share: program p has p, p + programs, …"""
+    """Number of tiles per program: program p has tiles p, p + programs, …"""
     return [len(range(program, tiles, programs)) for program in range(programs)]
 
 
 def legs(tiles: int, programs: int, most: int = LEGS) -> list[range]:
-    """The tiles of each ticket, as they are drawn: what compiler/emit/kernels/queue.j2 gives out."""
-    rounds, found = -(-tiles // programs), []
+    """The tiles of each ticket, in the order of drawing, as in compiler/emit/kernels/queue.j2."""
+    rounds, tickets = -(-tiles // programs), []
     for leg in range(min(most, rounds.bit_length())):
         first = rounds - (rounds >> leg)
         end = rounds - (rounds >> leg + 1 if leg + 1 < most else 0)
-        found += [range(first * programs + lane, min(end * programs, tiles), programs) for lane in range(programs)]
-    return found
+        tickets += [range(first * programs + lane, min(end * programs, tiles), programs) for lane in range(programs)]
+    return tickets
 
 
 def time_of(shares: Sequence[int], sms: int, tile: float = 1.0, draw: float = 0.0) -> float:
-    """When the last of the shares ends, if each goes to the SM that is free first: tiles, and a draw before each."""
+    """The time when the last share ends, if each goes to the first free SM. A draw precedes each share."""
     free = [0.0] * sms
     for share in shares:
         heapq.heapreplace(free, free[0] + (draw + share * tile if share else 0.0))
@@ -50,7 +51,7 @@ def time_of(shares: Sequence[int], sms: int, tile: float = 1.0, draw: float = 0.
 
 
 def times(tiles: int, tile: float, taken: int) -> dict[str, float]:
-    """Seconds of a launch of PROGRAMS programs, by how tiles are handed out."""
+    """Seconds of a launch of PROGRAMS programs, by how tiles are assigned."""
     sms = PROGRAMS - taken
     return {
         "strides": time_of(strides(tiles, PROGRAMS), sms, tile),
@@ -60,7 +61,7 @@ def times(tiles: int, tile: float, taken: int) -> dict[str, float]:
 
 
 def size_of(rows: int, out: int, inner: int, gathered: bool) -> tuple[int, float]:
-    """(tiles, seconds of a tile) of a product, by the clocks that its launch is chosen by."""
+    """(tiles, seconds per tile) of a product, by the clock model that chooses its launch."""
     launch = rows_by_weight(out, gathered)
     columns = int(launch["WIDE"]) + int(launch["NARROW"])
     tiles = -(-rows // int(launch["BLOCK_R"])) * -(-out // columns)

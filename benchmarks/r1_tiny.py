@@ -1,7 +1,8 @@
-"""Train `specs/r1-tiny.dsc`, fine-tuning and rewards, with several seeds: `python -m benchmarks.r1_tiny [SEED …]`.
+"""Train both runs of `specs/r1-tiny.dsc` (fine-tuning, then rewards) with several seeds:
+`python -m benchmarks.r1_tiny [SEED …]`.
 
-It prints the share of right answers in the first and last steps of each run, and what both runs took: the table of
-docs/reinforcement.md. Two cores and nothing beside it.
+Prints the table of docs/reinforcement.md: the share of right answers in the first and last steps, and the time of both
+runs. Needs two otherwise idle cores.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SPEC = Path(__file__).parents[1] / "specs" / "r1-tiny.dsc"
-STEPS = 10  # that a share is the mean of
+STEPS = 10  # a share is the mean over this many steps
 HEAD = "| seed | right, first 10 steps | last 10 steps | fine-tuning | rewards |\n|---|---|---|---|---|"
 
 
 def train(run: str, seed: int, folder: Path) -> tuple[list[dict[str, Any]], float]:
-    """The rows of a run, and its seconds."""
+    """Train a run. Returns its metrics and its seconds."""
     begin, out = time.perf_counter(), folder / "runs" / run
     words = [f"{SPEC}:{run}", "--out", str(out), "-s", f"train.seed={seed}"]
     if run == "r1":
@@ -33,6 +34,7 @@ def train(run: str, seed: int, folder: Path) -> tuple[list[dict[str, Any]], floa
 
 
 def right(rows: list[dict[str, Any]]) -> float:
+    """The mean share of right answers."""
     return fmean(row["rewards"]["right"] for row in rows)
 
 

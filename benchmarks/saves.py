@@ -1,11 +1,10 @@
-"""What saves cost the training: a run that writes checkpoints beside its steps, and one that waits for each, in turn.
+"""The cost of checkpoints: a run that writes them in the background, and one that waits for each, alternately.
 
-    python -m benchmarks.saves specs/tiny.dsc -s train.steps=200      # a spec, with any changes; a table
+    python -m benchmarks.saves specs/tiny.dsc -s train.steps=200      # a spec, with any overrides; prints a table
 
-Every run saves each 10th step, or as `--every` says. `waited` is the time for which a save keeps the training,
-`written in` that from its beginning to its publication, `next step` what the steps that follow a save take more than
-those before one, in the median. On a CPU the thread that writes takes the cycles of a core: leave one free. Exit codes:
-0 measured · 1 a run failed.
+Every run saves each 10th step, or as `--every` says. All columns are medians: `waited` is the time that a save blocks
+training, `written in` that from its start to its publication, `next step` the extra time of the step after a save over
+the step before it. On a CPU the writing thread needs a core: leave one free. Exit codes: 0 measured · 1 a run failed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-FIRST = 20  # steps that are left out
+FIRST = 20  # steps left out as warm-up
 COLUMNS = ("written", "saves", "bytes", "step", "waited", "written in", "next step")
 
 
@@ -58,7 +57,7 @@ def main() -> int:
 
 
 def measured(run: Path) -> dict[str, float]:
-    """Medians of a run, in seconds and bytes, but for its last save."""
+    """Medians of a run, in seconds and bytes, without its last save."""
     saves = [event for event in _lines(run / "events.jsonl") if event["event"] == "save"][:-1]
     saves = [event for event in saves if event["step"] >= FIRST]
     steps = {line["step"]: line["step_s"] for line in _lines(run / "metrics.jsonl")}
@@ -74,8 +73,8 @@ def measured(run: Path) -> dict[str, float]:
 
 
 def row(name: str, rounds: list[dict[str, float]]) -> str:
-    """One line of the table: the best round, of which the machine disturbed the fewest steps."""
-    best = min(rounds, key=lambda each: each["step_s"])
+    """One line of the table: the round with the shortest step, which was disturbed the least."""
+    best = min(rounds, key=lambda medians: medians["step_s"])
     times = (f"{best[key] * 1e3:,.1f} ms" for key in ("step_s", "waited_s", "written_s"))
     cells = (name, f"{best['saves']:.0f}", f"{best['bytes'] / 1e6:,.1f} MB", *times, f"{best['next'] - 1:+.1%}")
     return "| " + " | ".join(cells) + " |"

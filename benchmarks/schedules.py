@@ -6,7 +6,7 @@
     python -m benchmarks.schedules --known 8-24-5     writes rows of the table of known_best.py, and no other table
     python -m benchmarks.schedules --orders           a minute; writes the table of orders.py into docs/schedules.md
 
-Nothing but the seconds of known_best.py depends on the machine: the search counts steps, not seconds.
+Only the seconds of known_best.py depend on the machine: the search is limited in steps, not in time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Case:
     """A table: costs of 1/P of the model, and sizes."""
 
     title: str
-    flags: str  # what `dsc schedule --compare` is given for it
+    flags: str  # the flags of `dsc schedule --compare` for it
     costs: Costs
     sizes: tuple[Size, ...] = SIZES
 
@@ -87,10 +87,12 @@ CASES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--print", action="store_true", help="print the tables, leave the page as it is")
-    parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="compute the column of one named schedule alone")
-    parser.add_argument("--known", metavar="PART", help="compute the rows of known_best.py whose names have it, or all")
-    parser.add_argument("--orders", action="store_true", help="compute the table of orders.py alone")
+    parser.add_argument("--print", action="store_true", help="print the tables instead of writing the page")
+    parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="compute only the column of this schedule")
+    parser.add_argument(
+        "--known", metavar="PART", help="compute only the rows of known_best.py whose names contain PART, or all"
+    )
+    parser.add_argument("--orders", action="store_true", help="compute only the table of orders.py")
     args = parser.parse_args()
     if args.orders or not (args.known or args.schedule):
         _write(PAGE, ORDERS, ORDERS_END, lambda old: "\n".join(["", *orders(), "", ""]), args.print)
@@ -122,7 +124,7 @@ def _tables(old: str, schedule: str | None) -> str:
 
 
 def with_column(tables: str, name: str) -> str:
-    """The tables of the page with the column of a named schedule computed again, or added at its place."""
+    """The tables of the page with the column of a named schedule recomputed, or inserted in its place."""
     first, *parts = tables.split("### ")
     titles = {case.title: case for case in CASES}
     return "### ".join([first, *(_with_column(part, titles[part.partition("\n")[0]], name) for part in parts)])
@@ -160,12 +162,12 @@ def table(case: Case) -> Iterator[str]:
 
 
 def row(case: Case, size: Size) -> str:
-    """One line: makespans, in brackets of those that hold more than the cap; gap and excess are those of auto."""
+    """One line: makespans, in brackets if a schedule exceeds the cap. Gap and excess are those of auto."""
     P, N, cap = size
     named = [_named(name, size, case.costs) for name in SCHEDULES]
     auto = Solver(case.costs, cap).solve(P, N).measured()
     assert auto.peak_activations <= cap * auto.stages_a_rank
-    texts = [_text(each, cap) for each in named]
+    texts = [_text(schedule, cap) for schedule in named]
     cells: Sequence[str] = (
         *map(str, size),
         *texts,
@@ -178,7 +180,7 @@ def row(case: Case, size: Size) -> str:
 
 
 def _named(name: str, size: Size, costs: Costs) -> MeasuredSchedule | None:
-    """A named schedule under costs of 1/P of the model; None where it has not that size."""
+    """A named schedule with costs of 1/P of the model, or None if it does not exist for this size."""
     P, N, _ = size
     if not SCHEDULES[name].has(P, N):
         return None

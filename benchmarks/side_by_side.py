@@ -1,14 +1,14 @@
-"""Which calls of a spec's program touch the same values, and so move bytes twice that one kernel would move once.
+"""Find pairs of calls that touch the same values, so that a fused kernel would move fewer bytes.
 
     python -m benchmarks.side_by_side [SPEC] [--least 1.0] [--out benchmarks/results/side-by-side.json]
 
-A pair is two calls of F, I or W of one segment. Counted is what both touch: a value that both read is read once less;
-one that the first makes for the second is read once less, and not written if nobody else needs it. Bytes are those of a
+A pair is two calls in F, I or W of one segment. Fused, a value that both read would be read once less; a value that the
+first computes for the second would be read once less, and not written if no other call needs it. Bytes are those of a
 micro-batch through the whole model, forward and backward, with an even load of the experts. Parameters do not count.
 
-How two calls stand: *beside* each other; with a call *between* them, which needs the first and feeds the second, so
-that they cannot be one; or *apart*, the first in I and the second in W, which run at different times.
-docs/kernels.md has the result for DeepSeek-V3, and the reasons in `WHY`.
+Two calls stand *beside* each other; or there is a call *between* them, which needs the first and feeds the second, so
+that they cannot be fused; or they are *apart*, the first in I and the second in W, which run at different times.
+docs/kernels.md has the result for DeepSeek-V3, with the reasons in `WHY`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "side-by-side.json"
 ATTENTION = ("mla_attention", "gqa_attention")
 PRODUCTS = ("linear", "grouped_linear")
 
-# Why pairs are not one call, by what `reason` says of them.
+# Why pairs are not fused, by `Pair.reason`.
 WHY = {
     "operand of a product": (
         "A product reads each tile of its operands up to 56 times. A fused kernel would repeat the norm or the "
@@ -63,18 +63,18 @@ WHY = {
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """Two ops in a kind of segment, the functions they are in (`F`, or `I W`), how they stand, and bytes they share."""
+    """Two ops in a kind of segment."""
 
     segment: str
-    functions: str
+    functions: str  # the functions that they are in: `F`, or `I W`
     first: str
     second: str
-    stand: str
-    bytes: int
+    stand: str  # beside, between or apart
+    bytes: int  # shared
 
     @property
     def reason(self) -> str:
-        """Which of the reasons in `WHY` is that of the pair; "" if none is: one kernel could do it."""
+        """The key of `WHY` for the pair; "" if one kernel could compute both."""
         makes, reads = (op.startswith(PRODUCTS) for op in (self.first, self.second))
         if self.stand != "beside":
             return self.stand
@@ -89,8 +89,8 @@ class Pair:
 
 
 def pairs(path: Path) -> list[Pair]:
-    """All pairs of a spec's program that share bytes, those that share most first."""
-    from compiler.plan.plan import make_plan  # with pydantic, which who writes the page from `RESULTS` may not have
+    """All pairs in a spec's program that share bytes, largest first."""
+    from compiler.plan.plan import make_plan  # needs pydantic, which writing the page from `RESULTS` does not
     from compiler.plan.split_blocks import balanced_rows
     from dsl.load import load
 
@@ -107,19 +107,22 @@ def pairs(path: Path) -> list[Pair]:
 def _of_segment(segment: Segment, rows: int) -> Iterator[Pair]:
     joint = unpacked(interpret(segment))
     where = phases(joint)
-    for a, function in where.items():
-        for b, other in where.items():
-            if a < b and (function == other or (function, other) == ("I", "W")):
+    for a, function_a in where.items():
+        for b, function_b in where.items():
+            if a < b and (function_a == function_b or (function_a, function_b) == ("I", "W")):
                 first, second = joint.nodes[a], joint.nodes[b]
                 shared = _shared(joint, first, second, rows)
                 if shared:
-                    stand = "apart" if function != other else "between" if between(joint, (first, second)) else "beside"
-                    functions = function if function == other else f"{function} {other}"
+                    stand = "between" if between(joint, (first, second)) else "beside"
+                    if function_a == function_b:
+                        functions = function_a
+                    else:
+                        functions, stand = f"{function_a} {function_b}", "apart"
                     yield Pair(segment.kind, functions, first.op, second.op, stand, shared)
 
 
 def _shared(joint: Joint, first: OpNode, second: OpNode, rows: int) -> int:
-    """Bytes that the two would move less if they were one."""
+    """The bytes that fusing the two would save."""
     views = view_nodes(joint)
 
     def base(value: str) -> str:
@@ -136,13 +139,13 @@ def _shared(joint: Joint, first: OpNode, second: OpNode, rows: int) -> int:
             shared += size(value)
         elif base(value) in first.outputs:
             others = [node for node in joint.nodes if node not in views.values() and node != second]
-            needed = base(value) in returned or any(base(each) == base(value) for node in others for each in node.reads)
+            needed = base(value) in returned or any(base(read) == base(value) for node in others for read in node.reads)
             shared += size(value) * (1 if needed else 2)
     return shared
 
 
 def text(found: list[Pair], least: float) -> str:
-    """A line for each pair that shares `least` GB."""
+    """One line per pair that shares at least `least` GB."""
     rows = [
         f"{pair.bytes / 1e9:7.2f}  {pair.stand:8}{pair.segment:12}{pair.functions:4} {pair.first} → {pair.second}"
         f"{f'  ({pair.reason})' if pair.reason and pair.reason != pair.stand else ''}"
@@ -176,16 +179,16 @@ def section(found: list[Pair]) -> str:
 
 
 def kept() -> tuple[list[Pair], float]:
-    """What `RESULTS` has of DeepSeek-V3: the pairs, and the GB that the least of them shares."""
-    read = json.loads(RESULTS.read_text("utf-8"))
-    return [Pair(**each) for each in read["pairs"]], read["least_gb"]
+    """The stored result for DeepSeek-V3: the pairs, and the least GB that they share."""
+    stored = json.loads(RESULTS.read_text("utf-8"))
+    return [Pair(**pair) for pair in stored["pairs"]], stored["least_gb"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("spec", type=Path, nargs="?", default=V3, help="default: specs/deepseek-v3.dsc")
-    parser.add_argument("--least", type=float, default=1.0, help="GB a micro-batch (default: 1)")
-    parser.add_argument("--out", type=Path, help="write the pairs to a file, too")
+    parser.add_argument("--least", type=float, default=1.0, help="least GB per micro-batch (default: 1)")
+    parser.add_argument("--out", type=Path, help="also write the pairs to a file")
     args = parser.parse_args()
     found = pairs(args.spec)
     print(text(found, args.least), end="")

@@ -1,9 +1,9 @@
-"""What the search for a schedule reaches, next to DualPipe and the bound, and the processor's time it takes.
+"""The schedules that the search finds, compared with DualPipe and the lower bound, and the CPU time.
 
     python -m benchmarks.solver [--cases NAME,…] [--effort 1] [--out benchmarks/results/solver.txt]
 
-One core; the time is that of the process, so that other work on the machine counts little. `excess` is what a step
-takes beyond N pairs F&B. Every schedule is checked and simulated again.
+One core; times are CPU time, which other work on the machine changes little. `excess` is the time of a step beyond N
+pairs F&B. Every schedule is checked and simulated again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNEVEN = Costs(stages=(Fraction(9, 10), *[Fraction(1)] * 6, Fraction(13, 10)))
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, and what its time is wanted to be at most."""
+    """A problem, and two goals for its makespan."""
 
     about: str
     num_ranks: int
@@ -58,8 +58,8 @@ HEAD = ("case", "costs", "P", "N", "cap", "DualPipe", "auto", "wanted", "ambitio
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(CASES), help=f"with commas between; of {', '.join(CASES)}")
-    parser.add_argument("--effort", type=float, default=1.0, help="how much is searched; the default of `Solver` is 1")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"comma-separated, of {', '.join(CASES)}")
+    parser.add_argument("--effort", type=float, default=1.0, help="search effort; the default of `Solver` is 1")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "solver.txt")
     args = parser.parse_args()
     rows: list[tuple[str, ...]] = [HEAD]
@@ -73,25 +73,25 @@ def measured(name: str, case: Case, effort: float) -> tuple[str, ...]:
     """A row of the table."""
     P, N, costs = case.num_ranks, case.num_micro_batches, case.costs
     begin = time.process_time()
-    found = Solver(costs, case.cap, effort=effort).solve(P, N)
+    solution = Solver(costs, case.cap, effort=effort).solve(P, N)
     seconds = time.process_time() - begin
-    found.schedule.check()
-    timeline = simulate(found.schedule, found.costs)
-    chunks = found.schedule.stage_placement.num_stages(P) // P  # an activation of one of them is so much of one
-    assert timeline.makespan == found.makespan and max(timeline.peak_activations) <= case.cap * chunks
+    solution.schedule.check()
+    timeline = simulate(solution.schedule, solution.costs)
+    chunks = solution.schedule.stage_placement.num_stages(P) // P  # activations are counted per chunk
+    assert timeline.makespan == solution.makespan and max(timeline.peak_activations) <= case.cap * chunks
     exists = P % 2 == 0 and N % 2 == 0 and N >= 2 * P
     published = f"{float(simulate(dualpipe(P, N), costs).makespan):.6g}" if exists else "-"
-    numbers = (float(found.lower_bound), float(found.makespan / found.lower_bound - 1))
-    excess = float(found.makespan - N * costs.two("BF"))
-    reached = (f"{float(found.makespan):.7g}", case.wanted or "-", case.ambitious or "-", f"{numbers[0]:.7g}")
+    numbers = (float(solution.lower_bound), float(solution.makespan / solution.lower_bound - 1))
+    excess = float(solution.makespan - N * costs.two("BF"))
+    reached = (f"{float(solution.makespan):.7g}", case.wanted or "-", case.ambitious or "-", f"{numbers[0]:.7g}")
     sizes = tuple(map(str, (P, N, case.cap)))
     return (name, case.about, *sizes, published, *reached, f"{numbers[1]:.1%}", f"{excess:.5g}", f"{seconds:.1f}")
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Columns as wide as they must be, numbers to the right."""
+    """A text table with aligned columns, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[(each.ljust if k < 2 else each.rjust)(widths[k]) for k, each in enumerate(row)] for row in rows]
+    cells = [[(cell.ljust if k < 2 else cell.rjust)(widths[k]) for k, cell in enumerate(row)] for row in rows]
     return "".join("  ".join(row).rstrip() + "\n" for row in cells)
 
 

@@ -1,10 +1,10 @@
-"""How long `dsc check`, `fmt` and `show` take beyond the start of Python with the libraries of the language.
+"""The time of `dsc check`, `fmt` and `show` beyond starting Python with the libraries of the language.
 
     python -m benchmarks.startup [--rounds 40] [--out benchmarks/results/startup.txt]
 
-Commands are run in turn, so that other work on the machine falls on all of them. What counts is the difference of the
-medians to `python -c "import pydantic, lark"`; the least of all rounds is what the machine can do undisturbed, and the
-time of the processor is that of all rounds where others use the machine, too.
+Commands run in turn, so that other work on the machine affects all of them. The result is the difference of the medians
+to `python -c "import pydantic, lark"`. The minimum over rounds approximates an undisturbed machine; CPU time depends
+little on other work.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ BUDGET_S = 0.1
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=40, help="runs of each command")
-    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    parser.add_argument("--out", type=Path, help="also write the table to a file")
     args = parser.parse_args()
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
-        # what is installed has its bytecode, whatever the environment says of a checkout
+        # an installed package has its bytecode, so caching is on whatever the environment says
         env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         env["PYTHONPYCACHEPREFIX"] = folder
         for _ in range(args.rounds + 1):
             for name, command in COMMANDS.items():
                 seconds[name].append(timed(name, command, env))
-    text = table({name: runs[1:] for name, runs in seconds.items()})  # the first round fills the caches of files
+    text = table({name: runs[1:] for name, runs in seconds.items()})  # the first round warms the file cache
     print(text, end="")
     if args.out:
         args.out.parent.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def timed(name: str, command: list[str], env: Mapping[str, str]) -> tuple[float, float]:
-    """Seconds of one run: by the clock, and of the processor."""
+    """(wall-clock seconds, CPU seconds) of one run."""
     before, begin = _processor_s(), time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     took = time.perf_counter() - begin
@@ -72,7 +72,7 @@ def _processor_s() -> float:
 
 
 def table(seconds: dict[str, list[tuple[float, float]]]) -> str:
-    """Milliseconds of every command, and how many more than the base."""
+    """Milliseconds of each command, and the difference to the base."""
     machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     rounds = len(seconds[BASE])
     lines = [f"{machine}; {rounds} rounds, interleaved; budget: {BUDGET_S * 1000:.0f} ms over the first line", ""]
@@ -80,7 +80,7 @@ def table(seconds: dict[str, list[tuple[float, float]]]) -> str:
     base = _figures(seconds[BASE])
     for name, runs in seconds.items():
         cells = [
-            f"{1000 * took:.0f} {1000 * (took - least):+5.0f}" for took, least in zip(_figures(runs), base, strict=True)
+            f"{1000 * took:.0f} {1000 * (took - start):+5.0f}" for took, start in zip(_figures(runs), base, strict=True)
         ]
         lines.append(f"{name:<42}{cells[0]:>16}{cells[1]:>16}{cells[2]:>20}")
     return "\n".join(lines) + "\n"

@@ -1,8 +1,8 @@
-"""What messages and sums take between ranks of this machine: over memory they share, and over gloo.
+"""The time of messages and all-reduces between ranks of this machine: over shared memory, and over gloo.
 
     python -m benchmarks.transport [--ranks 2 4] [--out benchmarks/results/transport.txt]
 
-Both do the same in turn, in the same processes. Medians, by the clock and of the processor of rank 0.
+Both transfer the same data alternately, in the same processes. Medians of wall-clock time and of CPU time of rank 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    parser.add_argument("--out", type=Path, help="also write the table to a file")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     lines = [f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, {cores} cores", ""]
@@ -55,25 +55,25 @@ def main() -> int:
 
 
 def measured(world: int, folder: Path) -> list[str]:
-    """A line for each kind of transfer."""
+    """One line per kind of transfer."""
 
-    def rank_(rank: int, world: int, board: Board) -> None:
-        found = of_rank(rank, world)
+    def target(rank: int, world: int, board: Board) -> None:
+        medians = measure_rank(rank, world)
         if rank == 0:
-            (folder / "found.json").write_text(json.dumps(found), "utf-8")
+            (folder / "medians.json").write_text(json.dumps(medians), "utf-8")
 
-    outcome = launch(rank_, world, folder=folder)
+    outcome = launch(target, world, folder=folder)
     if outcome.exit_code:
         raise SystemExit(str(outcome))
-    found = json.loads((folder / "found.json").read_text("utf-8"))
+    medians = json.loads((folder / "medians.json").read_text("utf-8"))
     return [
-        f"{TITLES[kind]:<44}{world:>6}{of[0][0]:>9.2f}{of[1][0]:>9.2f}{of[0][1]:>20.2f}{of[1][1]:>9.2f}"
-        for kind, of in found.items()
+        f"{TITLES[kind]:<44}{world:>6}{memory[0]:>9.2f}{gloo[0]:>9.2f}{memory[1]:>20.2f}{gloo[1]:>9.2f}"
+        for kind, (memory, gloo) in medians.items()
     ]
 
 
-def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
-    """Kind → [clock, processor] in ms, over memory and over gloo."""
+def measure_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
+    """Kind → [[wall-clock, CPU] in ms over shared memory, the same over gloo]."""
     holders = tuple(range(world))
     ring = [(a, b) for a, b in zip(holders, (*holders[1:], 0), strict=True)]
     edges = sorted({*ring, *((b, a) for a, b in ring)})
@@ -85,12 +85,12 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     gloo: Links = Endpoint(CPU, "gloo", 60.0).connect(rank, wanted)
     flat = memory.flat("flat", GRADIENTS, torch.float32)
     assert flat is not None
-    mine, small = torch.zeros(GRADIENTS), torch.zeros(SMALL)
+    private, small = torch.zeros(GRADIENTS), torch.zeros(SMALL)
     partner = rank ^ 1
-    found: dict[str, list[list[float]]] = {}
+    medians: dict[str, list[list[float]]] = {}
     kinds: dict[str, Callable[[Links], Callable[[], object]]] = {
         "gradients": lambda links: (
-            lambda: links.sums.start_reduce("flat", holders, flat if links is memory else mine).wait()
+            lambda: links.sums.start_reduce("flat", holders, flat if links is memory else private).wait()
         ),
         "message": lambda links: _there_and_back(links, rank, partner),
         "small": lambda links: lambda: links.sums.all_reduce(small),
@@ -104,8 +104,8 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
                 start, used = time.perf_counter(), time.process_time()
                 call()
                 times.append((1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - used)))
-        found[kind] = [[statistics.median(column) for column in zip(*times[2:], strict=True)] for times in taken]
-    return found
+        medians[kind] = [[statistics.median(column) for column in zip(*times[2:], strict=True)] for times in taken]
+    return medians
 
 
 def _there_and_back(links: Links, rank: int, partner: int) -> Callable[[], object]:

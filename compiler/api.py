@@ -1,4 +1,4 @@
-"""dsc from Python, as in a notebook: five functions over the code of the commands.
+"""dsc from Python, for example in a notebook: five functions over the code of the commands.
 
     import dsc_trainer as dsc
 
@@ -9,8 +9,8 @@
     run.losses
     print(dsc.load(run.folder).generate("def "))
 
-They return frozen values. What is wrong with a spec is raised as `SpecError`, with every diagnostic; `str` of it is
-what the commands print. `changes` are keys and values as of `-s` on the command line. docs/python.md has more.
+They return frozen values. Errors in a spec are raised as one `SpecError` with every diagnostic; its `str` is what the
+commands print. `changes` are keys and values as for `-s` on the command line. docs/python.md has more.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ Changes = Mapping[str, object]
 
 
 class RunError(RuntimeError):
-    """A run that did not come to its end; `code` is the exit code of `dsc train`."""
+    """Raised if a run fails. `code` is the exit code of `dsc train`."""
 
-    def __init__(self, code: int, said: str) -> None:
+    def __init__(self, code: int, output: str) -> None:
         self.code = code
-        super().__init__(f"dsc train ended with exit code {code}\n{said}")
+        super().__init__(f"dsc train ended with exit code {code}\n{output}")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A spec and what its run takes; `str` is the page of `dsc plan`."""
+    """A spec and the prediction of its run. `str` is the output of `dsc plan`."""
 
     spec: Spec
     prediction: Prediction
@@ -74,7 +74,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A build folder. `warning`: where the plan does not fit the devices, or ""."""
+    """A build folder. `warning`: why the plan does not fit the devices; "" if it does."""
 
     folder: Path
     digest: str
@@ -87,14 +87,14 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run folder, and the rows of its metrics.jsonl (docs/json.md), a row for each step."""
+    """A run folder, and the rows of its metrics.jsonl (docs/json.md), one per step."""
 
     folder: Path
     metrics: tuple[Mapping[str, float], ...] = field(repr=False)
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The mean loss of each step, in nats for a token."""
+        """The mean loss of each step, in nats per token."""
         return tuple(row["loss"] for row in self.metrics if "loss" in row)
 
 
@@ -102,8 +102,8 @@ class Trained:
 class Loaded:
     """A trained model: the spec of its run, the step of its checkpoint, and its weights in this process.
 
-    `writer.model` (compiler/tools/inference/language_model.py) gives hidden states, logits and losses of tokens;
-    `writer.tokenizer` makes tokens of text.
+    `writer.model` (compiler/tools/inference/language_model.py) returns hidden states, logits and losses of tokens;
+    `writer.tokenizer` converts text to tokens.
     """
 
     spec: Spec
@@ -119,9 +119,9 @@ class Loaded:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> str:
-        """The text that follows a prompt, of so many tokens at most. Temperature 0 takes the likeliest token.
+        """Generate the text that follows a prompt, at most `tokens` tokens. Temperature 0 takes the likeliest token.
 
-        A prompt of messages, `[{"role": "user", "content": "…"}]`, goes through the model's chat template.
+        A prompt of messages, `[{"role": "user", "content": "…"}]`, is rendered with the model's chat template.
         """
         from compiler.tools.inference.generation import Sampler
 
@@ -131,12 +131,12 @@ class Loaded:
 
 
 def check(spec: File, changes: Changes | None = None) -> tuple[Diagnostic, ...]:
-    """Everything that is wrong with a spec file, or with one run of it (`FILE:RUN`); nothing is raised for it."""
+    """Return all diagnostics of a spec file, or of one run of it (`FILE:RUN`), without raising."""
     return specs.check(os.fspath(spec), None, _texts(changes))
 
 
 def plan(spec: File, changes: Changes | None = None) -> Planned:
-    """What a run takes, before it runs: time, memory and money of a step. SpecError; imports no torch."""
+    """Predict a run: time, memory and cost of a step. Imports no torch. Raises SpecError."""
     from compiler.predict.predict import predict
 
     chosen = choose(os.fspath(spec), _texts(changes))
@@ -144,7 +144,7 @@ def plan(spec: File, changes: Changes | None = None) -> Planned:
 
 
 def compile(spec: File, changes: Changes | None = None, *, out: File | None = None) -> Compiled:
-    """Compile a spec into a build folder, by default build/RUN. SpecError, ProofError, OSError."""
+    """Compile a spec into a build folder, by default build/RUN. Raises SpecError, ProofError or OSError."""
     from compiler.emit.segment_cache import Segments
     from compiler.pipeline import compile_spec
     from compiler.plan.actions.order import Orders
@@ -161,7 +161,7 @@ def compile(spec: File, changes: Changes | None = None, *, out: File | None = No
 
 
 def train(
-    what: Compiled | File,
+    source: Compiled | File,
     changes: Changes | None = None,
     *,
     out: File | None = None,
@@ -169,27 +169,27 @@ def train(
     resume: bool = False,
     data: File | None = None,
 ) -> Trained:
-    """Train a build or a spec on the ranks of its plan, each in a process. Their lines are printed as they come.
+    """Train a build or a spec on the ranks of its plan, each in its own process. Their output is printed live.
 
-    `out`: the run folder, by default runs/RUN. `steps`: train so many and stop. `data`: the folder that a build's data
-    is relative to, by default the current one. SpecError; RunError if the run does not come to its end.
+    `out`: the run folder, by default runs/RUN. `steps`: stop after this many steps. `data`: the folder that a build's
+    data paths are relative to, by default the current one. Raises SpecError, or RunError if the run fails.
     """
     from compiler.tools.processes import Captured
     from compiler.tools.training import Training, train_build, train_phases
 
     phases: list[Chosen] = []
-    if not isinstance(what, Compiled):
-        phases = choose_phases(os.fspath(what), _texts(changes))
+    if not isinstance(source, Compiled):
+        phases = choose_phases(os.fspath(source), _texts(changes))
         _check_trains(phases)
     elif changes:
         raise ValueError("a build is compiled already: give changes to compile()")
     with Captured(print) as output:
         texts = tuple(_texts(changes))
-        asked = Training(_path(out), _path(data), steps, resume, changes=texts, output=output)
-        if isinstance(what, Compiled):
-            end = train_build(replace(asked, expect=what.digest), what.folder)
+        training = Training(_path(out), _path(data), steps, resume, changes=texts, output=output)
+        if isinstance(source, Compiled):
+            end = train_build(replace(training, expect=source.digest), source.folder)
         else:
-            end = train_phases(asked, phases)
+            end = train_phases(training, phases)
     if end.code:
         raise RunError(end.code, "\n".join(output.lines[-20:]))
     rows = (end.run / "metrics.jsonl").read_text("utf-8").splitlines()
@@ -197,9 +197,9 @@ def train(
 
 
 def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Loaded:
-    """The model of a run, RUN@STEP or a checkpoint. InferenceError, whose `hint` says what to do.
+    """Load the model of a run, of RUN@STEP or of a checkpoint. Raises InferenceError, whose `hint` says what to do.
 
-    `dtype`: fp64, fp32 or bf16, by default the run's own. `average`: take the moving average of the weights.
+    `dtype`: fp64, fp32 or bf16, by default that of the run. `average`: load the moving average of the weights.
     """
     from compiler.tools.inference.sources import find_source
     from compiler.tools.inference.writing import open_writer
@@ -209,8 +209,8 @@ def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Load
 
 
 def _check_trains(phases: Sequence[Chosen]) -> None:
-    """Raise SpecError, which says why, for a spec that does not train yet."""
-    if refusals := [refusal for each in phases for refusal in refusals_of(each)]:
+    """Raise SpecError with the reasons if a spec cannot be trained yet."""
+    if refusals := [refusal for phase in phases for refusal in refusals_of(phase)]:
         raise SpecError(refusals)
 
 
@@ -219,7 +219,7 @@ def _path(name: File | None) -> Path | None:
 
 
 def _texts(changes: Changes | None) -> list[str]:
-    """Overrides as `-s` takes them: true and false as a spec writes them."""
+    """Overrides as `-s` takes them, with true, false and none as a spec writes them."""
     shown = {True: "true", False: "false", None: "none"}
     return [
         f"{key}={shown[value] if value is None or isinstance(value, bool) else value}"

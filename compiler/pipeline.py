@@ -1,15 +1,15 @@
 """The whole toolchain on one page: a spec becomes a build, in named steps.
 
     read      SPEC, -s      → Chosen                compiler/predict/choose.py: with its files, and `auto` decided
-    plan      Spec          → Plan                  who holds and runs what
-    schedule  Plan          → Schedule, each batch  in which order
+    plan      Spec          → Plan                  what each rank holds and runs
+    schedule  Plan          → Schedule, each batch  the order of actions
     lower     Schedule      → Program               bodies of instructions for each rank
-    prove     Program       → Certificate           or ProofError
+    prove     Program       → Certificate           or raises ProofError
     predict   Lowered       → PredictedStep         time, memory, network
     emit      Lowered       → files                 segments, kernels, stages, certificates
 
 All but `read` are pure: the same spec gives the same bytes. `write_build` (compiler/emit/folder.py) puts them into a
-folder. Nothing before `emit` imports torch, and `emit` does so only to trace a segment that no cache has.
+folder. Nothing before `emit` imports torch, and `emit` imports it only to trace a segment that is not in a cache.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from runtime.contract.names import ProgramName
 
 Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
 Progress = Callable[[str], None]
-Pages = Callable[[Spec, Lowered, PredictedStep], Mapping[str, str]]  # → more files, for people
+Pages = Callable[[Spec, Lowered, PredictedStep], Mapping[str, str]]  # → further files, for people
 
 
 @dataclass(frozen=True)
 class CompiledBuild:
-    """What `dsc compile` writes."""
+    """The result of `dsc compile`."""
 
     files: Files
-    summary: str  # in a few lines
-    warning: str  # where the plan does not fit the spec's devices
+    summary: str  # a few lines
+    warning: str  # why the plan does not fit the spec's devices; "" if it does
     entries: Files = ()  # cache entries for the segments and orders of this build
 
     @property
@@ -70,20 +70,20 @@ def compile_spec(
 ) -> CompiledBuild:
     """Compile a spec. Raises ProofError before anything is emitted.
 
-    `segments` and `orders` find emitted segments and orders of instructions, in a cache or anew. `pages` adds files
-    that people read, such as the report of tools (compiler/tools/report).
+    `segments` and `orders` supply emitted segments and orders of instructions, from a cache or computed. `pages` adds
+    files for people, such as the report (compiler/tools/report).
     """
     segments, orders = segments or Segments(), orders or Orders()
     progress("plan, schedules, proofs")
     lowered = lower_spec(spec, progress, orders)
     step = predict_step(spec, lowered)
-    different = {use.segment.key: use.segment for use in lowered.plan.uses}
+    distinct = {use.segment.key: use.segment for use in lowered.plan.uses}
     codes: dict[Hashable, SegmentCode] = {
-        key: segments.code(segment, num_sms(spec), progress) for key, segment in different.items()
+        key: segments.code(segment, num_sms(spec), progress) for key, segment in distinct.items()
     }
     emission = Emission(spec, lowered, codes, step.planned)
     files = {**emission.files(), **pages(spec, lowered, step)}
-    entries = segments.entries(different.values(), num_sms(spec)) | orders.entries
+    entries = segments.entries(distinct.values(), num_sms(spec)) | orders.entries
     return CompiledBuild(
         files=(*sorted(files.items()), ("manifest.json", manifest(files))),
         summary=summary(spec, lowered, emission.overlaps, step.planned.ranks),
@@ -97,9 +97,9 @@ def lower_spec(
     progress: Progress = lambda _: None,
     orders: Orders | None = None,
 ) -> Lowered:
-    """Plan, schedule, lower and prove; torch-free. Raises ProofError, which names the rank and the action.
+    """Plan, schedule, lower and prove, without torch. Raises ProofError, which names the rank and the action.
 
-    `progress` is called with what a search does. `orders` finds the orders of instructions.
+    `progress` is called with messages of a search. `orders` supplies the orders of instructions.
     """
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
@@ -124,16 +124,16 @@ def lower_spec(
 
 
 def schedule(spec: Spec, lowering: Lowering, progress: Progress = lambda _: None) -> dict[ProgramName, Schedule]:
-    """The schedule of each program: `train_8` for each number of micro-batches, `evaluate_8` for forwards alone."""
+    """The schedule of each program: `train_8` for each number of micro-batches, `evaluate_8` for forwards only."""
     plan, counts = lowering.plan, ramp.micro_batches(spec)
     scheduler = Scheduler(spec, lowering, progress)
     schedules = {ProgramName.of("train", n): scheduler.schedule(n) for n in counts}
-    if spec.train.validate is not None or spec.train.grpo is not None:  # completions are made by forwards, too
+    if spec.train.validate is not None or spec.train.grpo is not None:  # completions are generated by forwards, too
         n = counts[-1]
         schedules[ProgramName.of("evaluate", n)] = forward_only(plan.stage_placement, plan.mesh.pp, n)
     return schedules
 
 
 def prove(prover: Prover, programs: Mapping[ProgramName, Program]) -> dict[ProgramName, ProofFacts]:
-    """The certificate of each program. Raises ProofError."""
+    """Prove each program. Raises ProofError."""
     return {name: prover.prove(program) for name, program in programs.items()}

@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one go of at most ten minutes: `make gpu`, or where only the tree is
+"""All checks and measurements that need a GPU, in at most ten minutes: `make gpu`, or without make:
 
     python3 -m benchmarks.gpu                      # → benchmarks/results/<device>.json, then docs/kernels.md
     python3 -m benchmarks.gpu --out FILE           # the results elsewhere, and no page
@@ -8,9 +8,9 @@
     python -m benchmarks.gpu --page                # no GPU: docs/kernels.md from the results that are there
     python -m benchmarks.gpu --code                # no GPU: prints what each launch of kernels.json compiles to
 
-It needs torch, triton, numpy and jinja2, and more for some parts; what a part lacks is said, and the part left out. No
-part stops another, and results are written as they are found. Exit codes: 0 measured, or no GPU · 1 a part failed, or a
-kernel is wrong.
+It needs torch, triton, numpy and jinja2, and further packages for some parts. A part without its packages is skipped
+with a message. Parts are independent, and results are written as soon as they are there. Exit codes: 0 measured, or no
+GPU · 1 a part failed, or a kernel is wrong.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ try:
 except ImportError:
     pass
 if torch.cuda.is_available():
-    of = torch.cuda.get_device_properties(0)
-    found |= {"device": of.name, "sms": of.multi_processor_count, "memory_bytes": of.total_memory}
-    found |= {"l2_bytes": of.L2_cache_size, "cuda": torch.version.cuda}
+    device = torch.cuda.get_device_properties(0)
+    found |= {"device": device.name, "sms": device.multi_processor_count, "memory_bytes": device.total_memory}
+    found |= {"l2_bytes": device.L2_cache_size, "cuda": torch.version.cuda}
 print(json.dumps(found))
 """
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def device() -> dict[str, Any]:
-    """The device and versions, asked of another process: CUDA is to stay out of this one."""
+    """The device and versions, from a child process, so that this one does not initialize CUDA."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
         print(done.stderr.strip()[-500:], file=sys.stderr)
@@ -108,7 +108,7 @@ def measure(about: dict[str, Any], out: Path | None, only: list[str] | None, tot
 
 
 def short_name(device: str) -> str:
-    """NVIDIA H100 80GB HBM3 → h100."""
+    """The name of a device in files: h100 for NVIDIA H100 80GB HBM3."""
     model = re.search(r"\b[A-Z]{1,3}\d{2,4}\w*", device)
     return (model[0] if model else re.sub(r"\W+", "-", device)).lower()
 

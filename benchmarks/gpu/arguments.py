@@ -1,4 +1,4 @@
-"""Arguments of ops at given sizes: random numbers, and what the ops before them would have made of these."""
+"""Arguments of ops at given sizes: random tensors, and tensors that preceding ops compute from these."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Arguments = tuple[Any, ...]
 
 
 def of(op: str, *arguments: Any) -> Any:
-    """The results of an op; on the meta device tensors of the shapes and dtypes that its rule says."""
+    """The results of an op. On the meta device, tensors with the shapes and dtypes of its rule."""
     if arguments[0].device.type != "meta":
         return ops.OPS[op](*arguments)
     results = RULES[op].infer(*map(abstract, arguments))
-    tensors = tuple(torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta") for each in results)
+    tensors = tuple(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in results)
     return tensors if len(tensors) > 1 else tensors[0]
 
 
 def abstract(argument: Any) -> Any:
-    """A tensor as op rules have it; a constant as it is."""
+    """The shape and dtype of a tensor, as op rules take them. Constants are returned unchanged."""
     if not isinstance(argument, Tensor):
         return argument
     return Abstract(tuple(argument.shape), str(argument.dtype).removeprefix("torch."))
 
 
 def reference(op: str) -> Callable[..., Any]:
-    """The code of an op, or of the update of an optimizer of this kind."""
+    """The reference implementation of an op, or of the update of this kind of optimizer."""
     return ops.OPS[op] if op in ops.OPS else reference_update(op)
 
 
@@ -83,22 +83,22 @@ def dense(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
 
 
 def attended(s: Sizes, t: Make) -> Tensor:
-    """What attention returns."""
+    """The output of attention."""
     return t(s.tokens, s.heads * s.value)
 
 
 def kept(s: Sizes, t: Make) -> Arguments:
-    """Its planes in E5M6."""
+    """The output of attention in E5M6, as planes."""
     return quantise_e5m6(attended(s, t))
 
 
 def gated(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
-    """dy, h, gate of the rows of experts."""
+    """dy, h, gate for rows of experts."""
     return t(s.rows, s.inner), t(s.rows, 2 * s.inner), t.wide(s.rows)
 
 
 def gated_fp8(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dy, the h that was kept, its scales, gate."""
+    """dy, the saved FP8 h, its scales, gate."""
     dy, h, gate = gated(s, t)
     return dy, *quantise(h), gate
 
@@ -122,7 +122,7 @@ def attention_sizes(s: Sizes) -> Arguments:
 
 
 def rotation(s: Sizes, t: Make) -> Arguments:
-    """x, and how DeepSeek-V3's longer context turns it: YaRN by 40, the softmax scale on the queries."""
+    """x, and the rotation of DeepSeek-V3's longer context: YaRN by 40, with the softmax scale on the queries."""
     x = t(s.tokens, s.heads * (s.nope + s.rope))
     return x, s.sequence, s.heads, s.nope, s.rope, THETA, 40.0, 10.0, 23.0, 0.0, 1.0, 1.87
 
@@ -134,15 +134,15 @@ def attention_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def in_tiles(s: Sizes) -> Sizes:
-    """Sizes with heads that are a tile wide, and whole tiles of rows in a sequence."""
+    """Sizes with heads of one tile, and whole tiles of rows per sequence."""
     sequence = -(-s.sequence // 128) * 128
     return replace(s, nope=128, value=128, sequence=sequence, tokens=s.tokens // s.sequence * sequence)
 
 
 def attention_gradient_in_tiles(s: Sizes, t: Make, kept: bool, both: bool) -> Arguments:
-    """The arguments with the forward's result in E5M6 if it is `kept` so; scales of FP32 if `both` are to be made."""
-    *given, o, lse, _, _, _, _, _, _ = attention_gradient(in_tiles(s), t)
-    return *given, *(quantise_e5m6(o) if kept else (o,)), lse, *attention_sizes(in_tiles(s)), *((False,) * both)
+    """The arguments with the forward's output in E5M6 if `kept`, and with the flag of FP32 scales if `both`."""
+    *inputs, o, lse, _, _, _, _, _, _ = attention_gradient(in_tiles(s), t)
+    return *inputs, *(quantise_e5m6(o) if kept else (o,)), lse, *attention_sizes(in_tiles(s)), *((False,) * both)
 
 
 def grouped_queries(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,37 +162,37 @@ def grouped_queries_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def window(s: Sizes) -> int:
-    """Tokens that a token attends to where attention is bounded: an eighth of a sequence."""
+    """The window of bounded attention: an eighth of a sequence."""
     return -(-s.sequence // 8)
 
 
 def starts(s: Sizes, t: Make) -> Tensor:
-    """Where the document of each token begins in its sequence, which has three of them."""
+    """Where the document of each token begins in its sequence. Each sequence has three documents."""
     length = -(-s.sequence // 3)
     return (torch.arange(s.tokens, device=t.device) % s.sequence // length * length).to(torch.int32)
 
 
 def positions(s: Sizes, t: Make) -> Tensor:
-    """Those of the rows that the first of two context ranks has: the first quarter of each sequence, and the last."""
+    """The positions of the rows of the first of two context ranks: the first and the last quarter of each sequence."""
     quarter = s.sequence // 4
     row = torch.arange(2 * quarter, device=t.device).repeat(s.tokens // s.sequence)
     return torch.where(row < quarter, row, row + s.sequence - 2 * quarter).to(torch.int32)
 
 
 def bounded(s: Sizes, t: Make, documents: bool = False, context: bool = False) -> Arguments:
-    """q, k, v, sinks and the constants of attention with all bounds, of one document or of several, or of a context
-    rank, whose queries and keys come rotated."""
+    """q, k, v, sinks and the constants of attention with all bounds: for one document or several, or for a context
+    rank, whose queries and keys are rotated before."""
     q, k, v = grouped_queries(s, t)
     *sizes, theta = grouped_queries_sizes(s)
     if context:
         rows = positions(s, t)
         return q[: len(rows)], k, v, t(s.heads), *sizes, 0.0, window(s), SOFTCAP, None, rows
-    given = q, k, v, t(s.heads), *sizes, theta, window(s), SOFTCAP
-    return (*given, starts(s, t)) if documents else given
+    arguments = q, k, v, t(s.heads), *sizes, theta, window(s), SOFTCAP
+    return (*arguments, starts(s, t)) if documents else arguments
 
 
 def windowed(s: Sizes, t: Make) -> Arguments:
-    """q, k, v, no sinks and the constants of attention with a window alone."""
+    """q, k, v, no sinks and the constants of attention with only a window."""
     return *grouped_queries(s, t), None, *grouped_queries_sizes(s), window(s), 0.0
 
 
@@ -210,7 +210,7 @@ def sinks_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def plain(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """dy, h of an activation without a gate."""
+    """dy, h for an activation without a gate."""
     return t(s.tokens, s.dense), t(s.tokens, s.dense)
 
 
@@ -220,7 +220,7 @@ def routing(s: Sizes) -> Arguments:
 
 
 def router(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """logits, bias: as DeepSeek-V3's, scores spread and biases small; no choice hangs on how FP32 rounds."""
+    """logits, bias: like DeepSeek-V3's, with spread scores and small biases; no choice depends on FP32 rounding."""
     logits, bias = t(s.tokens, s.experts, dtype=FP32), t(s.experts, dtype=FP32, scale=0.01)
     while t.device != "meta" and (close := _close(logits, bias, s)).any():
         logits[close] = t(int(close.sum()), s.experts, dtype=FP32)
@@ -228,12 +228,12 @@ def router(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
 
 
 def _close(logits: Tensor, bias: Tensor, s: Sizes) -> Tensor:
-    """[tokens]: whether two scores, or two groups, between which the router decides are within 10⁻⁵ of each other."""
+    """[tokens]: whether two scores or groups that the router decides between are within 10⁻⁵ of each other."""
     score = logits.double().sigmoid() + bias
-    of_group = score.view(s.tokens, s.groups, -1).topk(2).values.sum(-1)
-    ordered = of_group.sort(descending=True).values
+    group_score = score.view(s.tokens, s.groups, -1).topk(2).values.sum(-1)
+    ordered = group_score.sort(descending=True).values
     last = ordered[:, s.top_groups - 1 : s.top_groups]
-    outside = (of_group < last).repeat_interleave(s.experts // s.groups, 1)
+    outside = (group_score < last).repeat_interleave(s.experts // s.groups, 1)
     best = score.masked_fill(outside, -1.0).topk(min(s.top_k + 1, s.experts)).values
     return ((last - ordered[:, s.top_groups :]) < 1e-5).any(1) | (-best.diff() < 1e-5).any(1)
 
@@ -263,7 +263,7 @@ def slots(s: Sizes, t: Make) -> Tensor:
 
 
 def routed(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """rows of the choices of all tokens, order."""
+    """The rows of all choices, and their order."""
     _, gate, expert = chosen(s, t)
     order = of("permute", t(s.tokens, 1), gate, expert, s.experts)[2]
     return t(s.tokens * s.top_k, s.hidden), order
@@ -274,7 +274,7 @@ def tokens_fp8(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
 
 
 def permute_sum(s: Sizes, t: Make) -> Arguments:
-    """rows, order, the gradients of the shared experts and of the router's product."""
+    """rows, order, top_k, the gradients of the shared experts and of the router's product."""
     return *routed(s, t), s.top_k, t(s.tokens, s.hidden), t(s.tokens, s.hidden)
 
 
@@ -287,12 +287,12 @@ def unpermute_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def join(s: Sizes, t: Make) -> Arguments:
-    """h, what the shared experts gave, rows, order."""
+    """h, the output of the shared experts, rows, order, top_k."""
     return t(s.tokens, s.hidden), t(s.tokens, s.hidden), *routed(s, t), s.top_k
 
 
 def logits(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """logits, targets, the last of them not valid."""
+    """logits, and targets of which the last are not valid."""
     return t(s.tokens, s.vocab), targets(s, t)
 
 
@@ -302,18 +302,19 @@ def logits_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def slope(s: Sizes, t: Make) -> Tensor:
-    """dloss, a power of two: the gradient is nearly −dloss in every row, and another number might round far in all."""
+    """dloss, a power of two: the gradient is nearly −dloss in every row, so any other number might round the same way
+    in all of them."""
     return torch.full((), 2.0 ** -round(math.log2(s.tokens)), dtype=FP32, device=t.device)
 
 
 def targets(s: Sizes, t: Make) -> Tensor:
-    found = t.integers(s.vocab, s.tokens)
-    found[-2:] = -1
-    return found
+    tokens = t.integers(s.vocab, s.tokens)
+    tokens[-2:] = -1
+    return tokens
 
 
 def head(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
-    """h, w, targets; logits of about one."""
+    """h, w, targets; logits are about 1."""
     return t(s.tokens, s.hidden), t(s.vocab, s.hidden, scale=s.hidden**-0.5), targets(s, t)
 
 
@@ -326,7 +327,7 @@ def head_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
 
 
 def part_tangents(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """dlse and dpicked of a part of a vocabulary that has half of what all give."""
+    """dlse and dpicked of a shard of the vocabulary with half of the probability."""
     return (slope(s, t) / 2).expand(s.tokens).contiguous(), (-slope(s, t)).expand(s.tokens).contiguous()
 
 
@@ -340,7 +341,7 @@ def part_head_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def update(s: Sizes, t: Make) -> Arguments:
-    """The flat tensors of an update, moments in the dtype of activations, and its numbers."""
+    """The flat tensors of an update, with moments in the dtype of activations, and its settings."""
     moment1, moment2 = t(s.parameters, scale=1e-3), t(s.parameters, scale=1e-3).square_()
     rounded = torch.empty(s.parameters, dtype=BF16, device=t.device) if t.dtype == BF16 else None
     numbers = (0.5, 1e-3, 0.9, 0.95, 1e-8, 0.1, 7)  # factor, rate, betas, eps, decay, step

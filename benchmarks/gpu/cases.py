@@ -1,4 +1,4 @@
-"""Every kernel with its arguments, its work, its goal, and whom it is compared with: one literal table.
+"""The table of kernels to check and time: arguments, work, goal and peer.
 
 An op's work is the floating point operations of its products (`flops`), or else the bytes of its arguments and results,
 each moved once. Goals are of an H200.
@@ -22,7 +22,7 @@ from benchmarks.gpu.sizes import Make, Sizes
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`share` of the machine's limit, TFLOPS or µs, or how many times as fast as `peer`."""
+    """A goal: a share of the machine's limit, TFLOPS, µs, or the speed relative to `peer` (ratio)."""
 
     kind: Literal["share", "TFLOPS", "µs", "ratio"]
     value: float
@@ -38,10 +38,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One op at one kind of arguments. `roundings`: how often a number on its way is rounded to BF16 before a result
-    is. `coded`: what is quantised was rounded on its way, so some codes are neighbours of what they should be.
-    `written`: arguments that it changes; `unread`: those of them whose values it does not read. `moved`: bytes, where
-    only some of the rows of an argument are touched."""
+    """One op with one kind of arguments. `roundings`: how often an intermediate number is rounded to BF16 before the
+    result. `coded`: quantised values were rounded before, so some codes may be off by one. `written`: arguments that it
+    changes; `unread`: those of them whose values it does not read. `moved`: bytes, if it touches only some rows of an
+    argument."""
 
     op: str
     arguments: Callable[[Sizes, Make], Arguments]
@@ -71,24 +71,25 @@ GROUPED = Goal("ratio", 1.2, "_grouped_mm")
 # ---------------------------------------------------------------- work
 
 
-def product_flops(of: Shape) -> Callable[[Sizes], int]:
+def product_flops(shape: Shape) -> Callable[[Sizes], int]:
     def flops(s: Sizes) -> int:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return 2 * rows * n * k
 
     return flops
 
 
 def causal_flops(columns: Callable[[Sizes], int]) -> Callable[[Sizes], int]:
-    """FLOPs of products over the keys up to each query; `columns` is the sum of their inner extents and widths."""
+    """FLOPs of causal products; `columns` is the sum of the products' widths per query and key."""
     return lambda s: s.tokens * s.sequence * s.heads * columns(s)
 
 
 def band_flops(products: int, ranks: int = 1) -> Callable[[Sizes], int]:
-    """FLOPs of products over the width of the queries and the keys within a window, on one of these context ranks."""
+    """FLOPs of `products` products over the width of the queries and the keys in a window, on one of `ranks` context
+    ranks."""
 
     def flops(s: Sizes) -> int:
-        pairs = s.tokens // s.sequence * (2 * s.sequence - a.window(s)) * a.window(s)  # twice as many
+        pairs = s.tokens // s.sequence * (2 * s.sequence - a.window(s)) * a.window(s)  # twice the number of pairs
         return products * pairs * s.heads * s.head_dim // ranks
 
     return flops
@@ -99,7 +100,7 @@ def forward_columns(s: Sizes) -> int:
 
 
 def backward_columns(s: Sizes) -> int:
-    """Scores, dK and dQ of [nope | rope]; dP and dV of the value."""
+    """Scores, dK and dQ over [nope | rope]; dP and dV over the value."""
     return 3 * (s.nope + s.rope) + 2 * s.value
 
 
@@ -107,10 +108,10 @@ def head_flops(products: int) -> Callable[[Sizes], int]:
     return lambda s: 2 * products * s.tokens * s.vocab * s.hidden
 
 
-def fp8(op: str, arguments: Callable[[Sizes, Make], Arguments], goal: Goal, variant: str, of: Shape) -> Case:
-    """A product of E4M3, whose results are BF16, or added to FP32."""
+def fp8(op: str, arguments: Callable[[Sizes, Make], Arguments], goal: Goal, variant: str, shape: Shape) -> Case:
+    """An E4M3 product with BF16 results, or added to FP32."""
     written = (0,) if op.endswith("_") else ()
-    return Case(op, arguments, goal, variant, product_flops(of), rate="fp8", dtypes=(BF16,), written=written)
+    return Case(op, arguments, goal, variant, product_flops(shape), rate="fp8", dtypes=(BF16,), written=written)
 
 
 # ---------------------------------------------------------------- the table
@@ -162,7 +163,7 @@ CASES: tuple[Case, ...] = (
     Case("rmsnorm_quantise_wide", lambda s, t: (*a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
     Case("add_rmsnorm_quantise", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
     Case("add_rmsnorm_quantise_wide", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
-    # ---- rotation in front of attention
+    # ---- rotation before attention
     Case("rotate", a.rotation, COPY),
     Case("rotate_dgrad", a.rotation, COPY),
     Case("rotate", lambda s, t: (*a.rotation(s, t), a.starts(s, t)), COPY, DOCUMENTS),
@@ -219,7 +220,7 @@ CASES: tuple[Case, ...] = (
         flops=causal_flops(backward_columns),
         roundings=4,
     ),
-    Case(  # a code of E5M6 that is off by one is as much as that many roundings
+    Case(  # an E5M6 code that is off by one is as large as this many roundings
         "mla_attention_quantise_kept_e5m6",
         lambda s, t: (*a.attention(a.in_tiles(s), t), *a.attention_sizes(a.in_tiles(s)), True),
         Goal("share", 0.55),
@@ -229,7 +230,7 @@ CASES: tuple[Case, ...] = (
         dtypes=(BF16,),
     ),
     *(
-        Case(  # four roundings in the kernel, four in the op that it is compared with, in BF16 too
+        Case(  # four roundings in the kernel, and four in the reference op, which also runs in BF16
             op,
             partial(a.attention_gradient_in_tiles, kept=kept, both=both),
             Goal("share", 0.40),
@@ -377,7 +378,7 @@ CASES: tuple[Case, ...] = (
         roundings=2,
         written=(0,),
     ),
-    # Of a part of the vocabulary, of which tensor ranks have one each.
+    # For a tensor rank's shard of the vocabulary.
     Case("cross_entropy_part", a.logits, COPY),
     Case("cross_entropy_part_dgrad", a.part_logits_gradient, COPY),
     Case("linear_cross_entropy_part", a.head, Goal("ratio", 0.91, "its product"), flops=head_flops(1), roundings=1),

@@ -1,4 +1,4 @@
-"""Every kernel on the GPU, at odd sizes, at even ones and at DeepSeek-V3's, against its op. A worker of workers.py."""
+"""Checks every kernel on the GPU against its op, at odd, even and DeepSeek-V3's sizes. A worker of workers.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import copied, emitted, error, exact, results
 from benchmarks.gpu.workers import serve
 
-NUM_SMS_ODD = 7  # persistent programs have several tiles each then
+NUM_SMS_ODD = 7  # so few that persistent programs have several tiles each
 
 
 def tasks(sizes: str) -> list[dict[str, Any]]:
-    """One for each case and dtype at sizes of a name."""
+    """One task per case and dtype, at the sizes of this name."""
     return [
         {"case": index, "name": case.name, "dtype": str(dtype).removeprefix("torch."), "sizes": sizes}
         for index, case in enumerate(CASES)
@@ -28,9 +28,9 @@ def tasks(sizes: str) -> list[dict[str, Any]]:
 
 
 def check(task: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """{"error": share of what is allowed}, or why there is none."""
+    """{"error": share of the allowed error, …}, or the reason for none."""
     case: Case = CASES[task["case"]]
-    assert case.name == task["name"], "another table of cases"
+    assert case.name == task["name"], "the task is from another table of cases"
     started = time.monotonic()
     dtype = getattr(torch, task["dtype"])
     arguments = case.arguments(ALL[task["sizes"]], Make(dtype, device))
@@ -40,21 +40,21 @@ def check(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         return {"left_out": "the reference op runs at these sizes"}
     first = results(case, kernel, copied(arguments))
     poison = [torch.full((tensor.nbytes,), 255, dtype=torch.uint8, device=device) for tensor in first]
-    del poison  # what is left unwritten in memory that is taken again is NaN, or wrong
+    del poison  # the second run reuses this memory: elements that it does not write are NaN, or wrong
     again = results(case, kernel, copied(arguments))
     same = all(_equal(a, b) for a, b in zip(first, again, strict=True))
     del again
     worst = error(case, dtype, first, exact(case, arguments))
     answer: dict[str, Any] = {"error": round(worst, 4), "seconds": round(time.monotonic() - started, 2)}
     if not worst <= 1:
-        answer["failed"] = f"{worst:.3g} times the error that is allowed"
+        answer["failed"] = f"{worst:.3g} times the allowed error"
     elif not same:
         answer["failed"] = "a second run gave other bits"
     return answer
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors are equal to the bit but for the sign of zero; NaN equals NaN."""
+    """Whether tensors are bit-identical except for the sign of zero; NaN equals NaN."""
     a, b = (x.float() if x.dtype == torch.float8_e4m3fn else x for x in (a, b))
     return bool(((a == b) | ((a != a) & (b != b))).all())
 

@@ -1,4 +1,4 @@
-"""What the machine code of every kernel takes at DeepSeek-V3's sizes: found by the gate, without a GPU."""
+"""Resources of the machine code of every kernel at DeepSeek-V3's sizes, found by the gate without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NUM_SMS = 132
 
 
 def facts(before: Mapping[str, Any]) -> dict[str, Any]:
-    """For each case, the digest of its text and a row for each launch on sm_90. Rows of unchanged text are reused."""
+    """The digest of the text and one row per launch on sm_90, for each case. Rows of unchanged texts are reused from
+    `before`."""
     gate = Gate()
     same = before.get("cases", {}) if before.get("triton") == triton.__version__ else {}
     found: dict[str, Any] = {}
@@ -38,7 +39,7 @@ def facts(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def emitted(case: Case) -> tuple[KernelFile | None, tuple[Any, ...]]:
-    """The file of a case, if it has a kernel, and the arguments as meta tensors."""
+    """(the kernel file of a case, if it has one, the arguments as meta tensors)."""
     arguments = case.arguments(ALL["v3"], Make(case.dtypes[0], "meta"))
     return emit_kernel(case.op, describe(arguments), NUM_SMS), arguments
 

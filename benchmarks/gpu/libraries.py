@@ -1,8 +1,8 @@
-"""What libraries have for an op's work: each row makes, from the op's arguments, a call that does that work.
+"""Library functions that do an op's work: each row builds, from the op's arguments, a call that does that work.
 
-A library gets beforehand what it wants: rows sorted by expert, heads apart and rotated, scales as it takes them. So it
-is timed at its best. One that is not installed, or does not take this device or these sizes, raises, and its column
-says why.
+Inputs are prepared as the library needs them: rows sorted by expert, heads split and rotated, scales in its layout. So
+it is timed at its best. One that is not installed, or does not support this device or these sizes, raises, and its
+column has the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def grouped_mm_dgrad(dy: Tensor, w: Tensor, offsets: Tensor) -> Call:
 
 
 def grouped_mm_wgrad(acc: Tensor, dy: Tensor, x: Tensor, offsets: Tensor) -> Call:
-    """torch._grouped_mm for the weight gradient, without the addition, which it does not do."""
+    """torch._grouped_mm for the weight gradient, without the accumulation, which it cannot do."""
     return lambda: torch._grouped_mm(dy.t(), x, offs=offsets)
 
 
@@ -54,12 +54,12 @@ def bf16_product(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> Call:
 
 
 def bf16_wgrad(acc: Tensor, dy: Tensor, dys: Tensor, x: Tensor, xs: Tensor) -> Call:
-    """The BF16 product for the weight gradient, without the addition."""
+    """The BF16 product for the weight gradient, without the accumulation."""
     return bf16_product(dy, dys, x, xs)
 
 
 def scaled_mm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> Call:
-    """One scale a tensor: what cuBLAS makes of the same bytes without tiles."""
+    """One scale per tensor: the speed of cuBLAS on the same bytes without tiles."""
     one = torch.ones((), device=x.device)
     return lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=False)
 
@@ -79,7 +79,7 @@ def its_product(h: Tensor, w: Tensor, targets: Tensor) -> Call:
 
 
 def its_products_dgrad(dloss: Tensor, h: Tensor, w: Tensor, targets: Tensor, lse: Tensor) -> Call:
-    """The logits again, and the product of their gradient."""
+    """The product for the logits again, and that for the gradient of h."""
     again, dlogits = its_product(h, w, targets), torch.randn(len(h), len(w), dtype=h.dtype, device=h.device)
     dh = torch.empty_like(h)
     return lambda: (again(), torch.mm(dlogits, w, out=dh))
@@ -115,7 +115,7 @@ def gqa_heads(
 
 
 def sdpa(heads_of: Callable[..., tuple[Tensor, Tensor, Tensor]], backend: SDPBackend) -> Peer:
-    """softmax(q·k)·v alone. Flash wants one width for all: v is filled up with zeros."""
+    """Only softmax(q·k)·v. Flash attention needs one width for all, so v is padded with zeros."""
 
     def make(*arguments: Any) -> Call:
         return _sdpa(*heads_of(*arguments), backend)
@@ -164,7 +164,7 @@ def liger_swiglu(h: Tensor) -> Call:
 
 
 def liger_linear_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> Call:
-    """Liger's loss with the gradients, which it computes in its forward."""
+    """Liger's loss; it computes the gradients in its forward."""
     from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
 
     return lambda: fused_linear_cross_entropy_forward(h, w, targets, ignore_index=-1, reduction="sum")[0]
@@ -190,7 +190,7 @@ def fused_adamw(
     decay: float,
     step: int,
 ) -> Call:
-    """torch's, with moments in FP32 and no rounded copy: it has neither."""
+    """torch's fused AdamW, with FP32 moments and no rounded copy, as it supports neither BF16 moments nor the copy."""
     lists = [[master], [gradients], [moment1.float()], [moment2.float()], [], [torch.tensor(float(step)).to(master)]]
     numbers: dict[str, Any] = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": eps}
     return lambda: torch._fused_adamw_(*lists, **numbers, amsgrad=False, maximize=False)

@@ -1,4 +1,4 @@
-"""Time on a GPU, and what this one can do at most: a plain copy, products by cuBLAS. Of random numbers: zeros are
+"""Timing on a GPU, and the limits of the device: a plain copy, and cuBLAS products. On random numbers, as zeros are
 faster.
 """
 
@@ -14,7 +14,7 @@ WARM_UP_MS, REPEAT_MS = 10, 50
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """The median of a call, L2 flushed before each."""
+    """The median time of a call, with L2 flushed before each."""
     import triton.testing
 
     milliseconds: float = triton.testing.do_bench(call, warmup=WARM_UP_MS, rep=REPEAT_MS, return_mode="median")
@@ -22,7 +22,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
-    """None where it cannot be: it reads numbers back."""
+    """Capture a call as a CUDA graph. None if it cannot be captured, for example because it reads numbers back."""
     if waits(call):
         return None
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -40,7 +40,7 @@ def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
 
 
 def waits(call: Callable[[], Any]) -> bool:
-    """Whether the host waits for the device in it. Such a call would break a capture."""
+    """Whether a call makes the host wait for the device, which would break a capture."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -53,10 +53,10 @@ def waits(call: Callable[[], Any]) -> bool:
 
 
 def in_turn(calls: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
-    """Seconds of each, medians of rounds: A B C A B C, so that a device that grows warm is so for all.
+    """Seconds of each call, as medians of interleaved rounds (A B C A B C), so that thermal effects hit all calls.
 
-    A short call is timed as its graph's replay as well, and the less of the two taken: its launches may take longer
-    than it.
+    A short call is also timed as a replay of its graph, and the shorter time counts, because its launches may take
+    longer than its kernels.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     graphs: dict[str, torch.cuda.CUDAGraph | None] = {}
@@ -71,7 +71,7 @@ def in_turn(calls: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, f
 
 
 def limits() -> dict[str, float]:
-    """bytes/s of a copy, read and written; FLOP/s of products of BF16 and of E4M3."""
+    """bytes/s of a copy (read plus written), FLOP/s of BF16 and E4M3 products."""
     found = {"copy": _copy()}
     extent = 8192
     a, b = (torch.randn(extent, extent, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -1,4 +1,4 @@
-"""docs/kernels.md: what was measured on which GPU, and what kernels compile to. Nothing is measured here."""
+"""Writes docs/kernels.md from stored results: measurements by GPU, and the machine code of kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Found = Mapping[str, Any]
 
 
 def current() -> str:
-    """The page of the results that are there."""
+    """The page from the stored results."""
     measured = [
         json.loads(path.read_text("utf-8")) for path in (RESULTS / f"{d}.json" for d in DEVICES) if path.exists()
     ]
@@ -108,7 +108,7 @@ def _limits(rows: Iterable[Found]) -> Found | None:
 
 
 def times(rows: Sequence[Found], checked: Sequence[Found]) -> str:
-    """A row for each case: its time, what of the limit that is, its goal, and others' times over it."""
+    """One row per case: its time, its share of the limit, its goal, and the ratio of others' times to it."""
     limits = _limits(rows)
     lines = ["| kernel | time | of the limit | goal | reached | × others | error |", "|---|--:|--:|---|---|---|--:|"]
     for case in CASES:
@@ -143,7 +143,7 @@ def _line(case: Case, rows: Sequence[Found], limits: Found | None, checked: Sequ
 
 
 def floor(timed: Found, limits: Found | None) -> float | None:
-    """Seconds that the machine needs for the work at its limits."""
+    """Seconds for the work at the machine's limits."""
     if limits is None:
         return None
     moving = timed["bytes"] / limits["copy"]
@@ -153,7 +153,7 @@ def floor(timed: Found, limits: Found | None) -> float | None:
 def reached(
     goal: Goal, seconds: float, limit: float | None, flops: int | None, ratios: Mapping[str, float]
 ) -> bool | None:
-    """None: it cannot be said."""
+    """Whether the goal is reached; None if unknown."""
     if goal.kind == "share":
         return None if limit is None else limit / seconds >= goal.value
     if goal.kind == "TFLOPS":
@@ -164,7 +164,7 @@ def reached(
 
 
 def _error(checked: Sequence[Found]) -> str:
-    """The worst of all sizes and dtypes, of what is allowed."""
+    """The largest error over all sizes and dtypes, as a share of the allowed error."""
     if wrong := [row for row in checked if "failed" in row]:
         return f"**{len(wrong)} failed**"
     errors = [row["error"] for row in checked if "error" in row]
@@ -188,7 +188,7 @@ def _cell(text: str) -> str:
 
 
 def training(alone: Found | None, shared: Found | None) -> str:
-    """Tokens a second, and how far losses are from the CPU's."""
+    """Tokens per second, and the distance of losses from the CPU's."""
     lines = [
         "| the quickstart in BF16 | tokens/s | the CPU's | steps | first loss | last loss | apart from the CPU's |"
     ]
@@ -211,7 +211,7 @@ def training(alone: Found | None, shared: Found | None) -> str:
 
 
 def split(rows: Sequence[Found]) -> str:
-    """Overlap efficiency: the longer of the two alone over both together."""
+    """Overlap efficiency: the time of the longer of the two alone, divided by the time of both together."""
     lines = ["| a product and a copy on | product | copy | in turn | two streams | green contexts | efficiency |"]
     lines.append("|---|--:|--:|--:|--:|--:|--:|")
     for row in rows:
@@ -304,7 +304,7 @@ def _launch(row: Found) -> list[str]:
 
 
 def arguments(case: Case) -> str:
-    """The tensors of a case, as `bf16[4096, 7168]`."""
+    """The tensors of a case, such as `bf16[4096, 7168]`."""
     arguments = case.arguments(V3, Make(case.dtypes[0], "meta"))
     tensors = (_of_tensor(value) for value in arguments if isinstance(value, Tensor))
     return " ".join(tensors)

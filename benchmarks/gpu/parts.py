@@ -1,4 +1,4 @@
-"""The parts of a run, each with its limit, in order of their value. What a part found is kept as it is found."""
+"""The parts of a run, each with a time limit, the most valuable first. Results are stored as soon as they are there."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from benchmarks.gpu import training
 from benchmarks.gpu.workers import Answer, Task, run
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("torch", "triton", "jinja2", "numpy")  # what a part wants that emits kernels
-TASK_S = 60.0  # of one check or timing, compilation included
+KERNELS = ("torch", "triton", "jinja2", "numpy")  # packages for parts that emit kernels
+TASK_S = 60.0  # time limit of one check or timing, compilation included
 COMPILE_WORKERS, LARGE_WORKERS = 10, 3
 
 
 class Report:
-    """The results, in a file that is whole at any time."""
+    """The results, in a file that is complete at any time."""
 
     def __init__(self, path: Path, found: dict[str, Any]) -> None:
         self.path, self.found = path, found
@@ -53,12 +53,12 @@ class Part:
 
 
 def worker(module: str) -> list[str]:
-    """torch.compile's own pool of processes is left out: workers are many already."""
+    """The command of a worker, without torch.compile's own process pool: there are many workers already."""
     return ["env", "TORCHINDUCTOR_COMPILE_THREADS=1", sys.executable, "-m", f"benchmarks.gpu.{module}"]
 
 
 def noting(report: Report, part: str) -> Callable[[Task, Answer], None]:
-    """Adds a row for each answer, says it, and keeps it."""
+    """Return a callback that adds a row for an answer, prints it and saves the report."""
 
     def answered(task: Task, answer: Answer) -> None:
         report.part(part)["rows"].append({**task, **answer})
@@ -83,7 +83,7 @@ def _brief(answer: Answer) -> str:
 
 
 def checks(report: Report, until: float) -> None:
-    """Small sizes on many workers, for compiling is most of it; then DeepSeek-V3's on a few, for they fill memory."""
+    """Small sizes on many workers, as compiling dominates; then DeepSeek-V3's on a few, as they fill memory."""
     from benchmarks.gpu.checks import tasks
 
     noted, command = noting(report, "checks"), worker("checks")
@@ -101,7 +101,7 @@ def checks(report: Report, until: float) -> None:
 
 
 def timing(report: Report, until: float) -> None:
-    """One at a time; what torch is to compile is compiled by many before."""
+    """Timings one at a time; torch.compile runs on many workers before."""
     from benchmarks.gpu.timing import tasks
 
     command, noted = worker("timing"), noting(report, "timing")
@@ -111,7 +111,7 @@ def timing(report: Report, until: float) -> None:
     ready: list[Task] = []
 
     def warmed(task: Task, answer: Answer) -> None:
-        crowded = "out of memory" in answer.get("failed", "")  # alone, when it is timed, it may have room
+        crowded = "out of memory" in answer.get("failed", "")  # it may have enough memory when it is timed alone
         if "left_out" in answer or ("failed" in answer and not crowded):
             noted({**task, "kind": "compiled"}, answer)
         else:
@@ -136,7 +136,7 @@ def shared(report: Report, until: float) -> None:
 
 
 def bounds(report: Report, until: float) -> None:
-    """The interpreter's own checks on the device (tests/gpu/plugin.py)."""
+    """The tests of the interpreter, run on the device (tests/gpu/plugin.py)."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.gpu.plugin", "--continue-on-collection-errors"]
     command += ["-p", "no:cacheprovider", "-rf", "--tb=line", "--timeout=60", *interpreted()]
     command += ["-n", "8"] if not training.missing(("xdist",)) else []
@@ -157,7 +157,7 @@ def bounds(report: Report, until: float) -> None:
 
 
 def interpreted() -> list[str]:
-    """The files of tests that have the interpreter check a kernel; they need no more than kernels do."""
+    """The test files that check a kernel in the interpreter; they need only the packages of kernels."""
     found = (ROOT / "tests/compiler/emit/kernels").glob("test_*.py")
     return sorted(str(path) for path in found if "interpret: Interpret" in path.read_text("utf-8"))
 
@@ -173,7 +173,7 @@ PARTS = (
 
 
 def run_parts(report: Report, chosen: Sequence[str], total_s: float) -> None:
-    """Each within its limit and what is left of the total; none stops another."""
+    """Run parts, each within its limit and the rest of the total. A failing part does not stop the others."""
     end = time.monotonic() + total_s
     for part in PARTS:
         if part.name not in chosen:
@@ -188,7 +188,7 @@ def run_parts(report: Report, chosen: Sequence[str], total_s: float) -> None:
         else:
             try:
                 part.run(report, until)
-            except Exception as error:  # whatever it is, the next part is worth trying
+            except Exception as error:  # of any kind; go on with the next part
                 kept["failed"] = f"{type(error).__name__}: {error}"[:500]
         kept["took_s"] = round(time.monotonic() - started, 1)
         print(f"{part.name}: {kept.get('left_out') or kept.get('failed') or 'done'}, {kept['took_s']} s", flush=True)

@@ -1,6 +1,6 @@
-"""An op's results as its user would write them in torch, from the op's own arguments: timed as written, and compiled.
+"""Ops as a user would write them in torch, on the op's own arguments; timed in eager mode and with torch.compile.
 
-A formula gives the first of the op's results, or all; one of an op that adds to an argument does that.
+A formula returns the first of the op's results, or all. For an op that adds to an argument, it does so, too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def gated_swiglu_dgrad(dy: Tensor, h: Tensor, gate: Tensor) -> tuple[Tensor, Ten
 
 
 def turned(x_BHSr: Tensor, theta: float, sign: float = 1.0) -> Tensor:
-    """Pairs (x0, x1), (x2, x3) … turned by the angles of their positions, or with sign −1 back."""
+    """Pairs (x0, x1), (x2, x3) … rotated by the angles of their positions; sign −1 rotates back."""
     S, rope = x_BHSr.shape[-2:]
     rates = theta ** (-torch.arange(0, rope, 2, device=x_BHSr.device) / rope)
     angle_Sr = torch.outer(torch.arange(S, device=x_BHSr.device), rates) * sign
@@ -90,7 +90,7 @@ def merged(x_BHSW: Tensor) -> Tensor:
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """[.., S, S], scaled, FP32; −inf where the key is later."""
+    """Scaled FP32 scores [.., S, S], with −inf for later keys."""
     S, C = q.shape[-2:]
     later = torch.ones(S, S, dtype=torch.bool, device=q.device).triu(1)
     return ((q @ k.mT).float() * C**-0.5).masked_fill(later, -torch.inf)
@@ -133,7 +133,7 @@ def mla_attention_dgrad(
 def grouped_heads(
     q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values once for every query head."""
+    """q, k, v by head, with keys and values repeated for every query head."""
     q, k, v = split_heads(q, sequence, heads), split_heads(k, sequence, kv_heads), split_heads(v, sequence, kv_heads)
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (turned(k, theta), v))
     return turned(q, theta), k, v
@@ -219,7 +219,7 @@ def route(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's own gate: sigmoid scores, groups by their two best, the largest of those left."""
+    """DeepSeek-V3's gate: sigmoid scores, groups chosen by their two best experts, then the best experts of these."""
     assert not softmax and normalize
     score = logits.sigmoid()
     by_group = (score + bias).view(len(logits), groups, -1)

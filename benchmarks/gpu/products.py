@@ -1,4 +1,4 @@
-"""Arguments of matrix products at given sizes: plain, in eight bits, and grouped by expert."""
+"""Arguments of matrix products at given sizes: plain, FP8, and grouped by expert."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from benchmarks.gpu.sizes import Make, Sizes
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
 
 
-# Rows, outputs, inputs of a product: of the projection out of attention, and of queries out of their latent.
+# (rows, outputs, inputs) of a product: the output projection of attention, queries from their latent, and the two
+# products of experts.
 def out(s: Sizes) -> tuple[int, int, int]:
     return s.tokens, s.hidden, s.heads * s.value
 
@@ -30,78 +31,78 @@ def down(s: Sizes) -> tuple[int, int, int]:
 Shape = Callable[[Sizes], tuple[int, int, int]]
 
 
-def fp8(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def fp8(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return *quantise(t(rows, k)), *quantise_blocks(t(n, k))[:2]
 
     return arguments
 
 
-def fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def fp8_dgrad(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         _, scales, turned = quantise_blocks(t(n, k))
         return *quantise(t(rows, n)), turned, scales.t().contiguous()
 
     return arguments
 
 
-def fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def fp8_wgrad(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return t.wide(n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k))
 
     return arguments
 
 
-def grouped(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def grouped(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return t(rows, k), t(s.local_experts, n, k), t.offsets(s)
 
     return arguments
 
 
-def grouped_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def grouped_dgrad(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return t(rows, n), t(s.local_experts, n, k), t.offsets(s)
 
     return arguments
 
 
-def grouped_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def grouped_wgrad(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return t.wide(s.local_experts, n, k), t(rows, n), t(rows, k), t.offsets(s)
 
     return arguments
 
 
-def grouped_fp8(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def grouped_fp8(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         return *quantise(t(rows, k)), *quantise_blocks(t(s.local_experts, n, k))[:2], t.offsets(s)
 
     return arguments
 
 
-def grouped_fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+def grouped_fp8_dgrad(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
     def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         _, scales, turned = quantise_blocks(t(s.local_experts, n, k))
         return *quantise(t(rows, n)), turned, scales.transpose(1, 2).contiguous(), t.offsets(s)
 
     return arguments
 
 
-def grouped_fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    """Experts begin at multiples of 128 rows, as the exchange between experts pads them."""
+def grouped_fp8_wgrad(shape: Shape) -> Callable[[Sizes, Make], Arguments]:
+    """Experts begin at multiples of 128 rows, as the dispatch to experts pads them."""
 
     def arguments(s: Sizes, t: Make) -> Arguments:
         s = replace(s, rows=-(-s.rows // 128) * 128)
-        rows, n, k = of(s)
+        rows, n, k = shape(s)
         offsets = t.aligned_offsets(s, 128)
         return t.wide(s.local_experts, n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k)), offsets
 

@@ -1,4 +1,4 @@
-"""Sizes that kernels are checked and timed at, and the random tensors of their arguments."""
+"""The sizes at which kernels are checked and timed, and random tensors for their arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What one rank computes on. Rows are what an expert rank receives, expert after expert."""
+    """The sizes on one rank. `rows`: those that an expert rank receives, expert after expert."""
 
     tokens: int
     sequence: int
@@ -57,7 +57,7 @@ V3 = Sizes(
     query_rank=1536,
     parameters=1 << 28,
 )
-# Nothing divides anything, and no row begins at 16 bytes.
+# No size divides another, and rows are not aligned to 16 bytes.
 ODD = Sizes(
     tokens=3 * 67,
     sequence=67,
@@ -80,7 +80,7 @@ ODD = Sizes(
     query_rank=97,
     parameters=100_003,
 )
-# Of the quickstart, in two blocks of everything.
+# The quickstart's, with two blocks in every dimension.
 EVEN = Sizes(
     tokens=512,
     sequence=256,
@@ -103,7 +103,7 @@ EVEN = Sizes(
     query_rank=128,
     parameters=1 << 16,
 )
-# For an interpreter, which takes a millisecond for what a GPU does in none.
+# For the interpreter, which is much slower than a GPU.
 TINY = replace(
     ODD,
     tokens=2 * 7,
@@ -127,19 +127,19 @@ ALL = {"v3": V3, "odd": ODD, "even": EVEN, "tiny": TINY}
 
 
 class Make:
-    """Random tensors on a device, the same for the same seed; on the meta device, shapes."""
+    """Makes random tensors on a device, the same for the same seed. On the meta device they have no data."""
 
     def __init__(self, dtype: torch.dtype, device: str, seed: int = 0) -> None:
         self.dtype, self.device = dtype, device
         self.generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
-        """Normal numbers. A large tensor is made in its own dtype, not through a wider copy."""
+        """A tensor of normal numbers, generated in its own dtype, without a wider copy."""
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         return tensor.normal_(0.0, scale, generator=self.generator)
 
     def wide(self, *shape: int) -> Tensor:
-        """FP32: statistics, gate weights, gradients of weights."""
+        """An FP32 tensor: statistics, gate weights, gradients of weights."""
         return self(*shape, dtype=torch.float32)
 
     def integers(self, end: int, *shape: int) -> Tensor:
@@ -149,10 +149,10 @@ class Make:
         return torch.randperm(extent, generator=self.generator, device=self.device)
 
     def offsets(self, sizes: Sizes) -> Tensor:
-        """offsets_E (int32) of the local experts: uneven groups, some of them empty, that fill the rows."""
+        """offsets_E (int32) of the local experts: uneven groups, some empty, that cover all rows."""
         share = torch.rand(sizes.local_experts, generator=self.generator, device=self.device)
         share = torch.where(share < 0.1, torch.zeros_like(share), share)
-        share[-1] += 0.1  # one has rows
+        share[-1] += 0.1  # at least one expert has rows
         ends = (share.cumsum(0) / share.sum() * sizes.rows).round().to(torch.int32)
         ends[-1] = sizes.rows
         return ends

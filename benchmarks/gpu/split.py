@@ -1,8 +1,8 @@
-"""Compute and communication side by side: a persistent product on n SMs and a quantising copy on m. A worker.
+"""Overlap of compute and communication: a persistent product on n SMs and a quantising copy on m. A worker.
 
-The product is the emitted grouped one, told to use n; the copy stands for a dispatch, which quantises what it sends.
-Each alone, one after the other, in two streams, and in two green contexts. Overlap efficiency is the longer of the two
-alone over both together: 1 where neither takes anything from the other.
+The product is the emitted grouped product for n SMs; the copy stands for a dispatch, which quantises what it sends.
+Timed alone, in sequence, in two streams, and in two green contexts. Overlap efficiency is the time of the longer of the
+two alone, divided by the time of both together: 1 if neither slows down the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Launch = Callable[[], Any]
 def _quantising_copy(  # type: ignore[no-untyped-def]
     x_RC, q_RC, s_RB, rows, COLUMNS: tl.constexpr, TILES: tl.constexpr, PROGRAMS: tl.constexpr
 ):  # fmt: skip
-    """Row by row: the largest magnitude of each 128 elements, and they over it as E4M3. COLUMNS is 128 times tiles."""
+    """Quantise rows to E4M3 with one scale per 128 elements. COLUMNS is a multiple of 128."""
     tile, column = tl.arange(0, TILES), tl.arange(0, 128)
     at = tile[:, None] * 128 + column[None, :]
     for r in tl.range(tl.program_id(0), rows, PROGRAMS):
@@ -48,7 +48,7 @@ def _quantising_copy(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _where(sm_P, SPIN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The SM of each program, which keeps it for a while, so that others go elsewhere."""
+    """Store the SM of each program. Programs spin for a while, so that others run on other SMs."""
     sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     total = sm * 0
     for i in tl.range(0, SPIN):
@@ -62,7 +62,7 @@ def quantising_copy(x_RC: Tensor, q_RC: Tensor, s_RB: Tensor, rows: int, program
 
 
 def sms_of(stream: Any) -> int:
-    """How many SMs programs of a stream run on."""
+    """The number of SMs that programs of a stream run on."""
     sm_P = torch.full((1024,), -1, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -72,12 +72,12 @@ def sms_of(stream: Any) -> int:
 
 
 def both(first: Launch, second: Launch, streams: tuple[Any, Any]) -> float:
-    """Seconds until both are done, each in its stream; the median of RUNS."""
+    """Seconds until both are done, each in its stream, as the median of RUNS."""
     found = []
     for _ in range(RUNS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
-        torch.cuda._sleep(1_000_000)  # the host is ahead of the device then
+        torch.cuda._sleep(1_000_000)  # lets the host run ahead of the device
         start.record()
         for stream, launch in zip(streams, (first, second), strict=True):
             stream.wait_event(start)
@@ -96,7 +96,7 @@ def alone(launch: Launch, stream: Any) -> float:
 
 
 def green_streams(n: int, m: int) -> tuple[list[Any], tuple[Any, Any]]:
-    """Two green contexts (to be kept alive) and a stream of each."""
+    """(two green contexts, which must be kept alive, a stream of each)."""
     from torch.cuda.green_contexts import GreenContext
 
     contexts: list[Any] = [GreenContext.create(num_sms=count) for count in (n, m)]
@@ -114,9 +114,9 @@ def measure(n: int, m: int) -> dict[str, Any]:
     q_RC, s_RB = torch.empty_like(x_RC, dtype=torch.float8_e4m3fn), make.wide(len(x_RC), COLUMNS // 128)
     streams = (torch.cuda.Stream(), torch.cuda.Stream())
     product_s = alone(product, streams[0])
-    some = 1 << 12
-    some_s = alone(lambda: quantising_copy(x_RC, q_RC, s_RB, some, m), streams[1])
-    rows = min(len(x_RC), max(m, int(some * product_s / some_s)))  # as long as the product
+    trial = 1 << 12
+    trial_s = alone(lambda: quantising_copy(x_RC, q_RC, s_RB, trial, m), streams[1])
+    rows = min(len(x_RC), max(m, int(trial * product_s / trial_s)))  # takes as long as the product
     copy: Launch = lambda: quantising_copy(x_RC, q_RC, s_RB, rows, m)  # noqa: E731
     product_s, copy_s = alone(product, streams[0]), alone(copy, streams[1])
     found: dict[str, Any] = {
@@ -135,7 +135,7 @@ def measure(n: int, m: int) -> dict[str, Any]:
         found["green_product_s"], found["green_copy_s"] = alone(product, green[0]), alone(copy, green[1])
         found["green_contexts_s"] = both(product, copy, green)
         del contexts
-    except Exception as error:  # of a kind of its own on each version
+    except Exception as error:  # its type depends on the version of torch
         found["no_green_contexts"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return found
 

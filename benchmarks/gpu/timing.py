@@ -1,4 +1,4 @@
-"""Every kernel's time at DeepSeek-V3's sizes, beside the limit of the machine and others' times. A worker."""
+"""Times every kernel at DeepSeek-V3's sizes, the limits of the machine, and other implementations. A worker."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from benchmarks.gpu.verify import copied, emitted, moved_bytes, results
 from benchmarks.gpu.workers import serve
 
 TORCH, COMPILED = "torch", "compiled"
-SLOW_S = 0.3  # a peer that takes longer is timed once
+SLOW_S = 0.3  # peers slower than this are timed once
 
 
 def tasks() -> list[dict[str, Any]]:
-    """The machine's limits, then kernels beside libraries, then beside torch as written and compiled."""
+    """The machine's limits, then kernels compared with libraries, then with eager and compiled torch."""
     numbered = list(enumerate(CASES))
     libraries = [{"kind": "libraries", "case": i, "name": case.name} for i, case in numbered]
     compiled = [{"kind": "compiled", "case": i, "name": case.name} for i, case in numbered if case.op in FORMULAS]
@@ -36,9 +36,9 @@ def handle(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timed(task: Mapping[str, Any], sizes: str = "v3", device: str = "cuda") -> dict[str, Any]:
-    """Seconds of ours and of the others, the work, and why others have no time."""
+    """Seconds of our kernel and of the others, the work, and the reasons why others have no time."""
     case = CASES[task["case"]]
-    assert case.name == task["name"], "another table of cases"
+    assert case.name == task["name"], "the task is from another table of cases"
     arguments = case.arguments(ALL[sizes], Make(case.dtypes[0], device))
     if task["kind"] == "warm":
         torch.compile(FORMULAS[case.op], dynamic=False)(*copied(arguments))
@@ -56,7 +56,7 @@ def timed(task: Mapping[str, Any], sizes: str = "v3", device: str = "cuda") -> d
                 slow[name] = once
             else:
                 calls[name] = call
-        except Exception as error:  # a peer's failure is its own
+        except Exception as error:  # a failing peer does not stop the others
             why_not[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     found = in_turn(calls)
     moved = moved_bytes(case, ALL[sizes], arguments, results(case, kernel, copied(arguments)))
@@ -65,7 +65,7 @@ def timed(task: Mapping[str, Any], sizes: str = "v3", device: str = "cuda") -> d
 
 
 def first(call: Callable[[], Any]) -> float:
-    """Seconds of its second run; the first may compile."""
+    """Seconds of the second call; the first may compile."""
     call()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()

@@ -1,7 +1,7 @@
-"""The quickstart trained on a GPU by its emitted kernels: by one rank, and by four that share the device.
+"""Trains the quickstart on a GPU with its emitted kernels: on one rank, and on four ranks that share the device.
 
-Compiling wants lark and pydantic, training does not. So builds may be brought along: `python -m benchmarks.gpu
---builds` writes them to build/gpu, which git ignores.
+Compiling needs lark and pydantic, training does not. So builds can be made on another machine and copied:
+`python -m benchmarks.gpu --builds` writes them to build/gpu, which git ignores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OVERRIDES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A training run of its own process."""
+    """A training run in its own process."""
 
     name: str
     build: Path
@@ -53,7 +53,7 @@ class Run:
         command += ["--data", str(ROOT / "specs"), "--device", self.device, "--steps", str(self.steps)]
         self.folder.mkdir(parents=True)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with (self.folder / "said").open("wb") as log:
+        with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -61,8 +61,8 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         return read_rows(self.folder / "metrics.jsonl")[0]
 
-    def said(self) -> str:
-        return (self.folder / "said").read_text("utf-8", "replace").strip()[-600:]
+    def log_tail(self) -> str:
+        return (self.folder / "log").read_text("utf-8", "replace").strip()[-600:]
 
 
 def missing(packages: Sequence[str]) -> list[str]:
@@ -70,14 +70,14 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 
 def build_of(name: str) -> Path | str:
-    """A build folder, compiled now where it can be; or why there is none."""
+    """The build folder, compiled now if possible; or the reason why there is none."""
     folder = BUILDS / name
     if lacking := missing(COMPILES):
         if (folder / "manifest.json").is_file():
             return folder
         return (
-            f"{', '.join(lacking)} not installed, and build/gpu/{name} is not there: "
-            "write it where they are, with python -m benchmarks.gpu --builds"
+            f"{', '.join(lacking)} not installed, and there is no build/gpu/{name}: "
+            "make it on a machine that has them, with python -m benchmarks.gpu --builds"
         )
     command = [sys.executable, "-m", "compiler.cli.main", "compile", SPEC, "-o", str(folder)]
     command += [word for override in OVERRIDES[name] for word in ("-s", override)]
@@ -87,7 +87,7 @@ def build_of(name: str) -> Path | str:
 
 
 def trained(runs: Sequence[Run], until: float) -> dict[str, int | None]:
-    """Run all at once; the exit code of each, None of one that was stopped at the end of the time."""
+    """Run all concurrently. Returns exit codes, None for a run that was stopped at the time limit."""
     codes: dict[str, int | None] = {}
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -107,7 +107,7 @@ def trained(runs: Sequence[Run], until: float) -> dict[str, int | None]:
 
 
 def curve(run: Run, code: int | None) -> dict[str, Any]:
-    """Losses of each step, and tokens/s of the later half: the first compile kernels."""
+    """The loss of each step, and tokens/s of the second half, as the first steps compile kernels."""
     rows = run.rows()
     speeds = [row["tokens_per_s"] for row in rows[len(rows) // 2 :]]
     found: dict[str, Any] = {
@@ -115,22 +115,22 @@ def curve(run: Run, code: int | None) -> dict[str, Any]:
         "tokens_per_s": statistics.median(speeds) if speeds else None,
     }
     if code not in (0, None):
-        found["failed"] = run.said()
+        found["failed"] = run.log_tail()
     return found
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The largest difference of two curves, as far as both go."""
+    """The largest difference of two curves, over their common length."""
     return max((abs(x - y) for x, y in zip(a, b, strict=False)), default=None)
 
 
 def alone(until: float, device: str = "cuda", steps: int = STEPS) -> dict[str, Any]:
-    """One rank on the device, and the same build on the CPU, side by side."""
+    """Train one rank on the device, and the same build on the CPU at the same time."""
     return _beside_cpu("alone", until, device, steps)
 
 
 def shared(until: float, device: str = "shared", steps: int = SHARED_STEPS) -> dict[str, Any]:
-    """Four ranks on one device, which talk through the host; and the same on the CPU."""
+    """Train four ranks on one device, which communicate through the host, and the same build on the CPU."""
     return _beside_cpu("four", until, device, steps)
 
 

@@ -1,14 +1,14 @@
-"""Whether a kernel computes what its op says: against the op in FP64 on the same numbers.
+"""Checks kernels against their ops in FP64 on the same arguments.
 
-The error is ‖found − exact‖ / ‖exact‖ of each result, as a share of what its dtype allows:
+The error is ‖result − exact‖ / ‖exact‖ for each result, as a share of what its dtype allows:
 
-- BF16: rounding normal numbers gives 0.00166; 0.002 times √(1 + the roundings on the way to it), which are independent,
-  times √(1 + 3/√n) where the squares of n numbers are most of the sum: few numbers may all round far;
-- FP32: sums of thousands of terms give 10⁻⁶, so 10⁻⁵, and what roundings to BF16 on the way add;
-- integers: equal, for the arguments have no choice that hangs on how FP32 rounds;
-- E4M3: the op in its own dtype, for FP64 would round other numbers. A sum that is off by a unit of FP32 changes the
-  BF16 number or the code of one in a thousand, by an eighth of it at most: 0.004. Where numbers are off by a share e
-  before they become codes (`Case.coded`), the codes of a share of 8·e are off by an eighth: √(e/8).
+- BF16: rounding normal numbers gives 0.00166. Allowed is 0.002 times √(1 + the number of independent intermediate
+  roundings), times √(1 + 3/√n) if the squares of n numbers dominate the sum, because few numbers may all round far;
+- FP32: sums of thousands of terms give 10⁻⁶. Allowed is 10⁻⁵, plus the intermediate roundings to BF16;
+- integers: must be equal, as no choice in the arguments depends on FP32 rounding;
+- E4M3: compared with the op in its own dtype, as FP64 would round other numbers. A sum that is off by one unit of FP32
+  changes the BF16 number or the code of one in a thousand, by at most an eighth: 0.004. If numbers have a relative
+  error e before they are quantised (`Case.coded`), a share of 8·e of the codes is off by an eighth: √(e/8).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Arguments = tuple[Any, ...]
 
 
 def describe(arguments: Arguments) -> Arguments:
-    """The arguments with every tensor as the `Buffer` that the compiler plans with."""
+    """The arguments with each tensor as a `Buffer`, as `emit_kernel` takes them."""
     return tuple(
         Buffer("argument", tuple(argument.shape), str(argument.dtype).removeprefix("torch."))
         if isinstance(argument, Tensor)
@@ -48,12 +48,12 @@ def describe(arguments: Arguments) -> Arguments:
 
 @cache
 def folder() -> tempfile.TemporaryDirectory[str]:
-    """The folder of the kernels that this process loads, to the end of the process or its `cleanup`."""
+    """The folder for kernels that this process loads. It is removed at exit or by `cleanup`."""
     return tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True)
 
 
 def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] | None:
-    """The kernel of these arguments; None where the reference op runs."""
+    """The loaded kernel for these arguments, or None if the reference op runs."""
     file = emit_kernel(op, describe(arguments), num_sms)
     if file is None:
         return None
@@ -64,32 +64,32 @@ def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] |
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """Copies of the tensors, which a kernel may change in place; layouts stay."""
+    """The arguments with cloned tensors, which a kernel may change in place. Layouts are kept."""
     return tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
 
 
 def results(case: Case, function: Callable[..., Any], arguments: Arguments) -> tuple[Tensor, ...]:
-    """What it returns, and then the arguments that it changed."""
-    found = function(*arguments)
-    returned = found if isinstance(found, tuple) else () if found is None else (found,)
+    """The values that a function returns, then the arguments that it changed."""
+    value = function(*arguments)
+    returned = value if isinstance(value, tuple) else () if value is None else (value,)
     return (*returned, *(arguments[i] for i in case.written if arguments[i] is not None))
 
 
 def exact(case: Case, arguments: Arguments) -> tuple[Tensor, ...]:
-    """The results as they should be: in FP64, or, where E4M3 is given or made, as the docstring above says."""
+    """The expected results: in FP64, or for E4M3 arguments or results as the docstring of this module says."""
     arguments = copied(arguments)
     if case.op in _OF_FP8:
         return _OF_FP8[case.op](*arguments)
     if "quantise" in case.op or "_fp8" in case.op:
         return decoded(_without_planes(case, results(case, ops.OPS[case.op], arguments)))
-    if case.op not in ops.OPS:  # the update of an optimizer rounds its state, as its dtypes say
+    if case.op not in ops.OPS:  # the update of an optimizer, which rounds its state to its dtypes
         return results(case, reference(case.op), arguments)
     wide = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments)
     return results(case, ops.OPS[case.op], wide)
 
 
 def decoded(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results with E4M3 dequantised. Data that no scales follow take the last scales before them, transposed."""
+    """The results with E4M3 dequantised. Data without following scales use the previous scales, transposed."""
     numbers: list[Tensor] = []
     scales = None
     for i, tensor in enumerate(found):
@@ -106,7 +106,7 @@ def decoded(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _without_planes(case: Case, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results, E5M6 among them as BF16 if its codes need not be equal."""
+    """The results, with E5M6 converted to BF16 if its codes need not be equal."""
     at = next((i for i, tensor in enumerate(found) if tensor.dtype == torch.uint8), None) if case.coded else None
     if at is None:
         return tuple(found)
@@ -114,7 +114,7 @@ def _without_planes(case: Case, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def error(case: Case, dtype: torch.dtype, found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The worst error of any result, as a share of what is allowed where activations are of `dtype`."""
+    """The largest error of all results, as a share of the allowed error for activations of `dtype`."""
     roundings = case.roundings if dtype == torch.bfloat16 else 0
     found = _without_planes(case, found)
     kinds = [tensor.dtype for tensor in found]
@@ -137,7 +137,7 @@ def error(case: Case, dtype: torch.dtype, found: Sequence[Tensor], expected: Seq
 
 
 def allowed(dtype: torch.dtype, roundings: int, few: float, coded: bool) -> float:
-    """`few`: 1/√n, as above; `coded`: as `Case` has it."""
+    """The allowed error. `few`: 1/√n as in the docstring of this module; `coded`: as in `Case`."""
     bf16 = BF16_ERROR * (1 + 3 * few) ** 0.5
     if dtype == E4M3:
         return (bf16 * (1 + roundings) ** 0.5 / 8) ** 0.5 if coded else E4M3_ERROR
@@ -175,7 +175,7 @@ _OF_FP8: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 
 def moved_bytes(case: Case, sizes: Sizes, arguments: Arguments, found: Sequence[Tensor]) -> int:
-    """Every argument read once, every result written once, unless the case knows better."""
+    """The bytes moved: every argument read once and every result written once, unless the case sets `moved`."""
     if case.moved:
         return case.moved(sizes)
     read = [a for i, a in enumerate(arguments) if isinstance(a, Tensor) and i not in case.unread]

@@ -1,7 +1,8 @@
-"""Tasks given to processes one at a time, so that one that hangs or breaks its device takes none of the others along.
+"""Runs tasks in worker processes, one at a time each, so that a task that hangs or breaks its device does not affect
+others.
 
-A task and its answer are a line of JSON each. A process that dies, or takes too long, is replaced by a new one, and its
-task answered with why. Who interrupts the run (Ctrl-C) ends the processes.
+A task and its answer are one line of JSON each. A process that dies or takes too long is replaced, and its task is
+answered with the reason. An interrupt (Ctrl-C) ends the processes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import IO, Any
 
 Task = Mapping[str, Any]
 Answer = dict[str, Any]
-BROKEN = ("CUDA error", "illegal", "AcceleratorError", "Triton Error", "misaligned", "launch failure")  # for good
+# Messages after which the device cannot be used by this process any more.
+BROKEN = ("CUDA error", "illegal", "AcceleratorError", "Triton Error", "misaligned", "launch failure")
 
 
 def serve(handle: Callable[[Task], Answer]) -> int:
-    """Answer the lines of stdin; what else is printed goes to stderr. Ends where the device may be broken."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who began it ends it
+    """Answer tasks from stdin; other output goes to stderr. Returns 1 if the device may be broken."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -55,8 +57,8 @@ def run(
     until: float,
     answered: Callable[[Task, Answer], None],
 ) -> None:
-    """Every task answered once, in any order, by `workers` processes of `command`, until the clock (monotonic). What
-    `answered` raises ends it, as an interrupt does."""
+    """Have each task answered once, in any order, by `workers` processes of `command`, until `until` (monotonic). An
+    exception in `answered` or an interrupt ends the run."""
     left: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         left.put(task)
@@ -100,9 +102,9 @@ def run(
 
     with ThreadPoolExecutor(max(1, workers)) as pool:
         try:
-            for each in as_completed([pool.submit(work) for _ in range(min(workers, len(tasks)))]):
-                each.result()
-        except BaseException:  # an interrupt, or what `answered` raised
+            for future in as_completed([pool.submit(work) for _ in range(min(workers, len(tasks)))]):
+                future.result()
+        except BaseException:  # an interrupt, or an exception in `answered`
             with lock:
                 stopped.set()
                 for process in running:
@@ -148,7 +150,7 @@ class _Process:
     def _last_words(self) -> str:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "no output"
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

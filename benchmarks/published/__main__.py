@@ -1,7 +1,7 @@
 """Plan the published runs and write docs/published-runs.md.
 
-python -m benchmarks.published          # all runs: some minutes, most of it the search for schedules of ZB-2p, last
-python -m benchmarks.published mpt zb   # runs whose name begins so; the others stay as they were
+python -m benchmarks.published          # all runs: a few minutes, mostly the search for ZB-2p schedules at the end
+python -m benchmarks.published mpt zb   # only runs whose names begin with these words; others keep their results
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "published-runs.md"
 
 
 def main(starts: tuple[str, ...]) -> int:
-    """Predict the runs, store what is predicted, and write the page."""
+    """Predict the runs, store the predictions, and write the page."""
     results = stored() if RESULTS.exists() else {}
     for run in sorted(all_runs(), key=lambda run: run.is_searched):
         if not starts or run.name.startswith(starts):

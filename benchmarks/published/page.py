@@ -1,4 +1,4 @@
-"""The page of the published runs, docs/published-runs.md, from what is stored beside this file."""
+"""Writes docs/published-runs.md from the JSON files in this folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def page() -> str:
 
 
 def far_off(results: Mapping[str, Result]) -> list[Published]:
-    """The runs whose prediction needs a reason."""
+    """The runs whose errors need a reason."""
     return [run for run in all_runs() if abs(results[run.name].off(run)) > FAR]
 
 
@@ -87,15 +87,15 @@ def _row(run: Published, result: Result) -> str:
 
 
 def _reasons(results: Mapping[str, Result]) -> str:
-    return "\n".join(("## Why some are far off\n", *_said(far_off(results))))
+    return "\n".join(("## Why some are far off\n", *_reason_lines(far_off(results))))
 
 
-def _said(far: Iterable[Published]) -> Iterator[str]:
+def _reason_lines(far: Iterable[Published]) -> Iterator[str]:
     names = [run.name for run in far]
     for start, reason in reasons().items():
-        of = [name for name in names if name.startswith(start)]
-        if of:
-            yield _flow(f"- {', '.join(f'`{name}`' for name in of)}: {reason}")
+        matching = [name for name in names if name.startswith(start)]
+        if matching:
+            yield _flow(f"- {', '.join(f'`{name}`' for name in matching)}: {reason}")
     if not names:
         yield f"None is off by more than {FAR:.0%}."
 

@@ -1,4 +1,4 @@
-"""Published runs and their predictions: runs.json and results.json of this folder, as values."""
+"""Published runs and their predictions, from runs.json and results.json in this folder."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dsl.load import resolve
 
 FOLDER = Path(__file__).parent
 RUNS, RESULTS = FOLDER / "runs.json", FOLDER / "results.json"
-FIGURES = 4  # significant figures of what is stored
+FIGURES = 4  # significant figures of stored numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published run: its spec with overrides, and the tokens per second of a device that were measured."""
+    """A published run: its spec with overrides, and the measured tokens per second and device."""
 
     name: str
     config: str
-    spec: str  # a file of this folder and its run, as in `zero-bubble.dsc:small`
+    spec: str  # a file in this folder and its run, such as `zero-bubble.dsc:small`
     tokens_per_s_gpu: float
     set: tuple[str, ...] = ()
 
@@ -35,7 +35,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Published runs of one source. `differs`: what of them a spec cannot say, or says otherwise."""
+    """Published runs from one source. `differs`: how they differ from their specs."""
 
     title: str
     source: str
@@ -45,16 +45,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The prediction of a run: seconds of a step and the interval around it, tokens of a step and device, table."""
+    """The prediction of a run."""
 
     step_s: float
-    low_s: float
+    low_s: float  # the interval around it
     high_s: float
-    tokens_gpu: float
-    rates: str
+    tokens_gpu: float  # tokens per step and device
+    rates: str  # the table of rates
 
     def off(self, run: Published) -> float:
-        """How much faster than published the run is predicted to be, as a share of the published tokens per second."""
+        """The relative error of the predicted tokens per second; positive: faster than published."""
         return self.tokens_gpu / self.step_s / run.tokens_per_s_gpu - 1
 
     def published_s(self, run: Published) -> float:
@@ -68,7 +68,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How far predictions of tokens per second are from published ones; shares, of which positive is too fast."""
+    """Relative errors of predicted tokens per second; positive: faster than published."""
 
     runs: int
     median_error: float
@@ -94,7 +94,7 @@ def all_runs() -> Iterator[Published]:
 
 
 def predicted(run: Published) -> Result:
-    """The prediction of a run with the rates that `dsc plan` takes by itself."""
+    """Predict a run with the rates that `dsc plan` chooses by default."""
     found = timed(resolve(FOLDER / run.spec, overrides=run.set).spec)
     step = found.step
     assert step.interval is not None
@@ -112,26 +112,26 @@ def _rounded(figure: float) -> float:
 
 
 def stored() -> dict[str, Result]:
-    """The predictions of results.json, by the name of their run."""
+    """The predictions in results.json, by name of the run."""
     return {name: Result(**row) for name, row in json.loads(RESULTS.read_text("utf-8")).items()}
 
 
 def store(results: Mapping[str, Result]) -> None:
-    """Write results.json, a run a line."""
+    """Write results.json, one run per line."""
     order = [run.name for run in all_runs() if run.name in results]
     lines = (f"  {json.dumps(name)}: {json.dumps(asdict(results[name]))}" for name in order)
     RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
 
 def summary(runs: Sequence[Published], results: Mapping[str, Result]) -> Summary:
-    """What all runs together show."""
+    """The summary of all runs."""
     off = {run.name: results[run.name].off(run) for run in runs}
     worst = max(off, key=lambda name: abs(off[name]))
     hits = sum(results[run.name].is_hit(run) for run in runs)
-    errors = [abs(each) for each in off.values()]
+    errors = [abs(error) for error in off.values()]
     return Summary(len(runs), median(errors), median(off.values()), (worst, off[worst]), hits / len(runs))
 
 
 def reasons() -> dict[str, Any]:
-    """Why predictions are far off, by the beginning of the names of the runs: reasons.json."""
+    """The reasons of large errors, by prefix of the names of runs, from reasons.json."""
     return dict(json.loads((FOLDER / "reasons.json").read_text("utf-8")))

@@ -1,13 +1,13 @@
-"""The speed benchmark: our training beside `transformers` and torch's pipelining, on this machine, in turn.
+"""The speed benchmark: training with dsc, with `transformers` and with torch's pipelining, interleaved on this machine.
 
-    make bench                                   # all of it → benchmarks/results/speed → docs/performance.md
+    make bench                                   # all contests → benchmarks/results/speed → docs/performance.md
     python -m benchmarks.speed --quick           # two rounds of a few contestants, printed
     python -m benchmarks.speed --only "bench-8"  # contests by name, printed
-    python -m benchmarks.speed --only precisions --update  # measures a contest again, then writes the page
-    python -m benchmarks.speed --page            # docs/performance.md from the results that are there
+    python -m benchmarks.speed --only precisions --update  # measure a contest again, then write the page
+    python -m benchmarks.speed --page            # docs/performance.md from the stored results
 
-Let the machine be idle: a contestant of several threads collapses when anybody else is busy. Exit codes: 0 measured · 1
-a contestant failed.
+The machine should be idle: a contestant with several threads slows down disproportionately if another process is busy.
+Exit codes: 0 measured · 1 a contestant failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOLERANCE = {
     "fp32": 1e-3,
     "bf16": 2e-2,
     "each": 5e-2,
-}  # of the losses of the first step: all have the same weights and samples
+}  # for the losses of the first step, which have the same weights and samples
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -68,34 +68,34 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="two rounds of a few contestants")
-    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}, of a quick run {QUICK_ROUNDS}")
-    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="contests whose name holds it")
-    parser.add_argument("--update", action="store_true", help="put what is measured into the results that are there")
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page")
-    parser.add_argument("--out", type=Path, help="where a part of the results goes; default: runs/speed/results.json")
+    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}, or {QUICK_ROUNDS} with --quick")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="contests whose names contain WORD")
+    parser.add_argument("--update", action="store_true", help="update the stored results with this measurement")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--out", type=Path, help="file for partial results; default: runs/speed/results.json")
     return parser
 
 
 def before(found: dict[str, Any]) -> dict[str, Any]:
-    """The results of this kind of processor. Raises SystemExit where there are none."""
+    """The stored results for this kind of processor. Raises SystemExit if there are none."""
     file = file_of(found["processor"])
     if not file.is_file():
         raise SystemExit(f"there are no results of {found['processor']}: measure all contests")
-    there: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return there
+    stored: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return stored
 
 
 def updated(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Results of all contests: those of `found` are new. Raises SystemExit where they are of another machine."""
+    """The results `before` with those in `found` replaced. Raises SystemExit if they are from another machine."""
     same = ("processor", "cores", "versions", "rounds")
     if any(before[key] != found[key] for key in same):
-        raise SystemExit("the results that are there are of another machine: measure all contests")
+        raise SystemExit("the stored results are from another machine: measure all contests")
     contests = {contest["name"]: contest for contest in (*before["contests"], *found["contests"])}
     return {**before, "contests": list(contests.values())}
 
 
 def about(rounds: int) -> dict[str, Any]:
-    """The machine, the versions and the day."""
+    """The machine, the versions and the date."""
     memory = next(line for line in Path("/proc/meminfo").read_text("ascii").splitlines() if line.startswith("MemTotal"))
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -108,14 +108,14 @@ def about(rounds: int) -> dict[str, Any]:
 
 
 def processor(cpuinfo: str) -> str:
-    """The name of the processor with its family, which a hypervisor does not hide: "AMD EPYC, family 25"."""
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
-    name = said.get("model name") or platform.processor()
-    return f"{name}, family {said['cpu family']}" if "cpu family" in said else name
+    """The name of the processor and its family, which a hypervisor does not hide: "AMD EPYC, family 25"."""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
+    name = fields.get("model name") or platform.processor()
+    return f"{name}, family {fields['cpu family']}" if "cpu family" in fields else name
 
 
 def measured(contest: Contest, rounds: int) -> dict[str, Any]:
-    """Everything of a contest: what a step is, and of each row every round."""
+    """Measure a contest: the work of a step, and all rounds of each row."""
     spec = resolve(ROOT / contest.spec).spec
     limited = any(row.group == "limit" for row in contest.rows)
     size = spec.train.batch.end, spec.train.sequence
@@ -147,7 +147,7 @@ def measured(contest: Contest, rounds: int) -> dict[str, Any]:
 
 
 def disagree(records: dict[str, Record], tolerance: float) -> None:
-    """Fail those whose first loss is not that of the others: they do other work."""
+    """Mark contestants as failed whose first loss differs from the others', because they do other work."""
     first = {name: r.losses[0] for name, r in records.items() if r.losses and r.losses[0] is not None}
     finite = [loss for loss in first.values() if math.isfinite(loss)]
     common = statistics.median(finite) if finite else math.nan
@@ -165,7 +165,7 @@ def _plain(record: Record) -> dict[str, Any]:
 
 
 def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """(build of each row, why there is none), made by `dsc compile`."""
+    """Compile with `dsc compile`. Returns the builds by row, and the reasons for rows without one."""
     builds: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for name, overrides in builds_of(contest).items():
@@ -183,7 +183,7 @@ def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str,
 
 
 def prepared(build: Path) -> Path:
-    """The corpus of a build; once made, it is found again."""
+    """The corpus of a build, which is prepared once and then reused."""
     command = [sys.executable, "-m", "runtime.data.__main__", str(ROOT / "specs"), str(WORK / "data")]
     request = json.dumps(tree(Build.open(build).plan.data_request))
     done = subprocess.run(command, cwd=ROOT, input=request, stdout=subprocess.PIPE, text=True, check=True)
@@ -196,7 +196,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 
 def failed(found: dict[str, Any]) -> int:
-    """1 where a contestant failed; one that this version refuses to compile has not."""
+    """1 if a contestant failed, else 0. A spec that this version refuses to compile is no failure."""
     rows = [row for contest in found["contests"] for row in contest["rows"]]
     return int(any(row["failed"] and not row["failed"].startswith("not measured") for row in rows))
 

@@ -1,10 +1,9 @@
-"""The arena: contestants are processes of their own, of which one runs at a time, in turn: A/B/C/A/B/C.
+"""The arena: contestants are separate processes that run one at a time, in turn: A/B/C/A/B/C.
 
-A contestant prepares itself, warms up and says that it is ready; from then on it is stopped (SIGSTOP) except when it
-has its turn, so that it cannot take anything from the others, and it is checked that it took nothing. Time is taken
-here, from the order to the reply, by one clock for all; the processor's time is that of all its processes. Peak memory
-is sampled in a step of its own that is not timed. A contestant that fails is named with its reason, and the others go
-on.
+A contestant prepares, warms up and reports that it is ready. From then on it is stopped (SIGSTOP) except during its
+turns, so that it cannot disturb the others; the arena checks that it used no CPU time. Wall-clock time is measured
+here, from the order to the reply; CPU time is that of all its processes. Peak memory is sampled in a separate step that
+is not timed. If a contestant fails, its reason is recorded and the others go on.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from typing import Any
 from benchmarks.speed.processes import anonymous_bytes, file_bytes, is_stopped, processor_s, tree, used_between
 from benchmarks.speed.serve import die_with_parent
 
-PREPARE_S, ROUND_S = 900.0, 300.0  # until a contestant is given up
+PREPARE_S, ROUND_S = 900.0, 300.0  # time limits
 SAMPLE_S = 0.02
 STOP_S = 5.0
-IDLE_S = 0.02  # of the processor, in all the rounds of the others together
+IDLE_S = 0.02  # allowed CPU time during the turns of others, in total
 LOG_LINES = 12
 
 
 class FailedError(Exception):
-    """A contestant cannot go on; the message says why."""
+    """Raised if a contestant cannot go on. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A command that serves (see serve.py), and how many steps a round of it has."""
+    """A command that serves orders (see serve.py), and the steps of a round."""
 
     name: str
     command: tuple[str, ...]
@@ -47,7 +46,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of a round, by the clock and of the processor, all processes of the contestant together."""
+    """Wall-clock and CPU seconds of a round, for all processes of the contestant."""
 
     seconds: float
     processor_s: float
@@ -55,7 +54,7 @@ class Round:
 
 @dataclass
 class Record:
-    """What became of a contestant. `losses` are those of its first steps, `failed` why it did not finish, or ""."""
+    """The results of a contestant. `losses`: of its first steps; `failed`: why it did not finish, or ""."""
 
     steps: int
     info: dict[str, Any] = field(default_factory=dict)
@@ -74,17 +73,17 @@ def compete(
     prepare_s: float = PREPARE_S,
     round_s: float = ROUND_S,
 ) -> dict[str, Record]:
-    """All rounds of all contestants; logs are written to `folder`. Every process is gone at the end."""
+    """Run all rounds of all contestants. Logs are written to `folder`. All processes have ended when this returns."""
     records = {c.name: Record(c.steps) for c in contestants}
     seats: dict[str, Seat] = {}
     folder.mkdir(parents=True, exist_ok=True)
 
-    def attempt(name: str, what: str, act: Callable[[], None]) -> None:
-        say(f"{what}: {name}")
+    def attempt(name: str, phase: str, act: Callable[[], None]) -> None:
+        say(f"{phase}: {name}")
         try:
             act()
         except FailedError as error:
-            records[name].failed = f"{what}: {error}"
+            records[name].failed = f"{phase}: {error}"
             say(f"{name}: {records[name].failed}")
             if name in seats:
                 seats.pop(name).end()
@@ -106,7 +105,7 @@ def compete(
 
 
 class Seat:
-    """A contestant's processes, and the two pipes to it."""
+    """The processes of a contestant, and the two pipes to it."""
 
     def __init__(self, contestant: Contestant, log: Path, record: Record) -> None:
         self.contestant, self.log, self.record = contestant, log, record
@@ -121,24 +120,24 @@ class Seat:
                 stderr=subprocess.STDOUT,
                 pass_fds=(orders_read, replies_write),
                 env=os.environ | dict(contestant.environment),
-                start_new_session=True,  # a group of its own, which is stopped and goes on as a whole
+                start_new_session=True,  # its own process group, which is stopped and continued as a whole
                 preexec_fn=die_with_parent,
             )
         os.close(orders_read)
         os.close(replies_write)
         self.pidfd = os.pidfd_open(self.process.pid)
-        self.used: dict[int, float] = {}  # when it was stopped
+        self.used: dict[int, float] = {}  # CPU seconds by process when it was stopped
 
     # ---- turns
 
     def prepare(self, limit_s: float) -> None:
-        """Wait until the contestant says that it is ready, then stop it."""
+        """Wait until the contestant is ready, then stop it."""
         reply = self._reply(limit_s)
         self.record.info, self.record.losses = reply["ready"], reply["losses"]
         self._stop()
 
     def run(self, limit_s: float) -> None:
-        """A timed round."""
+        """Run a timed round."""
         before = self._go_on()
         start = time.perf_counter()
         self._order(self.contestant.steps)
@@ -149,7 +148,7 @@ class Seat:
         self.record.rounds.append(Round(seconds, used))
 
     def weigh(self, limit_s: float) -> None:
-        """A step in which memory is sampled."""
+        """Run a step and sample its memory."""
         peak, pids = 0, tree(self.process.pid)
 
         def sample() -> None:
@@ -164,11 +163,11 @@ class Seat:
         self._stop()
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill its remaining processes."""
         pids = tree(self.process.pid)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in pids:  # those that left the group
+        for pid in pids:  # processes that left the group
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -185,11 +184,11 @@ class Seat:
         self.used = processor_s(tree(self.process.pid))
 
     def _go_on(self) -> dict[int, float]:
-        """Give it its turn, having seen that it took nothing while the others had theirs; what it has used so far."""
+        """Check that it used no CPU time since it was stopped, and continue it. Returns CPU seconds by process."""
         used = processor_s(tree(self.process.pid))
         self.record.idle_processor_s += used_between(self.used, used)
         if self.record.idle_processor_s > IDLE_S:
-            raise FailedError(f"used {self.record.idle_processor_s:.2f} s of the processor while others had their turn")
+            raise FailedError(f"used {self.record.idle_processor_s:.2f} s of CPU time during the turns of others")
         os.killpg(self.process.pid, signal.SIGCONT)
         return used
 
@@ -200,7 +199,7 @@ class Seat:
             raise FailedError(self._end_of_it()) from None
 
     def _reply(self, limit_s: float, sample: Callable[[], None] | None = None) -> dict[str, Any]:
-        """The next line it says. `sample` is called again and again while it is awaited."""
+        """Wait for its next line. `sample` is called repeatedly meanwhile."""
         until = time.monotonic() + limit_s
         poll = select.poll()
         poll.register(self.replies, select.POLLIN)
@@ -208,7 +207,7 @@ class Seat:
         while b"\n" not in self.pending:
             left = until - time.monotonic()
             if left <= 0:
-                raise FailedError(f"said nothing for {limit_s:g} s{self._last_lines()}")
+                raise FailedError(f"sent nothing for {limit_s:g} s{self._last_lines()}")
             if sample:
                 sample()
             ready = {descriptor for descriptor, _ in poll.poll(1000 * (SAMPLE_S if sample else left))}
@@ -224,8 +223,8 @@ class Seat:
             code = self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             return f"closed its pipes{self._last_lines()}"
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        return f"ended with {how}{self._last_lines()}"
+        cause = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f"ended with {cause}{self._last_lines()}"
 
     def _last_lines(self) -> str:
         lines: Iterable[str] = self.log.read_text("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:]

@@ -1,4 +1,4 @@
-"""Who is measured against whom: one table, a row a contestant, and the commands that it becomes."""
+"""The table of contests, one row per contestant, and the commands of the contestants."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ QUICKSTART = (
     *("cluster.node.devices=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.data=1"),
     "schedule.name=1f1b",
 )
-# What is fastest of attention, parts of the batch and AdamW is tried out by the others; two compilations are too many.
+# Compiled rows use the default choice of attention, batch parts and AdamW: trying others would compile again.
 COMPILED = ("--compile", "--choice", "{}")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant. `group`: ours, theirs or limit; `overrides` of the spec for ours, `arguments` of its module."""
+    """A contestant."""
 
     name: str
     title: str
-    group: str
+    group: str  # ours, theirs or limit
     processes: int = 1
     threads: int = 1  # of each process
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # of the spec, for ours
     module: str = "ours"
-    arguments: tuple[str, ...] = ()
-    quick: bool = False
+    arguments: tuple[str, ...] = ()  # of the module
+    quick: bool = False  # whether it takes part with --quick
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Rows that are interleaved in one arena; `precision` and `spec` are common to them."""
+    """Rows that are interleaved in one arena, with a common spec and precision."""
 
     name: str
     title: str
     spec: str
-    precision: str  # fp32 or bf16, or "each" where rows say it
-    steps: int  # of a round
+    precision: str  # fp32, bf16, or "each" if rows have their own
+    steps: int  # per round
     rows: tuple[Row, ...]
-    start: tuple[str, ...] = ALONE  # overrides of the build that theirs begin from, of one rank
+    start: tuple[str, ...] = ALONE  # overrides of the one-rank build with the initial weights of theirs
 
 
 def ours(name: str, title: str, *overrides: str, processes: int = 1, quick: bool = False) -> Row:
-    """The product in a layout."""
+    """dsc with a layout."""
     return Row(name, title, "ours", processes, 1, overrides, quick=quick)
 
 
@@ -175,7 +175,7 @@ PRECISIONS = Contest(
 
 
 def chosen(quick: bool, only: Iterable[str]) -> list[Contest]:
-    """All contests; of the quick ones the first with few rows; or those whose name holds one of `only`."""
+    """The contests whose names contain a word of `only` (or all). With `quick`: the first, with its quick rows."""
     words = tuple(only)
     named = [contest for contest in (*CONTESTS, PRECISIONS) if not words or any(word in contest.name for word in words)]
     if not quick:
@@ -185,19 +185,20 @@ def chosen(quick: bool, only: Iterable[str]) -> list[Contest]:
 
 
 def contestant(contest: Contest, row: Row, build: Path, corpus: Path, work: Path) -> Contestant:
-    """The process of a row. `build`: its own, or for theirs the one that says weights and recipe."""
+    """The contestant of a row. `build`: its own, or for theirs the one with the initial weights and the recipe."""
     inputs: Sequence[str] = (contest.spec,) if row.group == "limit" else (str(build), str(corpus))
     command = (sys.executable, "-m", f"benchmarks.speed.{row.module}", *inputs, *row.arguments)
     environment = {
         "OMP_NUM_THREADS": str(row.threads),
-        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),  # a second run compiles nothing
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of processes beside the contestant
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),  # a second run need not compile
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no process pool besides the contestant
     }
     return Contestant(row.name, command, contest.steps, environment)
 
 
 def builds_of(contest: Contest) -> dict[str, tuple[str, ...]]:
-    """Overrides of the spec for the build of each row of ours, and for `start`, which theirs begin from."""
+    """Overrides of the spec for the build of each row of ours, and for `start`, the build with theirs' initial
+    weights."""
     precision = () if contest.precision in ("fp32", "each") else (f"precision={contest.precision}",)
     rows = {row.name: (*row.overrides, *precision) for row in contest.rows if row.group == "ours"}
     return {"start": contest.start, **rows}

@@ -1,9 +1,9 @@
-"""A contestant that does nothing but the matrix products of a step, on one thread: the limit of this machine.
+"""A contestant that only computes the matrix products of a step, on one thread: the limit of this machine.
 
     python -m benchmarks.speed.limit SPEC --dtype float32 --wire READ,WRITE
 
-Outputs are allocated beforehand and each product has weights of its own, as in training. Products are ours
-(`runtime.ops.product`), the fastest known here: `python -m benchmarks.products` compares them with torch's.
+Outputs are allocated beforehand, and each product has its own weights, as in training. The products are ours
+(`runtime.ops.product`), the fastest that we know of: `python -m benchmarks.products` compares them with torch's.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def main() -> int:
 
 
 def products_of(work: Work, dtype: torch.dtype) -> Callable[[], None]:
-    """All products of a step. Those of one shape share what they read and write but for the weights."""
+    """A function that computes all products of a step. Products of one shape share all operands except weights."""
     generator = torch.Generator().manual_seed(1)
 
-    def made(*shape: int) -> torch.Tensor:
+    def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
     def calls(product: Product) -> Callable[[], None]:
-        weights, gradients = made(product.times, product.n, product.k), made(product.times, product.n, product.k)
-        x_MK, y_MN = made(product.m, product.k), made(product.m, product.n)
-        dx_MK, dy_MN = made(product.m, product.k), made(product.m, product.n)
+        weights, gradients = random(product.times, product.n, product.k), random(product.times, product.n, product.k)
+        x_MK, y_MN = random(product.m, product.k), random(product.m, product.n)
+        dx_MK, dy_MN = random(product.m, product.k), random(product.m, product.n)
 
         def run() -> None:
             for w_NK, g_NK in zip(weights, gradients, strict=True):
@@ -54,10 +54,10 @@ def products_of(work: Work, dtype: torch.dtype) -> Callable[[], None]:
 
         return run
 
-    every = [calls(product) for product in work.products]
+    runs = [calls(product) for product in work.products]
 
     def step() -> None:
-        for run in every:
+        for run in runs:
             run()
 
     return step

@@ -1,8 +1,8 @@
-"""A contestant: the product, from a build of `dsc compile`, in ranks launched as `dsc train` launches them.
+"""A contestant: dsc, from a build of `dsc compile`, with ranks launched as by `dsc train`.
 
     python -m benchmarks.speed.ours BUILD CORPUS --wire READ,WRITE
 
-One thread a rank. What a run writes beside its metrics (trace, checkpoints) is left out, as it is for the others.
+One thread per rank. Traces and checkpoints are not written, as the other contestants write none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/performance.md from benchmarks/results/speed: nothing is measured here, and nothing rounded twice."""
+"""Writes docs/performance.md from the unrounded results in benchmarks/results/speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "speed"  # a file for each kind of processor
+RESULTS = ROOT / "benchmarks" / "results" / "speed"  # one file per kind of processor
 PAGE = ROOT / "docs" / "performance.md"
 MB = 10**6
 SHOWN = ("torch", "transformers")  # whose versions the page says
@@ -23,12 +23,12 @@ LEFT_OUT = ("bench-8 fp32",)  # contests that no goal is about: they are in the 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the rounds of a row come to: medians."""
+    """The medians over the rounds of a row."""
 
     row: Mapping[str, Any]
     tokens_per_s: float
     tokens_per_processor_s: float
-    limit: float | None  # tokens a second of one core that did nothing but products, where that was measured
+    limit: float | None  # tokens per second of a core that only computes products; None if not measured
 
     @property
     def peak_bytes(self) -> int:
@@ -40,18 +40,18 @@ class Figures:
 
 
 def results() -> list[dict[str, Any]]:
-    """What was measured on each kind of processor, the newest first."""
+    """The results for each kind of processor, the newest first."""
     found = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
-    return sorted(found, key=lambda each: str(each["date"]), reverse=True)
+    return sorted(found, key=lambda result: str(result["date"]), reverse=True)
 
 
 def file_of(processor: str) -> Path:
-    """Where the results of a kind of processor are: amd-epyc-family-25.json."""
+    """The file of results for a kind of processor: amd-epyc-family-25.json."""
     return RESULTS / ("-".join(re.findall("[a-z0-9]+", processor.lower())) + ".json")
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page: the goals on each machine, and the tables of the first one."""
+    """The whole page: the goals on each machine, and the tables of the newest."""
     newest = found[0]
     tables = (table(each) for each in newest["contests"] if each["name"] not in LEFT_OUT)
     parts = (
@@ -93,7 +93,7 @@ def _machine(found: Mapping[str, Any]) -> str:
 
 
 def figures(contest: Mapping[str, Any]) -> dict[str, Figures]:
-    """Figures of each row that was measured to its end, by the name of the row."""
+    """Figures of each complete row, by name of the row."""
     rows = {row["name"]: row for row in contest["rows"] if not row["failed"] and row["rounds"]}
     seconds = {name: [_median(row, column) for column in (0, 1)] for name, row in rows.items()}
     limit = None
@@ -108,12 +108,12 @@ def figures(contest: Mapping[str, Any]) -> dict[str, Figures]:
 
 
 def _median(row: Mapping[str, Any], column: int) -> float:
-    """Seconds of a step: by the clock (0) or of the processor (1)."""
+    """Seconds per step: wall-clock (0) or CPU time (1)."""
     return statistics.median(r[column] for r in row["rounds"]) / row["steps"]
 
 
 def best(found: Iterable[Figures], group: str, one_thread: bool = False, holds: str = "") -> Figures | None:
-    """The fastest of a group: by the clock, or of those of one thread by the processor's time."""
+    """The fastest row of a group by wall-clock time; with `one_thread`, the fastest one-thread row by CPU time."""
     rows = [
         f for f in found if f.row["group"] == group and holds in f.row["title"] and (not one_thread or f.one_thread)
     ]
@@ -137,7 +137,7 @@ def table(contest: Mapping[str, Any]) -> str:
 
 
 def _precisions(contest: Mapping[str, Any]) -> str:
-    """A precision a line: what one process does in a second of a core, and four ranks by the clock."""
+    """One line per precision: one process by CPU time, and four ranks by wall-clock time."""
     found = figures(contest)
     names = [row["title"] for row in contest["rows"] if row["name"].endswith(" on 1")]
     lines = [
@@ -169,7 +169,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _core_rate(contest: Mapping[str, Any]) -> float:
-    """FLOP a second of the products of a step, on one thread; 0 where that was not measured."""
+    """FLOP/s of the products of a step on one thread; 0 if not measured."""
     limit = next((f.limit for f in figures(contest).values()), None) or 0.0
     return float(limit * (contest["product_flops"] + contest["attention_flops"]) / contest["tokens"])
 
@@ -210,11 +210,11 @@ def _cell(text: str) -> str:
 # ---------------------------------------------------------------- goals
 
 
-Goal = tuple[str, float, float | None, Kind]  # what, the goal, what was measured
+Goal = tuple[str, float, float | None, Kind]  # (name, goal, measured value, kind)
 
 
 def _goals(found: Sequence[Mapping[str, Any]]) -> str:
-    """Goals and what was reached on each machine, as far as it was measured."""
+    """The table of goals and measured values on each machine."""
     rows = zip(*map(_goals_on, found), strict=True)
     head = "".join(f" {each['processor']} |" for each in found)
     return "\n".join([f"| | goal |{head}", "|---|--:|" + "--:|" * len(found), *map(_goal, rows), ""])
@@ -238,7 +238,7 @@ def _goals_on(found: Mapping[str, Any]) -> list[Goal]:
 
 
 def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[Goal]:
-    """Blocks of FP8 beside FP32, where CPUs have no such products."""
+    """Goals for `fp8_block` relative to FP32 on CPUs, which have no FP8 products."""
     found = figures(contest) if contest else {}
     one = _ratio(found.get("fp8_block on 1"), found.get("fp32 on 1"), processor=True)
     four = _ratio(found.get("fp8_block on 4"), found.get("fp32 on 4"))
@@ -249,14 +249,14 @@ def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[Goal]:
 
 
 def _goal(goals: Sequence[Goal]) -> str:
-    """A goal, and what was reached of it on each machine."""
-    what, goal, _, kind = goals[0]
+    """The row of a goal, with the value on each machine."""
+    name, goal, _, kind = goals[0]
     sign, form = "≤" if kind == "at most" else "≥", ".0%" if kind == "share" else ".2f"
-    return " | ".join([f"| {what}", f"{sign} {goal:{form}}", *(_reached(*each, form) for each in goals)]) + " |"
+    return " | ".join([f"| {name}", f"{sign} {goal:{form}}", *(_reached(*each, form) for each in goals)]) + " |"
 
 
 def _reached(_: str, goal: float, value: float | None, kind: Kind, form: str) -> str:
-    """Verdicts are of what was measured, not of what is left of it when it is rounded."""
+    """The value and whether it reaches the goal, before rounding."""
     if value is None:
         return "not measured"
     reached = value <= goal if kind == "at most" else value >= goal
@@ -267,13 +267,13 @@ def _goals_of(found: Sequence[Figures], words: str, ratio: float, dualpipe: floa
     ours, others = best(found, "ours"), best(found, "theirs")
     alone, other_alone = best(found, "ours", one_thread=True), best(found, "theirs", one_thread=True)
     pipeline = best(found, "ours", holds="DualPipe")
-    of_core = alone.tokens_per_processor_s / alone.limit if alone and alone.limit else None
+    core_share = alone.tokens_per_processor_s / alone.limit if alone and alone.limit else None
     memory = ours.peak_bytes / others.peak_bytes if ours and others else None
     return [
         (f"{words}, all cores, against their best", ratio, _ratio(ours, others), "ratio"),
         (f"{words}, DualPipe P = 2, against their best", dualpipe, _ratio(pipeline, others), "ratio"),
         (f"{words}, one thread, by processor time", ratio, _ratio(alone, other_alone, processor=True), "ratio"),
-        (f"{words}, one thread, of a core's limit", core, of_core, "share"),
+        (f"{words}, one thread, of a core's limit", core, core_share, "share"),
         (f"{words}, peak memory of the fastest, of theirs", 1.0, memory, "at most"),
     ]
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed.pipelining BUILD CORPUS --schedule dualpipev --wire READ,WRITE
 
-One thread a rank, micro-batches of one sequence. Layers are split so that the head, which takes as long as two layers,
-does not stand alone against the rest. Weights, samples and recipe are those of BUILD.
+One thread per rank, micro-batches of one sequence. Layers are split so that the rank with the head, which takes as long
+as two layers, has fewer layers. Weights, samples and recipe are those of BUILD.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from runtime.build.build import Build
 Placement = dict[int, tuple[int, ...]]  # stages of each rank
 
 ATTENTION = "eager"  # faster than sdpa here: heads of unequal widths take sdpa's slow path
-# The first layer of each stage, for a model of eight layers; embedding and head are of the first and the last stage.
+# The first layer of each stage, for a model of eight layers. The first stage has the embedding, the last the head.
 ONE_EACH = (0, 1, 2, 3, 4, 5, 6, 7)
 OF_TWO = (0, 3, 5, 7)
-# The stages of a rank: in a V, or in a loop.
+# The stages of each rank: in a V, or in a loop.
 V: Placement = {rank: (rank, 7 - rank) for rank in range(4)}
 LOOP: Placement = {rank: (rank, rank + 4) for rank in range(4)}
 SCHEDULES: dict[str, tuple[Any, tuple[int, ...], Placement]] = {
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), required=True)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--store", help="file by which the ranks meet")
+    parser.add_argument("--store", help="file of the FileStore by which ranks connect")
     parser.add_argument("--wire", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 class Part(nn.Module):
-    """The layers [first, last) of a model; with the embedding before the first of all and the head behind the last."""
+    """The layers [first, last) of a model, with the embedding before the first and the head after the last layer."""
 
     def __init__(self, model: PreTrainedModel, first: int, last: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Part(nn.Module):
         self.register_buffer("position", torch.arange(sequence)[None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens or hidden states of a micro-batch in; hidden states or logits out."""
+        """Tokens or hidden states of a micro-batch → hidden states or logits."""
         x_BSD = self.embedding(x) if self.embedding is not None else x
         positions = self.rotary(x_BSD, self.position)
         for layer in self.layers:
@@ -87,7 +87,7 @@ class Part(nn.Module):
 
 
 def step_of(args: argparse.Namespace, rank: int) -> Step:
-    """A training step of this rank. The rank of the last stage has the loss and broadcasts it."""
+    """A training step of this rank. Returns the loss, which all ranks get from that of the last stage."""
     plan = Build.open(args.build).plan
     batches = batches_of(plan, args.corpus)
     whole = model_of(plan, "grouped_mm", ATTENTION)
@@ -100,16 +100,16 @@ def step_of(args: argparse.Namespace, rank: int) -> Step:
     stages = [PipelineStage(part, s, len(firsts), torch.device("cpu")) for s, part in parts.items()]
     schedule = kind(stages if len(stages) > 1 else stages[0], batches.size, loss_fn=_loss)
     has_last = len(firsts) - 1 in parts
-    done = 0
+    steps_done = 0
 
     def step() -> float:
-        nonlocal done
-        tokens, targets = batches.of_step(done)
+        nonlocal steps_done
+        tokens, targets = batches.of_step(steps_done)
         losses: list[Tensor] = []
         inputs = (tokens,) if 0 in parts else ()
         schedule.step(*inputs, target=targets if has_last else None, losses=losses, return_outputs=False)
         optimizer.step(_summed)
-        done += 1
+        steps_done += 1
         return float(_summed(torch.stack(losses).mean().detach() if has_last else torch.zeros(())))
 
     return step

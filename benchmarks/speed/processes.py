@@ -1,8 +1,8 @@
-"""What a tree of processes uses: processor time and memory, read from outside. Linux only.
+"""CPU time and memory of a process tree, measured from outside. Linux only.
 
-Processor time is that of every thread a process has had, in nanoseconds. Memory is what the tree would take if it were
-alone on the machine: what a page of it costs is shared among its own processes only (their PSS), and a file that others
-have mapped too, libtorch above all, counts in full, once.
+CPU time is that of all threads that a process has had, with nanosecond resolution. Memory is what the tree would use if
+it were alone on the machine: anonymous and shared memory by PSS, and mapped files, such as libtorch, in full but only
+once.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
-SHARED_MEMORY = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV")  # counted as such, not as files
-GONE = (ProcessLookupError, FileNotFoundError, PermissionError)  # it ended while we looked
+SHARED_MEMORY = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV")  # counted as shared memory, not as files
+GONE = (ProcessLookupError, FileNotFoundError, PermissionError)  # raised if a process ends meanwhile
 STOPPED = ("T", "t", "Z", "X")
 _RANGE = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ")
 
 
 def tree(root: int) -> tuple[int, ...]:
-    """`root` and all that descend from it, in order of their number."""
+    """`root` and all its descendants, by ascending PID."""
     parents: dict[int, int] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             with suppress(*GONE):
                 parents[int(entry.name)] = int(_stat(int(entry.name))[1])
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return tuple(sorted(found))
+    pids = {root}
+    while children := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= children
+    return tuple(sorted(pids))
 
 
 def processor_s(pids: Iterable[int]) -> dict[int, float]:
-    """Seconds of processor time of each process so far, all its threads together; one that has ended is absent."""
+    """CPU seconds of each process so far, over all its threads. Ended processes are left out."""
     used = {}
     for pid in pids:
         with suppress(OSError):
@@ -43,12 +43,12 @@ def processor_s(pids: Iterable[int]) -> dict[int, float]:
 
 
 def used_between(before: Mapping[int, float], after: Mapping[int, float]) -> float:
-    """Seconds of processor time between two readings; a process that began in between counts from its start."""
+    """CPU seconds between two readings. A process that started in between counts from its start."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether no thread of a process can run."""
+    """Whether all threads of a process are stopped or have ended."""
     try:
         return all(_stat(pid, int(task.name))[0] in STOPPED for task in (PROC / str(pid) / "task").iterdir())
     except GONE:
@@ -56,7 +56,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stat(pid: int, task: int | None = None) -> list[str]:
-    """State, parent and so on: what follows the name, which may hold anything."""
+    """The fields of `stat` after the name, which may contain any characters: state, parent, …"""
     path = PROC / str(pid) / "stat" if task is None else PROC / str(pid) / "task" / str(task) / "stat"
     return path.read_text("utf-8", "replace").rpartition(")")[2].split()
 
@@ -65,7 +65,7 @@ def _stat(pid: int, task: int | None = None) -> list[str]:
 
 
 def anonymous_bytes(pids: Iterable[int]) -> int:
-    """What the processes hold that is in no file: heaps, stacks, shared memory. Quick enough to be sampled."""
+    """Memory that is not backed by files: heaps, stacks, shared memory. Fast enough for sampling."""
     total = 0
     for pid in pids:
         with suppress(*GONE):
@@ -75,7 +75,7 @@ def anonymous_bytes(pids: Iterable[int]) -> int:
 
 
 def file_bytes(pids: Iterable[int]) -> int:
-    """Pages of files that the processes have mapped, each part of a file once."""
+    """Resident pages of files that the processes have mapped, each part of a file counted once."""
     resident: dict[tuple[str, str], int] = {}
     for pid in pids:
         with suppress(*GONE):
@@ -85,8 +85,8 @@ def file_bytes(pids: Iterable[int]) -> int:
 
 
 def file_parts(smaps: str) -> list[tuple[tuple[str, str], int]]:
-    """((file, offset), resident bytes) of each mapping of a file; pages that were written to are not the file's."""
-    found: list[tuple[tuple[str, str], int]] = []
+    """((file, offset), resident bytes) of each mapping of a file, without pages that were written to."""
+    parts: list[tuple[tuple[str, str], int]] = []
     part: tuple[str, str] | None = None
     size = 0
     for line in smaps.splitlines():
@@ -98,8 +98,8 @@ def file_parts(smaps: str) -> list[tuple[tuple[str, str], int]]:
         elif part and line.startswith("Rss:"):
             size = _kilobytes(line)
         elif part and line.startswith("Anonymous:"):
-            found.append((part, size - _kilobytes(line)))
-    return found
+            parts.append((part, size - _kilobytes(line)))
+    return parts
 
 
 def _fields(text: str) -> dict[str, int]:

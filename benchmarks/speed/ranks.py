@@ -1,4 +1,4 @@
-"""Several ranks of a contestant of theirs, started one by one as torchrun does; rank 0 is the contestant itself."""
+"""Starts the ranks of a contestant of theirs, as torchrun does. Rank 0 is the contestant's own process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import torch.distributed as dist
 
 from benchmarks.speed.serve import die_with_parent
 
-NO_TIMEOUT = timedelta(days=1)  # between its turns a contestant is stopped
+NO_TIMEOUT = timedelta(days=1)  # a contestant is stopped between its turns
 
 
 @contextmanager
 def joined(module: str, args: argparse.Namespace, **changed: str) -> Iterator[int]:
-    """This process's rank, in a gloo group of `args.ranks` processes; rank 0 starts the others with its own arguments.
+    """Join a gloo group of `args.ranks` processes and yield this process's rank. Rank 0 starts the others with its own
+    arguments and `changed`.
 
-    A rank that fails breaks the connections of the others, which then fail, too.
+    If a rank fails, its broken connections make the others fail, too.
     """
     if args.ranks == 1:
         yield 0

@@ -1,7 +1,7 @@
-"""The contestant's side of the arena: prepare, warm up, then run steps when told.
+"""The contestant's side of the arena: prepare, warm up, then run steps on order.
 
-Orders come and replies go as lines of JSON through two pipes, whose descriptors are given as `--wire READ,WRITE`. With
-several ranks, rank 0 holds the wire and tells the others through the process group, where they wait without work.
+Orders and replies are lines of JSON in two pipes, whose descriptors are passed as `--wire READ,WRITE`. With several
+ranks, rank 0 has the pipes and passes orders on through the process group, where the others wait.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-WARM_UP = 4  # steps; the first of them is compared between contestants
+WARM_UP = 4  # steps; the loss of the first is compared between contestants
 
-Step = Callable[[], float | None]  # one training step; its loss
+Step = Callable[[], float | None]  # runs one training step and returns its loss
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it ends."""
+    """Ask the kernel to kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def serve(wire: str, step: Step, info: Mapping[str, Any], rank: int = 0, world: int = 1) -> None:
-    """Warm up, say so, then take steps as ordered until the orders end."""
+    """Warm up, report that it is ready, then run steps on order until the orders end."""
     losses = [step() for _ in range(WARM_UP)]
     orders, replies = _opened(wire) if rank == 0 else (None, None)
     _together(world)
@@ -48,7 +48,7 @@ def _say(replies: Any, message: Mapping[str, Any]) -> None:
 
 
 def _next(orders: Any) -> int:
-    """The number of steps to take; 0 when there are no more orders, or on a rank that has no wire."""
+    """The number of steps to run; 0 if there are no more orders, or on a rank without the pipes."""
     line = orders.readline() if orders is not None else ""
     return int(json.loads(line)["steps"]) if line else 0
 

@@ -1,9 +1,9 @@
-"""A contestant: DeepSeek-V3 of `transformers`, with autograd, in one process, or data parallel in several.
+"""A contestant: DeepSeek-V3 of `transformers`, with autograd, in one process or with data parallelism.
 
     python -m benchmarks.speed.theirs BUILD CORPUS --threads 2 --experts grouped_mm [--compile] --wire READ,WRITE
 
-What a user may choose freely (attention, batch in one go or in two, kind of AdamW) is tried out beforehand in a process
-of its own, and the fastest is taken. Weights, samples and recipe are those of BUILD.
+Options that a user may choose (attention, splitting the batch, kind of AdamW) are tried in a separate process before,
+and the fastest are taken. Weights, samples and recipe are those of BUILD.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.speed.serve import Step, die_with_parent, serve
 from benchmarks.speed.theirs_model import Choice, Optimizer, batches_of, loss_of, model_of
 from runtime.build.build import Build
 
-TRIALS = ({"attention": "eager"}, {"split": 2}, {"optimizer": "foreach"})  # each against the best so far
+TRIALS = ({"attention": "eager"}, {"split": 2}, {"optimizer": "foreach"})  # each compared with the best so far
 TRIAL_STEPS = 2
 
 
@@ -52,12 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--ranks", type=int, default=1, help="processes, data parallel")
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--store", help="file by which the ranks meet")
+    parser.add_argument("--store", help="file of the FileStore by which ranks connect")
     parser.add_argument("--precision", choices=("fp32", "autocast", "bf16"), default="fp32")
     parser.add_argument("--experts", choices=("eager", "grouped_mm"), default="grouped_mm")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--choice", help="of attention, split and optimizer, as JSON; default: the fastest")
-    parser.add_argument("--try-choices", action="store_true", help="find the fastest choice, and nothing else")
+    parser.add_argument("--choice", help="attention, split and optimizer, as JSON; default: the fastest")
+    parser.add_argument("--try-choices", action="store_true", help="only find the fastest choice")
     parser.add_argument("--wire", default="")
     return parser
 
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def step_of(args: argparse.Namespace, choice: Choice, rank: int = 0) -> Step:
-    """A training step of the whole batch, or of this rank's part of it, from the start weights."""
+    """A training step on the whole batch, or on this rank's part of it, from the initial weights."""
     plan = Build.open(args.build).plan
     batches = batches_of(plan, args.corpus)
     model = model_of(plan, args.experts, choice.attention)
@@ -79,19 +79,19 @@ def step_of(args: argparse.Namespace, choice: Choice, rank: int = 0) -> Step:
     if args.compile:
         loss_of_part = torch.compile(loss_of_part, dynamic=False)
     cast = torch.autocast("cpu", torch.bfloat16) if args.precision == "autocast" else nullcontext()
-    done = 0
+    steps_done = 0
 
     def step() -> float:
-        nonlocal done
-        tokens, targets = (whole.chunk(args.ranks)[rank] for whole in batches.of_step(done))
+        nonlocal steps_done
+        tokens, targets = (whole.chunk(args.ranks)[rank] for whole in batches.of_step(steps_done))
         total = 0.0
-        for part, aims in zip(tokens.chunk(choice.split), targets.chunk(choice.split), strict=True):
+        for part, part_targets in zip(tokens.chunk(choice.split), targets.chunk(choice.split), strict=True):
             with cast:
-                loss = loss_of_part(part, aims) / choice.split
+                loss = loss_of_part(part, part_targets) / choice.split
             loss.backward()
             total += loss.item()
         optimizer.step()
-        done += 1
+        steps_done += 1
         return total if args.ranks == 1 else _mean(total)
 
     return step
@@ -103,18 +103,18 @@ def _mean(loss: float) -> float:
     return value.item() / dist.get_world_size()
 
 
-# ---------------------------------------------------------------- what is fastest
+# ---------------------------------------------------------------- the fastest choice
 
 
 def _tried(command: Sequence[str]) -> str:
-    """The fastest choice, found in a process of its own, so that nothing of it is left when the contest begins."""
+    """Find the fastest choice in a separate process, so that nothing of the trials is left in this one."""
     command = [*command, "--try-choices"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, preexec_fn=die_with_parent)
     return done.stdout.splitlines()[-1]
 
 
 def _fastest(args: argparse.Namespace) -> Choice:
-    """The choice whose steps take least, one key after the other; of ranks, for one of them alone."""
+    """The choice with the shortest steps, one key after the other; with several ranks, tried on one rank."""
     args.ranks = 1
     best = Choice()
     best_s = _shortest_s(step_of(args, best))
@@ -135,5 +135,5 @@ def _shortest_s(step: Step) -> float:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes beside the contestant
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no process pool besides the contestant
     sys.exit(main())

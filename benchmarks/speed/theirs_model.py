@@ -1,4 +1,4 @@
-"""DeepSeek-V3 of `transformers` as a user would train it, with the start weights and the samples of a build of ours."""
+"""DeepSeek-V3 of `transformers` as a user would train it, with the initial weights and samples of one of our builds."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.reference.huggingface import to_transformers
 
 @dataclass(frozen=True)
 class Choice:
-    """What is open to a user of `transformers`; whatever is fastest counts."""
+    """The options of a user of `transformers`. The fastest choice counts."""
 
     attention: str = "sdpa"  # or eager
-    split: int = 1  # parts of the batch, whose gradients are summed
+    split: int = 1  # parts of the batch, with gradient accumulation
     optimizer: str = "fused"  # or foreach
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The samples of ours, in the order of ours."""
+    """The samples of our training, in its order."""
 
     samples: Samples
     size: int
@@ -45,15 +45,15 @@ class Batches:
 
 
 def batches_of(plan: RunPlan, corpus: Path) -> Batches:
-    """The training samples of a build, by its largest batch."""
+    """The training samples of a build, in batches of its largest size."""
     train = plan.train
     return Batches(Samples(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed), train.batch.end)
 
 
 def model_of(plan: RunPlan, experts: str, attention: str) -> PreTrainedModel:
-    """Their model in float32 with the start weights of ours."""
+    """Their model in float32 with our initial weights."""
     seed = plan.train.seed
-    logical = {each.name: initial_value(seed, each.name, each.shape, each.init) for each in plan.parameters}
+    logical = {p.name: initial_value(seed, p.name, p.shape, p.init) for p in plan.parameters}
     config = Config.from_plan(tree(plan.model) | {"sequence": plan.train.sequence})
     model = to_transformers(logical, config).train()
     model.config._experts_implementation = experts
@@ -72,9 +72,9 @@ def loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 class Optimizer:
-    """AdamW and clipping by the global norm with the recipe of the plan.
+    """AdamW with clipping by the global norm, with the recipe of the plan.
 
-    Norms are not decayed. Where the weights are not float32, masters are updated and copied back.
+    Norms have no weight decay. If the weights are not float32, master weights are updated and copied back.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], plan: RunPlan, kind: str) -> None:
@@ -101,7 +101,7 @@ class Optimizer:
         )
 
     def step(self, norm_over: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Clip, update, forget the gradients. `norm_over`: sums a squared norm over the ranks that share the model."""
+        """Clip, update and clear the gradients. `norm_over`: sums a squared norm over the ranks that hold the model."""
         if self.copied:
             for master, weight in zip(self.masters, self.weights, strict=True):
                 assert weight.grad is not None

@@ -1,7 +1,7 @@
-"""What a training step must compute: every matrix product by shape, and causal attention. No torch.
+"""The work of a training step: every matrix product by shape, and causal attention. No torch.
 
-A product of m×k by k×n is three in training: forward, gradient of the input, gradient of the weight; 2·m·k·n FLOPs
-each.
+A product of m×k by k×n counts three times in training (forward, gradient of the input, gradient of the weight), with
+2·m·k·n FLOPs each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dsl.schema import Custom, Model
 
 @dataclass(frozen=True)
 class Product:
-    """x [m, k] · Wᵀ, W [n, k], with its two backwards; `times` of them with weights of their own."""
+    """x [m, k] · Wᵀ, W [n, k], with its two gradients; `times` of them, each with its own weights."""
 
     m: int
     k: int
@@ -22,7 +22,7 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Forward and both backwards."""
+        """FLOPs of the forward and both gradients."""
         return 6 * self.m * self.k * self.n * self.times
 
 
@@ -36,7 +36,7 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """All of it."""
+        """FLOPs of products and attention."""
         return self.attention + self.product_flops
 
     @property
@@ -46,7 +46,7 @@ class Work:
 
 
 def work_of(model: Model, batch: int, sequence: int) -> Work:
-    """A step of `batch` sequences; experts are taken as evenly loaded, the embedding's gradient is no product."""
+    """The work of a step of `batch` sequences, with evenly loaded experts. The embedding counts nothing."""
     attention, tokens = model.attention, batch * sequence
     assert attention.kind == "mla" and model.mtp is None, "the benchmark's models are of this kind"
     dim, hidden = attention.head_dim, model.hidden
@@ -56,16 +56,16 @@ def work_of(model: Model, batch: int, sequence: int) -> Work:
         if attention.query_rank
         else [(hidden, attention.heads * (dim.nope + dim.rope))]
     )
-    each = [
+    projections = [
         *query,
         (hidden, attention.kv_rank + dim.rope),
         (attention.kv_rank, attention.heads * (dim.nope + dim.value)),
         (attention.heads * dim.value, hidden),
     ]
-    products = [Product(tokens, k, n, layers) for k, n in each]
+    products = [Product(tokens, k, n, layers) for k, n in projections]
     for block in model.layers:
         ffn, count = block.ffn, block.last - block.first + 1
-        assert not isinstance(ffn, Custom), "no model that is measured has a module of its own"
+        assert not isinstance(ffn, Custom), "no measured model has a custom module"
         if ffn.kind == "dense":
             products += [Product(tokens, hidden, 2 * ffn.inner, count), Product(tokens, ffn.inner, hidden, count)]
             continue
@@ -78,6 +78,6 @@ def work_of(model: Model, batch: int, sequence: int) -> Work:
             Product(rows, ffn.inner, hidden, count * ffn.experts),
         ]
     products.append(Product(tokens, hidden, model.vocab))
-    pairs = batch * attention.heads * sequence * (sequence + 1) // 2  # of a query with a key that is not later
+    pairs = batch * attention.heads * sequence * (sequence + 1) // 2  # of a query and a key that is not later
     causal = 6 * pairs * (dim.nope + dim.rope + dim.value) * layers
     return Work(tokens, tuple(products), causal)

@@ -1,12 +1,12 @@
-"""Studies of training: variants of a small model, each trained from several seeds, and a page of what that shows.
+"""Studies of training: variants of a small model, each trained from several seeds, and a page with the results.
 
-    make study-balance                              # trains what has no result yet, then writes docs/balancing.md
+    make study-balance                              # train runs without results, then write docs/balancing.md
     make study-fp8                                  # the same for docs/fp8.md
-    python -m benchmarks.studies balance --page     # the page alone, from the results that are there
-    python -m benchmarks.studies fp8 --again mxfp8  # train a variant again, after a change of what computes it
+    python -m benchmarks.studies balance --page     # only write the page, from the stored results
+    python -m benchmarks.studies fp8 --again mxfp8  # train a variant again, after a change in its code
 
-Results are in benchmarks/results, one file a study. A run that is there is not trained again, unless its spec has
-changed; one that was stopped goes on from its last checkpoint. Exit codes: 0 complete · 1 a run failed.
+Results are in benchmarks/results, one file per study. A run with a result is trained again only if its spec has
+changed; a stopped run continues from its last checkpoint. Exit codes: 0 complete · 1 a run failed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ SIDE_BY_SIDE = 2  # runs, each of one thread
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studies", description=__doc__.split("\n", 1)[0])
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--page", action="store_true", help="train nothing, write the page")
-    parser.add_argument("--only", action="append", default=[], metavar="VARIANT", help="train these variants alone")
-    parser.add_argument("--again", action="append", default=[], metavar="VARIANT", help="forget the runs of a variant")
-    parser.add_argument("--jobs", type=int, default=SIDE_BY_SIDE, help=f"runs side by side; default: {SIDE_BY_SIDE}")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies", help="where runs are while they last")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--only", action="append", default=[], metavar="VARIANT", help="train only these variants")
+    parser.add_argument("--again", action="append", default=[], metavar="VARIANT", help="discard a variant's results")
+    parser.add_argument("--jobs", type=int, default=SIDE_BY_SIDE, help=f"concurrent runs; default: {SIDE_BY_SIDE}")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies", help="folder for runs in progress")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that runs are stopped, too
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # an exception, so that runs are stopped, too
     module = import_module(f"benchmarks.studies.{args.study}")
     path = results_path(module.STUDY)
     results = read_results(path, module.STUDY)

@@ -1,15 +1,15 @@
-"""Trains with products of E4M3 as tensor cores sum them without promotion: in an accumulator of few bits.
+"""Trains with E4M3 products summed as in tensor cores without promotion: in an accumulator with few bits.
 
     python -m benchmarks.studies.accumulator SPEC -s precision=fp8_block … --out RUN [--resume] [--cache CACHE]
 
-The tensor cores of an H800 keep about 14 bits of a sum of FP8 products (arXiv 2412.19437, §3.3.2). So DeepSeek-V3 adds
-it to an FP32 sum every 128 products, and applies the scales there. Here both are left out: operands are multiplied by
-their scales (in FP32) before the product, and there is one accumulator for a whole sum. After each 32 products, what
-one instruction sums over, its significand is cut to 14 bits, towards zero. Between two cuts, products and the
-accumulator are added in FP32. That an instruction also cuts each product at the bits of the largest is not emulated.
+The tensor cores of an H800 keep about 14 bits of a sum of FP8 products (arXiv 2412.19437, §3.3.2). So DeepSeek-V3
+promotes the sum to FP32 every 128 products, and applies the scales there. Here neither is done: operands are multiplied
+by their scales (in FP32) before the product, and there is one accumulator for the whole sum. After each 32 products,
+the number that one instruction sums, its significand is truncated to 14 bits. In between, products and the accumulator
+are added in FP32. That an instruction also aligns products to the largest and truncates them is not emulated.
 
-Gradients of weights are added to their FP32 buffers as a whole, as everywhere. This replaces the one function by which
-all products of `fp8_block` are computed where no C++ is; everything else, C++ included, is as in `dsc train`.
+Weight gradients are added to their FP32 buffers as usual. This module replaces the one function that computes all
+products of `fp8_block` without C++; everything else, C++ included, is as in `dsc train`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from runtime.ops.product import add_product_
 from runtime.ops.quantise import dequantise
 from runtime.run.train import main as train
 
-INSTRUCTION = 32  # products that are summed at once
-BITS = 14  # of the accumulator's significand, the hidden one included
-KEPT = -(1 << (24 - BITS))  # of the bits of an FP32 number
+INSTRUCTION = 32  # products that an instruction sums
+BITS = 14  # of the accumulator's significand, the hidden bit included
+KEPT = -(1 << (24 - BITS))  # mask of the kept bits of an FP32 number
 USERS = ("runtime.ops.linear", "runtime.ops.grouped_linear")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile a spec and train it on this process and its children; the exit code is that of `dsc`."""
+    """Compile a spec and train it in this process and its children. Returns the exit code of `dsc`."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("spec", type=Path)
     parser.add_argument("-s", dest="set", action="append", default=[], metavar="KEY=VALUE")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def replace() -> None:
-    """Have all products of E4M3 of this process summed so."""
+    """Replace the function for E4M3 products in this process."""
     for name in USERS:
         module = import_module(name)
         vars(module).update(takes=_nothing, scaled_product=cut_product)
@@ -62,7 +62,7 @@ def replace() -> None:
 def cut_product(
     a_MC: Tensor, as_MB: Tensor, b_NC: Tensor, bs_NB: Tensor, start: int = 0, end: int | None = None
 ) -> Tensor:
-    """a·bᵀ (FP32) over the columns from start to end, each operand with a scale for a row and a tile of 128 columns."""
+    """a·bᵀ (FP32) over the columns [start, end). Each operand has one scale per row and tile of 128 columns."""
     a_MK, b_NK = dequantise(a_MC, as_MB)[:, start:end], dequantise(b_NC, bs_NB)[:, start:end]
     total_MN = torch.zeros((len(a_MK), len(b_NK)), dtype=torch.float32)
     for first in range(0, a_MK.shape[1], INSTRUCTION):
@@ -73,7 +73,7 @@ def cut_product(
 
 
 def _nothing(*operands: Tensor) -> bool:
-    """Whether C++ takes them."""
+    """Whether C++ takes these operands: never."""
     return False
 
 

@@ -1,8 +1,8 @@
-"""How evenly experts are loaded with a bias, with the sequence-wise loss, with both and with neither.
+"""The balance of experts with a bias, with the sequence-wise loss, with both and with neither.
 
     make study-balance
 
-The page has numbers alone and what they are; it draws no conclusion that other results could contradict.
+The page only has numbers and their definitions, and no conclusions that other results could contradict.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ STUDY = Study(
 
 
 class Chance(NamedTuple):
-    """Load of the busiest expert over the mean if each token chose at random: in a step, and over several together."""
+    """Load of the busiest expert over the mean, if each token chose at random."""
 
-    step: float
-    together: float
+    step: float  # in one step
+    together: float  # in several steps together
 
 
 def written(results: Results) -> Written:
@@ -69,22 +69,22 @@ def page(study: Study, results: Results) -> str:
 
 
 def imbalance(record: Record) -> float:
-    """Load of the busiest expert over the mean in one step, mean of the last tenth of the steps and of layers."""
+    """Load of the busiest expert over the mean in one step, averaged over the last tenth of the steps and layers."""
     return statistics.fmean(last(curve) for curve in record.imbalance.values())
 
 
 def together(record: Record) -> float:
-    """Load of the busiest expert over the mean in all of the last tenth of the steps together, mean of layers."""
+    """Load of the busiest expert over the mean in the last tenth of the steps together, averaged over layers."""
     return statistics.fmean(max(load) / statistics.fmean(load) for load in record.loads.values())
 
 
 def idle(record: Record) -> float:
-    """Load of the least busy expert over the mean in the same steps, mean of layers."""
+    """Load of the least busy expert over the mean in the same steps, averaged over layers."""
     return statistics.fmean(min(load) / statistics.fmean(load) for load in record.loads.values())
 
 
 def chance(moe: Moe, tokens: int, steps: int) -> Chance:
-    """What random choices within the limits of groups come to in steps of so many tokens. Drawn from a fixed seed."""
+    """The balance of random choices within the limit of groups, in steps of `tokens` tokens. From a fixed seed."""
     rng = np.random.default_rng(0)
     loads = np.stack([_random_load(rng, moe, tokens) for _ in range(steps)])
     whole = loads.sum(0)
@@ -92,7 +92,7 @@ def chance(moe: Moe, tokens: int, steps: int) -> Chance:
 
 
 def _random_load(rng: np.random.Generator, moe: Moe, tokens: int) -> np.ndarray:
-    """Tokens of each expert: first groups are drawn, then experts of them."""
+    """Tokens of each expert: groups are drawn first, then experts in them."""
     group_TG = rng.random((tokens, moe.groups)).argsort(axis=1)[:, : moe.top_groups]
     group_E = np.arange(moe.experts) // (moe.experts // moe.groups)
     open_TE = (group_TG[:, :, None] == group_E).any(axis=1)
@@ -102,7 +102,7 @@ def _random_load(rng: np.random.Generator, moe: Moe, tokens: int) -> np.ndarray:
 
 def _moe(study: Study) -> Moe:
     model = resolve(study.spec, None, study.overrides).spec.model
-    return next(each.ffn for each in model.layers if isinstance(each.ffn, Moe))
+    return next(span.ffn for span in model.layers if isinstance(span.ffn, Moe))
 
 
 # ---------------------------------------------------------------- the page
@@ -184,7 +184,7 @@ def _points(count: int) -> list[int]:
 
 
 def _seeds(results: Results, there: Sequence[Variant]) -> str:
-    """The loss of each seed beside that of the run without any balance."""
+    """The loss of each seed, and its difference to the run without any balancing."""
     base = {record.seed: record.last_loss for record in results.of(NOTHING)}
     if not base:
         return ""
@@ -202,7 +202,7 @@ def _seeds(results: Results, there: Sequence[Variant]) -> str:
 
 
 def drawing(study: Study, results: Results) -> str:
-    """Curves of the load, as the mean of layers and by layer, and of the loss; each the mean of seeds."""
+    """Curves of the load, averaged over layers and by layer, and of the loss; each averaged over seeds."""
     there = [variant for variant in study.variants if results.of(variant)]
     window, labels = window_of(results.steps), [variant.label for variant in there]
     layers = {

@@ -1,8 +1,8 @@
-"""How far the loss of FP8 training is from BF16's, and what each part of the recipe is worth.
+"""The difference between the losses of FP8 and BF16 training, and the contribution of each part of the recipe.
 
     make study-fp8
 
-The page has numbers alone and what they are; it draws no conclusion that other results could contradict.
+The page only has numbers and their definitions, and no conclusions that other results could contradict.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from compiler.tools.report.charts import Chart
 
 PAGE = ROOT / "docs" / "fp8.md"
 PICTURE = ROOT / "docs" / "pictures" / "fp8.svg"
-GOAL = 0.0025  # of FP8's loss to BF16's: arXiv 2412.19437, §3.3
+GOAL = 0.0025  # relative difference of the losses: arXiv 2412.19437, §3.3
 FP8 = "precision=fp8_block"
 BF16 = Variant("bf16", "bf16", "bf16", ("precision=bf16",))
 RECIPE = Variant("fp8_block", "fp8_block", "fp8_block", (FP8,))
 LARGER = f"model.init_std={0.02 * (1 + 2.0**-8)!r}"  # 0.02 is the quickstart's
 APART = Variant("bf16_apart", "bf16, initial weights larger by 2⁻⁸", "bf16, larger", ("precision=bf16", LARGER))
-PARTS = (  # variants of the recipe, each without a part of it
+PARTS = (  # variants of the recipe, each without one part
     Variant(
         "fp8_squares",
         "fp8_block, activations in 128×128 tiles",
@@ -68,7 +68,7 @@ def page(study: Study, results: Results) -> str:
 
 
 def differences(results: Results, variant: Variant, to: Variant = BF16) -> dict[int, float]:
-    """By seed, the relative difference of the last loss to that of another variant of the same seed."""
+    """By seed: the relative difference of the last loss to that of another variant with the same seed."""
     base = {record.seed: record.last_loss for record in results.of(to)}
     return {r.seed: r.last_loss / base[r.seed] - 1 for r in results.of(variant) if r.seed in base}
 
@@ -106,7 +106,7 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
 
 
 def _noise(results: Results) -> str:
-    """What a change without a meaning does."""
+    """The effect of a meaningless change."""
     found = differences(results, APART).values()
     if not found:
         return ""
@@ -117,7 +117,7 @@ def _noise(results: Results) -> str:
 
 
 def _goal(results: Results) -> str:
-    """Whether the mean of FP8 is near enough, and whether so few seeds can tell."""
+    """Whether the mean of FP8 reaches the goal, and whether there are enough seeds to tell."""
     found, apart = differences(results, RECIPE).values(), differences(results, APART).values()
     if len(found) < 2:
         return f"The goal, fp8_block within {GOAL:.2%} of bf16, is not measured yet."
@@ -130,18 +130,18 @@ def _goal(results: Results) -> str:
 
 
 def _parts(results: Results) -> str:
-    """What the parts of the recipe are worth, as far as so few seeds show it."""
+    """The contribution of each part of the recipe, as far as so few seeds show it."""
     seeds = [record.seed for record in results.of(RECIPE)]
     found = {part: differences(results, part, RECIPE) for part in PARTS}
     rows = [
-        (part.title, _mean(each.values()), *(f"{each[seed]:+.2%}" if seed in each else "" for seed in seeds))
-        for part, each in found.items()
-        if each
+        (part.title, _mean(by_seed.values()), *(f"{by_seed[seed]:+.2%}" if seed in by_seed else "" for seed in seeds))
+        for part, by_seed in found.items()
+        if by_seed
     ]
     if not rows:
         return ""
-    several = {part.label: [*each.values()] for part, each in found.items() if len(each) > 1}
-    larger = [name for name, each in several.items() if abs(statistics.fmean(each)) > 2 * _error(each)]
+    several = {part.label: [*by_seed.values()] for part, by_seed in found.items() if len(by_seed) > 1}
+    larger = [name for name, values in several.items() if abs(statistics.fmean(values)) > 2 * _error(values)]
     smaller = [name for name in several if name not in larger]
     said = paragraph("""
         The same losses relative to fp8_block with the same seed show what each part of the recipe is worth. In
@@ -162,12 +162,12 @@ def _mean(values: Collection[float]) -> str:
 
 
 def _error(values: Collection[float]) -> float:
-    """Standard error of the mean of two seeds or more."""
+    """The standard error of the mean, for at least two values."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _missing(study: Study, results: Results) -> str:
-    """Variants without a result, and the reason that dsc gives."""
+    """Variants without a result, with the reason by dsc."""
     rows = [
         f"- {variant.title}: {results.refused.get(variant.name, 'not trained yet')}"
         for variant in study.variants
@@ -190,8 +190,8 @@ ROWS = """## What the rows are
 
 
 def drawing(study: Study, results: Results) -> str:
-    """Curves of the relative difference to BF16, of parts of the recipe to the whole, and of BF16's loss; all of seeds'
-    means.
+    """Curves of the relative difference to BF16, of variants of the recipe to the recipe, and of BF16's loss, averaged
+    over seeds.
     """
     rows = [[panel] for panel in (_panel(study, results, BF16), _panel(study, results, RECIPE)) if panel]
     if base := results.of(BF16):
@@ -203,7 +203,7 @@ def drawing(study: Study, results: Results) -> str:
 def _panel(study: Study, results: Results, to: Variant) -> Chart | None:
     """Differences to BF16, or of variants of the recipe to the recipe."""
     base = {record.seed: record for record in results.of(to)}
-    variants = PARTS if to == RECIPE else [each for each in study.variants if each not in (*PARTS, BF16)]
+    variants = PARTS if to == RECIPE else [variant for variant in study.variants if variant not in (*PARTS, BF16)]
     there = [variant for variant in variants if differences(results, variant, to)]
     if not there:
         return None
@@ -217,5 +217,5 @@ def _panel(study: Study, results: Results, to: Variant) -> Chart | None:
 
 
 def _relative(record: Record, base: Record) -> list[float]:
-    """By window, how far the loss is from that of `base`, in percent."""
+    """The difference of the loss to that of `base` by window, in percent."""
     return [100 * (a / b - 1) for a, b in zip(record.loss, base.loss, strict=True)]

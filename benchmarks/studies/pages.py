@@ -1,4 +1,4 @@
-"""What the pages of all studies have: how numbers are written, and what was trained."""
+"""Shared by the pages of all studies: formatting, and the description of the runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsl.load import resolve
 
 @dataclass(frozen=True)
 class Written:
-    """A page and its picture, with where they belong."""
+    """A page and its picture, with their paths."""
 
     page: Path
     text: str
@@ -29,24 +29,24 @@ class Written:
 
 
 def paragraph(text: str) -> str:
-    """Text in lines of a page; where the lines of `text` end is of no account."""
+    """Wrap text to the width of a page, ignoring its line breaks."""
     return fill(" ".join(text.split()), 120, break_on_hyphens=False, break_long_words=False)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is text, and whose others are numbers."""
+    """A Markdown table with text in the first column and numbers in the others."""
     lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
     return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """The mean of seeds, and in brackets the least and the greatest."""
+    """The mean over seeds, with the minimum and maximum in brackets."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} – {max(values):.{digits}f})"
 
 
 def losses(records: Sequence[Record]) -> list[float]:
-    """The loss of the last tenth of each run."""
+    """The mean loss of the last tenth of each run."""
     return [record.last_loss for record in records]
 
 
@@ -56,7 +56,7 @@ def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
 
 
 def last_steps(results: Results) -> int:
-    """Steps of the last tenth of a run, as a curve has them."""
+    """The number of steps in the last tenth of a curve."""
     window = window_of(results.steps)
     return window * tenth(results.steps // window)
 
@@ -68,7 +68,7 @@ def tokens_of(study: Study) -> int:
 
 
 def trained(study: Study, results: Results) -> str:
-    """What was trained, by what, and when."""
+    """The description of the runs: model, data, machine and date."""
     spec = resolve(study.spec, None, study.overrides).spec
     train, about = spec.train, results.about
     return f"""

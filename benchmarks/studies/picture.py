@@ -1,4 +1,4 @@
-"""Curves of a study as one stand-alone SVG file, light or dark by what the reader prefers."""
+"""The curves of a study as one stand-alone SVG file, with the reader's preferred colour scheme."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 
 HERE = Path(__file__).parent
-WIDTH, HEIGHT = 920.0, 300.0  # of a panel that has the whole width, with the names of its curves
-HALF_WIDTH, HALF_HEIGHT = 448.0, 190.0  # of one of two beside each other
+WIDTH, HEIGHT = 920.0, 300.0  # of a full-width panel, with the names of its curves
+HALF_WIDTH, HALF_HEIGHT = 448.0, 190.0  # of one of two adjacent panels
 MARGIN, HEADING = 12.0, 30.0
 COLOURS = ("accent", "warm", "ink", "quiet")
 DASHES = ("none", "6 4", "1.5 3")  # for the next curves of the same colours
@@ -30,7 +30,7 @@ text { font-size: 11px; fill: var(--quiet); }
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its place in the picture."""
+    """A chart and its position in the picture."""
 
     chart: charts.Chart
     x: float
@@ -38,7 +38,7 @@ class Panel:
 
 
 def series(names: Sequence[str], curves: Sequence[Sequence[float]], window: int) -> list[charts.ChartSeries]:
-    """Curves that have a point for each `window` steps, at the middle of the window, in colours by their order."""
+    """Curves with one point per `window` steps, at the middle of the window. Colours follow the order."""
     return [
         charts.ChartSeries(f"s{at}", name, tuple(((k + 0.5) * window, value) for k, value in enumerate(curve)))
         for at, (name, curve) in enumerate(zip(names, curves, strict=True))
@@ -46,18 +46,18 @@ def series(names: Sequence[str], curves: Sequence[Sequence[float]], window: int)
 
 
 def wide(title: str, curves: Sequence[charts.ChartSeries]) -> charts.Chart:
-    """A panel of the whole width."""
+    """A full-width panel."""
     return charts.chart(title, curves, WIDTH, HEIGHT, from_zero=False, named=True)
 
 
 def half(title: str, curves: Sequence[charts.ChartSeries]) -> charts.Chart:
-    """A panel of half the width, without names: colours are those of the wide one."""
+    """A half-width panel without names; its colours are those of the wide one."""
     unnamed = [replace(curve, name="") for curve in curves]
     return charts.chart(title, unnamed, HALF_WIDTH, HALF_HEIGHT, from_zero=False, named=False)
 
 
 def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
-    """The file: rows of one wide panel or of two halves. Pure: equal values give equal bytes."""
+    """The SVG file, with rows of one wide panel or two halves. Equal arguments give equal bytes."""
     panels: list[Panel] = []
     y = MARGIN
     for row in rows:
@@ -70,7 +70,7 @@ def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
 
 
 def _lines() -> str:
-    """A colour and a stroke for each curve, by its place; names of dashed ones are in italics."""
+    """CSS for the colour and stroke of each curve, by index. Names of dashed curves are in italics."""
     return "\n".join(
         f".s{at} {{ --line: var(--{colour}) }} .s{at} path {{ stroke-dasharray: {dash} }}"
         + (f" .s{at} text {{ font-style: italic }}" if dash != "none" else "")

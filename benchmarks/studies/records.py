@@ -1,4 +1,4 @@
-"""What is kept of the runs of a study: curves as means over windows of steps, in one JSON file a study."""
+"""The stored results of a study's runs: curves as means over windows of steps, in one JSON file per study."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Curve = list[float]
 
 @dataclass(frozen=True)
 class Record:
-    """A run that came to its end.
+    """The result of a complete run.
 
-    `digest`: of its spec. `loss`, nats a token, and `imbalance`, by layer the load of the busiest expert over the mean,
-    are means over windows of steps. `loads`: by layer, the tokens that each expert received in the last tenth of the
-    steps. `validation_loss` is that of the end, nats a token.
+    `digest`: of its spec. `loss` (nats per token) and `imbalance` (by layer, the load of the busiest expert over the
+    mean) are means over windows of steps. `loads`: by layer, the tokens of each expert in the last tenth of the steps.
+    `validation_loss`: at the end, nats per token.
     """
 
     variant: str
@@ -35,13 +35,13 @@ class Record:
 
     @property
     def last_loss(self) -> float:
-        """Mean loss of the last tenth of the steps, nats a token."""
+        """Mean loss of the last tenth of the steps, nats per token."""
         return last(self.loss)
 
 
 @dataclass
 class Results:
-    """All runs of a study by their names, and why variants have none."""
+    """The results of all runs of a study by name, and the reasons for variants without runs."""
 
     study: str
     steps: int
@@ -50,12 +50,12 @@ class Results:
     refused: dict[str, str] = field(default_factory=dict)
 
     def of(self, variant: Variant) -> list[Record]:
-        """Records of a variant, by seed."""
+        """The records of a variant, ordered by seed."""
         found = [record for record in self.runs.values() if record.variant == variant.name]
         return sorted(found, key=lambda record: record.seed)
 
     def layers(self) -> list[str]:
-        """Names of the layers that have experts."""
+        """The names of the layers with experts."""
         return list(next(iter(self.runs.values())).imbalance)
 
 
@@ -65,12 +65,12 @@ def last(curve: Sequence[float]) -> float:
 
 
 def results_path(study: Study) -> Path:
-    """The file that a study's results are kept in."""
+    """The file with the results of a study."""
     return ROOT / "benchmarks" / "results" / f"{study.name}.json"
 
 
 def read_results(path: Path, study: Study) -> Results:
-    """Results that are kept for these variants and seeds; an empty value where there is no file."""
+    """The stored results for a study's variants and seeds; empty if there is no file."""
     results = Results(study.name, study.steps, about())
     if path.exists():
         found = json.loads(path.read_text("utf-8"))
@@ -83,7 +83,7 @@ def read_results(path: Path, study: Study) -> Results:
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Replace the file as a whole: a study that is killed leaves the one before."""
+    """Replace the file atomically: a study that is killed leaves the previous one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     results.runs = dict(sorted(results.runs.items()))
     temporary = path.with_suffix(".tmp")
@@ -92,14 +92,14 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def _json(results: Results) -> str:
-    """One line a run, so that a difference of two versions says which runs are new."""
+    """One line per run, so that a diff shows which runs are new."""
     head = json.dumps({key: value for key, value in asdict(results).items() if key != "runs"})
     runs = ",\n".join(f" {json.dumps(name)}: {json.dumps(asdict(run))}" for name, run in results.runs.items())
     return f'{head[:-1]},\n"runs": {{\n{runs}\n}}}}\n'
 
 
 def about() -> dict[str, str]:
-    """The day, the processor, and the versions of what computes."""
+    """The date, the processor, and the versions of Python and torch."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     processors = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -111,7 +111,7 @@ def about() -> dict[str, str]:
 
 
 def record_of(run: Run, digest: str, folder: Path) -> Record:
-    """Read what a run left in its folder when it came to its end."""
+    """Read the result of a complete run from its folder."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     window = window_of(len(rows))
     validations = [row["validation_loss"] for row in rows if "validation_loss" in row]
@@ -132,7 +132,7 @@ def _means(values: Sequence[float], window: int) -> Curve:
 
 
 def _last_loads(folder: Path, steps: int) -> dict[str, list[int]]:
-    """By layer, tokens of each expert in the last tenth: checkpoints have those since the first step."""
+    """By layer, the tokens of each expert in the last tenth of the steps, as checkpoints have cumulative counts."""
     before, after = (_checkpoint_loads(folder, step) for step in (steps - tenth(steps), steps))
     return {name: [b - a for a, b in zip(before[name], load, strict=True)] for name, load in after.items()}
 

@@ -12,22 +12,18 @@ from dsl.load import resolve
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "benchmarks" / "studies" / "study.dsc"
-POINTS = 50  # of a curve: means over windows of steps
+POINTS = 50  # of a curve; each is a mean over a window of steps
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What one row of a study is: overrides of the spec as after `-s`, and what a page says of it.
+    """A row of a study."""
 
-    `name` is the key of its runs in the results, `title` its name in tables, `label` the one in pictures. `program`: a
-    module that trains it instead of `dsc train`.
-    """
-
-    name: str
-    title: str
-    label: str
-    overrides: tuple[str, ...]
-    program: str = ""
+    name: str  # the key of its runs in the results
+    title: str  # in tables
+    label: str  # in pictures
+    overrides: tuple[str, ...]  # of the spec, as for `-s`
+    program: str = ""  # a module that trains it instead of `dsc train`
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """Variants of `spec`, each trained from every seed. `overrides` are those of all variants."""
+    """Variants of `spec`, each trained from every seed. `overrides` apply to all variants."""
 
     name: str
     variants: tuple[Variant, ...]
@@ -53,31 +49,31 @@ class Study:
     overrides: tuple[str, ...] = ()
 
     def runs(self) -> Iterator[Run]:
-        """Seed by seed, so that a study that was stopped has some of every variant."""
+        """All runs, seed by seed, so that a stopped study has runs of every variant."""
         for seed in self.seeds:
             yield from (Run(variant, seed) for variant in self.variants)
 
     def words(self, run: Run) -> tuple[str, ...]:
-        """Overrides of a run: those of the study, of its variant, and its seed."""
+        """The overrides of a run: those of the study and of its variant, and its seed."""
         return (*self.overrides, *run.variant.overrides, f"train.seed={run.seed}")
 
     def digest(self, run: Run) -> str:
-        """Return the sha256 of what a spec says, and of the program of a run. Raises SpecError for a wrong spec."""
+        """Return the sha256 of the canonical spec and the program of a run. Raises SpecError for an invalid spec."""
         spec = resolve(self.spec, None, self.words(run)).spec
         return hashlib.sha256((run.variant.program + canonical(spec)).encode()).hexdigest()
 
     @property
     def steps(self) -> int:
-        """Steps of a run."""
+        """The number of steps of a run."""
         train = resolve(self.spec, None, self.overrides).spec.train
         return -(-train.tokens // (train.batch.end * train.sequence))
 
 
 def tenth(steps: int) -> int:
-    """The last steps of a run that tables are about, of all of them or of the points of a curve."""
+    """The size of the last tenth of a run, in steps or in points of a curve, at least 1."""
     return max(1, steps // 10)
 
 
 def window_of(steps: int) -> int:
-    """Steps of which a curve has one point."""
+    """The number of steps per point of a curve."""
     return max(1, steps // POINTS)

@@ -1,4 +1,4 @@
-"""Trains the runs of a study that have no result yet: `dsc train`, or a program of the variant, some side by side."""
+"""Trains the runs of a study without results, several concurrently, with `dsc train` or the variant's program."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.studies.records import Results, about, read_results, record_of, 
 from benchmarks.studies.study import ROOT, Run, Study, tenth
 from dsl.messages.diagnostics import SpecError
 
-EXIT_SPEC = 2  # of dsc: the spec is wrong, or is refused with a reason
-REASON = re.compile(r"^error\[E\d+\]: (.*)$", re.MULTILINE)  # without a code it is no word about the spec
+EXIT_SPEC = 2  # exit code of dsc for an invalid or refused spec
+REASON = re.compile(r"^error\[E\d+\]: (.*)$", re.MULTILINE)  # errors without a code are not about the spec
 POLL_S = 0.2
-STOP_S = 120  # until a run that was asked to stop has saved, also on a busy machine
+STOP_S = 120  # time for a run to save and stop, also on a busy machine
 
 
 @dataclass
 class Training:
-    """A run on its way: its process, in its folder."""
+    """A run in progress."""
 
     run: Run
     digest: str
@@ -35,25 +35,22 @@ class Training:
 
 @dataclass
 class Trainings:
-    """The runs of a study that go on side by side, at most `most` of them, in folders of `work`.
-
-    `only`: names of the variants that are trained; all where there is none.
-    """
+    """Trains the runs of a study."""
 
     study: Study
     path: Path  # of the results
-    work: Path
-    most: int
-    only: tuple[str, ...] = ()
+    work: Path  # folder for the runs
+    most: int  # concurrent runs
+    only: tuple[str, ...] = ()  # names of the variants to train; (): all
 
     def complete(self) -> tuple[Results, list[str]]:
-        """Train what is missing, and return all results with the names of the runs that failed.
+        """Train the missing runs. Returns all results and the names of the runs that failed.
 
-        A run whose spec has changed since is trained again. One that was stopped goes on from its last checkpoint.
+        A run whose spec has changed is trained again. A stopped run continues from its last checkpoint.
         """
         results = read_results(self.path, self.study)
         results.refused, results.steps = {}, self.study.steps
-        waiting = [each for each in self.missing(results) if not self.only or each[0].variant.name in self.only]
+        waiting = [pair for pair in self.missing(results) if not self.only or pair[0].variant.name in self.only]
         active: list[Training] = []
         failed: list[str] = []
         _say(f"{self.study.name}: {len(waiting)} runs of {results.steps:,} steps to train")
@@ -74,7 +71,8 @@ class Trainings:
         return results, failed
 
     def missing(self, results: Results) -> list[tuple[Run, str]]:
-        """Runs without a result of their present spec, with its digest; those of wrong specs are noted as refused."""
+        """(run, digest of its spec) for runs without a result for their current spec. Variants with invalid specs are
+        recorded as refused."""
         missing = []
         for run in self.study.runs():
             try:
@@ -92,7 +90,7 @@ class Trainings:
         folder = self.work / run.name
         marker = folder / "digest"
         if folder.exists() and not (marker.exists() and marker.read_text("ascii") == digest):
-            shutil.rmtree(folder)  # what is there was trained from another spec
+            shutil.rmtree(folder)  # it was trained from another spec
         folder.mkdir(parents=True, exist_ok=True)
         marker.write_text(digest, "ascii")
         saves = (f"train.checkpoint.every={tenth(self.study.steps)} steps", "train.checkpoint.keep=4")
@@ -107,15 +105,15 @@ class Trainings:
         return Training(run, digest, folder, process, time.monotonic())
 
     def _end(self, training: Training, results: Results) -> list[str]:
-        """Keep the result of a run that ended; its name if it failed."""
+        """Record the result of a run that ended. Returns its name if it failed."""
         run, code = training.run, training.process.returncode
-        said = (training.folder / "log").read_text("utf-8", "replace")
-        found = REASON.search(said)
-        if code == EXIT_SPEC and found:
-            results.refused[run.variant.name] = found[1]
+        log = (training.folder / "log").read_text("utf-8", "replace")
+        reason = REASON.search(log)
+        if code == EXIT_SPEC and reason:
+            results.refused[run.variant.name] = reason[1]
             _say(f"{self.study.name}: {run.name} is refused: {results.refused[run.variant.name]}")
         elif code:
-            _say(f"{self.study.name}: {run.name} failed with exit code {code}; {training.folder / 'log'} says why")
+            _say(f"{self.study.name}: {run.name} failed with exit code {code}; see {training.folder / 'log'}")
             return [run.name]
         else:
             record = record_of(run, training.digest, training.folder / "run")
@@ -129,7 +127,7 @@ class Trainings:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask runs to save and stop, then kill those that do not."""
+    """Ask runs to save and stop, then kill those that did not."""
     for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
         for process in processes:
             if process.poll() is None:

@@ -1,4 +1,4 @@
-"""The files of a build that are not code: plan.json, plan.txt, programs, manifest, and the launcher."""
+"""The files of a build besides segments, stages and kernels: plan.json, plan.txt, programs, manifest, launcher."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from runtime.contract.names import DataName, MessageName, ParameterName, Program
 from runtime.contract.options import run_name
 from runtime.system.strict_json import pretty
 
-# --- watch.json of a build: what is predicted of its step, for those who watch the run
-DIGITS = 6  # of a predicted number
+# --- watch.json: the predictions of a step that are shown when watching the run
+DIGITS = 6  # significant digits of a predicted number
 
 
 def watch_json(spec: Spec, planned: PlannedStep) -> str:
-    """The text of the file. `planned`: the prediction of a step of the spec."""
+    """Return the text of watch.json. `planned`: the prediction of a step of the spec."""
     step, within, devices = planned.step, spec.train.within, devices_of(spec)
     peaks = [count * device.bf16 for count, device in devices if device.bf16 is not None]
     links = (
@@ -75,14 +75,14 @@ Quantised = tuple[contract.QuantisedTensor, ...]
 
 
 def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()) -> str:
-    """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
+    """Return the text of plan.json: mesh, replica table, recipe, and the program of each step."""
     return pretty(contract_plan(spec, lowered, overlaps, quantised))
 
 
 def contract_plan(
     spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
 ) -> contract.RunPlan:
-    """The plan as the runtime reads it. `quantised`: the weights that products read in eight bits."""
+    """The plan in the form that the runtime reads. `quantised`: the weights that products read quantised."""
     plan = lowered.plan
     table = {r.key: r for r in plan.replicas}
     return contract.RunPlan(
@@ -130,7 +130,7 @@ def contract_plan(
 
 
 def _largest_part(plan: Plan, axis: str) -> int:
-    """Bytes of the largest tensor that a rank gives the others of a mesh axis."""
+    """Bytes of the largest tensor that a rank contributes to an exchange over a mesh axis."""
     steps = (step for stage in plan.stages for step in stage.steps if isinstance(step, Communication))
     parts = (min(b.fixed_bytes for b in (*step.sizes, *step.outputs)) for step in steps if step.axis == axis)
     return max(parts, default=0)
@@ -144,7 +144,7 @@ def _message(plan: Plan) -> contract.StageMessage | None:
 
 
 def _overlap(overlaps: Mapping[ProgramName, Overlap]) -> contract.OverlapTimes:
-    """Predicted times of every body once, and of every program which share of its exchanges' time is hidden."""
+    """Predicted times of each distinct body, and for each program the share of exchange time that is hidden."""
     bodies = {name: times for overlap in overlaps.values() for name, times in overlap.bodies}
     return contract.OverlapTimes(
         bodies={
@@ -156,7 +156,8 @@ def _overlap(overlaps: Mapping[ProgramName, Overlap]) -> contract.OverlapTimes:
 
 
 def _overlap_line(overlap: Overlap) -> str:
-    """The share hidden of a whole step, then of each kind of body that exchanges anything; "" where none does."""
+    """The hidden share of exchanges in a whole step, then for each kind of body with exchanges; "" if there are
+    none."""
     kinds = ", ".join(f"{kind} {t.hidden:.0%}" for kind, t in overlap.kinds if t.communication)
     return f"  {overlap.total.hidden:.1%} of exchanges hidden under compute, predicted: {kinds}" if kinds else ""
 
@@ -166,7 +167,7 @@ def _routers(stage: Stage) -> list[Use]:
 
 
 def _layer_of(spec: Spec, site: Site) -> int:
-    """The layer of a site; a block of MTP is like the last one."""
+    """The layer of a site; for the MTP block, the last layer."""
     return spec.model.num_layers - 1 if site.layer is None else site.layer
 
 
@@ -199,16 +200,16 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 
 
 def _clipped(spec: Spec, use: Use) -> contract.ClippedAttention:
-    """The attention of a block whose logits are clipped, and which rows of weights make its queries and keys."""
+    """The attention of a block with QK-clip, and the rows of weights of its queries and keys."""
     name, model, layer = block_of(use), spec.model, use.site.layer
     sizes = model.attention_of_mtp if layer is None else model.attention_of(layer)
-    assert isinstance(sizes, Mla | Gqa), "no other attention gives logits"
-    key_heads, found = projections(sizes)
+    assert isinstance(sizes, Mla | Gqa), "only MLA and GQA return logits"
+    key_heads, head_rows = projections(sizes)
     rows = tuple(
         contract.ClippedRows(f"{name}.{attention.PARAMETERS[weight]}", first, heads, parts)
-        for weight, first, heads, parts in found
+        for weight, first, heads, parts in head_rows
     )
-    return contract.ClippedAttention(name, max(heads for _, _, heads, _ in found), key_heads, rows)
+    return contract.ClippedAttention(name, max(heads for _, _, heads, _ in head_rows), key_heads, rows)
 
 
 def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) -> contract.PlannedBucket:
@@ -230,14 +231,14 @@ def _held(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 
 def program_json(program: Program, order: tuple[int, ...] = ()) -> str:
-    """The program as the runtime reads it: the calls of each pipeline rank. `order`: of micro-batches by cost."""
+    """Return the text of a program file: the calls of each pipeline rank. `order`: micro-batches by cost."""
     ranks = tuple(
         tuple([contract.Call(body, ks, _ends(posts), _ends(releases)) for body, ks, posts, releases in invocations])
         for invocations in program.invocations
     )
     placement = str(program.stage_placement)
     prologue, epilogue, update = (
-        tuple(contract.Collective(each.kind, each.name) for each in listed)
+        tuple(contract.Collective(collective.kind, collective.name) for collective in listed)
         for listed in (program.prologue, program.epilogue, program.update)
     )
     count = program.num_micro_batches
@@ -250,7 +251,7 @@ def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, MessageNa
 
 
 def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap]) -> str:
-    """The plan as one would paste it into an issue."""
+    """Return the text of plan.txt, a summary of the plan for people."""
     plan = lowered.plan
     lines = [*plan_head(spec, lowered), ""]
     sizes = ", ".join(f"{n} from {s}" for s, n in lowered.batches)
@@ -269,7 +270,7 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overl
 
 
 def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
-    """Model, mesh and steps, a line each."""
+    """One line each for model, mesh and steps."""
     mesh, batches = lowered.plan.mesh, [batch for _, batch in lowered.batches]
     held = [r for r in lowered.plan.replicas if r.role in HELD]
     trained = sum(r.num_elements for r in held if r.role == "parameter")
@@ -294,7 +295,7 @@ def _stage_line(plan: Plan, stage: Stage) -> str:
 
 
 def layers_of(stage: Stage) -> list[str]:
-    """What a stage holds, in order and in few words: embed, layers 0–2, head."""
+    """The parts of a stage, in order and abbreviated: embed, layers 0–2, head."""
     blocks = dict.fromkeys(step.site.block for step in stage.steps)
     words: list[str] = []
     run: list[int] = []
@@ -327,13 +328,13 @@ if __name__ == "__main__":
 
 
 def manifest(files: Mapping[str, str]) -> str:
-    """sha256 of every file, and the public versions of what emitted them."""
+    """Return the text of the manifest: sha256 of every file, and the versions of dsc and its dependencies."""
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return pretty(contract.BuildManifest(versions(), sums))
 
 
-# --- kernels.json of a build: every op of every segment, its kernel, and what was fused into it; of weights of few
-# bits; and the optimizer's
+# --- kernels.json: the kernel of each op of each segment and the ops fused into it, and the kernels that quantise
+# weights and run the optimizer
 
 
 def kernels_json(
@@ -343,10 +344,10 @@ def kernels_json(
     quantised: Mapping[str, Making],
     updates: Sequence[tuple[KernelCall, str | None]],
 ) -> str:
-    """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for.
+    """Return the text of kernels.json, with segments in model order. Bytes are those for `balanced_rows` received rows.
 
-    `quantised`: what makes each weight of few bits. `updates`: the calls of the rows of the optimizer, each with the
-    kernel file that it has; what a step of it moves is said of the pipeline rank that updates most.
+    `quantised`: the op and kernel that quantise each weight. `updates`: the call of each row of the optimizer with its
+    kernel file, or None. Bytes moved by the optimizer are those of the pipeline rank that updates most.
     """
     used = Counter(use.segment.key for use in plan.uses)
     first = {use.segment.key: use for use in reversed(plan.uses)}
@@ -378,15 +379,15 @@ def _op(call: Emitted, rows: int) -> contract.EmittedOp:
 
 
 def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights, ...]:
-    """What makes the weights of few bits, and how many, in the order of the model."""
-    calls = Counter((each.op, each.kernel.name if each.kernel else None, each.reason) for each in quantised.values())
+    """The ops and kernels that quantise weights, with the number of weights of each, in model order."""
+    calls = Counter((m.op, m.kernel.name if m.kernel else None, m.reason) for m in quantised.values())
     return tuple(contract.QuantisedWeights(op, kernel, why, count) for (op, kernel, why), count in calls.items())
 
 
 def _steps(
     spec: Spec, plan: Plan, updates: Sequence[tuple[KernelCall, str | None]]
 ) -> Iterator[contract.OptimizerStep]:
-    """What a step of each row of the optimizer moves, on the device that updates most."""
+    """The elements and bytes that each row of the optimizer updates, on the device that updates most."""
     kept = kept_elements(spec, plan)
     for (call, kernel), row, owned in zip(updates, spec.train.optimizer.rows, (kept.owned, kept.rest), strict=False):
         elements = max(owned.values(), default=0)

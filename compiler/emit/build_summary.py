@@ -1,4 +1,4 @@
-"""What `dsc compile` says of a build in a few lines; plan.txt has all of it."""
+"""The short summary of a build that `dsc compile` prints. plan.txt has the details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def summary(
 ) -> str:
     """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank.
 
-    `planned`: what `dsc plan` says of each pipeline rank, with what segments need inside.
+    `planned`: the memory of each pipeline rank by `dsc plan`, which includes the memory inside calls of segments.
     """
     main = lowered.main_schedule
     overlap = overlaps[ProgramName.of("train", main.num_micro_batches)]
@@ -35,17 +35,20 @@ def summary(
     parts = ", ".join(f"{kind} {size(amount)}" for kind, amount in parts_of(memory))
     when = _when(lowered, rank)
     lines.append(f"memory: {size(memory.total)} on the fullest device, of pipeline rank {rank}{when}: {parts}")
-    most = max(planned, key=lambda each: each.peak_bytes)
-    if most.peak_bytes > memory.total:
-        lines.append(f"memory, planned: {size(most.peak_bytes)} on rank {most.pp_rank}, with what segments need inside")
+    peak = max(planned, key=lambda memory: memory.peak_bytes)
+    if peak.peak_bytes > memory.total:
+        lines.append(
+            f"memory, planned: {size(peak.peak_bytes)} on rank {peak.pp_rank}, with temporary tensors inside segments"
+        )
     return "\n".join(lines) + "\n"
 
 
 def does_not_fit(spec: Spec, lowered: Lowered) -> str:
-    """Why the devices are too small for what is planned and proven; "" where they are not.
+    """A warning if the devices are too small for the proven memory; "" if they are not.
 
-    `dsc check` refuses what no schedule could fit. This is the proofs' peak over the steps of every size of the batch,
-    with even load on the experts. `dsc plan` is of the largest size, and counts what segments need inside as well.
+    `dsc check` refuses specs that no schedule can fit. This uses the proofs' peak over the steps of every batch size,
+    with even load on the experts. `dsc plan` describes the largest batch, and also counts the memory inside calls of
+    segments.
     """
     memories = lowered.memories
     devices = [device_of(spec, lowered.plan, rank) for rank in range(len(memories))]
@@ -53,38 +56,38 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
     rank = over.index(max(over))
     if over[rank] <= 0:
         return ""
-    full = count(sum(each > 0 for each in over), "pipeline rank")
+    full = count(sum(excess > 0 for excess in over), "pipeline rank")
     worst = f"{size(memories[rank].total)}{_when(lowered, rank)}"
-    has = f"the {size(devices[rank].memory)} of device {devices[rank].name}"
+    capacity = f"the {size(devices[rank].memory)} of device {devices[rank].name}"
     if spec.cluster.more is not None:
-        said = f"hold more than they have, those of rank {rank} the most, {worst}, where {has} are all there is"
+        problem = f"need more memory than they have; rank {rank} needs the most, {worst}, and has only {capacity}"
     else:
-        said = f"hold more than {has}, those of rank {rank} the most, {worst}"
-    largest = [device.memory - _of_largest(lowered, each) for each, device in enumerate(devices)]
-    if min(largest) >= 0:
-        mend = "steps of the largest batch fit, and `dsc plan` is of those: begin with a larger one"
+        problem = f"need more than {capacity}; rank {rank} needs the most, {worst}"
+    left = [device.memory - _of_largest(lowered, index) for index, device in enumerate(devices)]
+    if min(left) >= 0:
+        hint = "steps of the largest batch, which `dsc plan` describes, fit: start with a larger batch"
     else:
-        mend = "`dsc plan` says what they hold, and shows edits that mend it"
-    return f"this does not fit: devices of {full} of {lowered.plan.mesh.pp} {said}; {mend}"
+        hint = "`dsc plan` lists what they hold and suggests edits that make it fit"
+    return f"this does not fit: the devices of {full} of {lowered.plan.mesh.pp} {problem}; {hint}"
 
 
 def _when(lowered: Lowered, rank: int) -> str:
-    """Name the size of the steps that fill a rank most, if they are not those of the largest batch; else "".
+    """Name the steps at which a rank holds the most, if they are not those of the largest batch; else "".
 
-    The first steps of a growing batch may have too few micro-batches for the run's schedule; another stands in for it.
+    The first steps of a growing batch may have too few micro-batches for the run's schedule, and use another one.
     """
     peaks = {name: proven.peak_bytes[rank] for name, proven in lowered.certificates.items()}
     largest = lowered.main_schedule.num_micro_batches
-    most = max(peaks, key=peaks.__getitem__)
-    if peaks[most] == peaks[ProgramName.of("train", largest)]:
+    peak = max(peaks, key=peaks.__getitem__)
+    if peaks[peak] == peaks[ProgramName.of("train", largest)]:
         return ""
-    fullest = lowered.schedules[most]
+    fullest = lowered.schedules[peak]
     steps = f"in steps of {count(fullest.num_micro_batches, 'micro-batch')}"
     return f" {steps} ({fullest.name}; {size(_of_largest(lowered, rank))} in those of {largest})"
 
 
 def _of_largest(lowered: Lowered, rank: int) -> int:
-    """Bytes of a device of the rank in steps of the largest batch."""
+    """Bytes on a device of the rank in steps of the largest batch."""
     memory = lowered.memories[rank]
     proven = lowered.certificates[ProgramName.of("train", lowered.main_schedule.num_micro_batches)]
     return memory.total - memory.activations + proven.peak_bytes[rank]
@@ -104,7 +107,7 @@ def fullest(spec: Spec, lowered: Lowered) -> tuple[int, DeviceBytes]:
 
 
 def parts_of(memory: DeviceBytes) -> tuple[tuple[str, int], ...]:
-    """Kinds and bytes, as they are shown."""
+    """(kind, bytes), as shown."""
     return (
         ("parameters", memory.weights),
         ("gradients", memory.gradients),

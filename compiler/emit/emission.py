@@ -24,7 +24,7 @@ from dsl.schema import Spec
 from runtime import contract
 from runtime.contract.names import ProgramName
 
-# --- What the proof of a program found → `certificate/<program>.json`, which `dsc train` re-checks before ranks start
+# --- `certificate/<program>.json`: the result of a program's proof, which `dsc train` checks again before ranks start
 
 Exchanges = tuple[contract.Exchanged, ...]
 
@@ -34,12 +34,11 @@ class Certificates:
     """The certificates of one build. `digests`: those of its files, by path."""
 
     digests: Mapping[str, str]
-    _exchanges: dict[int, Exchanges] = field(default_factory=dict, init=False)  # of bodies by identity: programs share
+    _exchanges: dict[int, Exchanges] = field(default_factory=dict, init=False)  # by id of the body; programs share them
 
     def json(self, name: str, program: Program, schedule: Schedule, certificate: ProofFacts) -> str:
-        """Facts of the proof, digests of what it is of, and what each body sends and receives (for the re-check).
-
-        name: of the program's file. The digests are those of the plan, the program and the stage modules.
+        """Facts of the proof, digests of the plan, the program and the stage modules, and the messages of each body
+        (for the check before ranks start). `name`: of the program's file.
         """
         wanted = [
             "plan.json",
@@ -87,45 +86,45 @@ HOPPER_SMS = 132
 
 @dataclass(frozen=True)
 class Emission:
-    """A lowered spec, its emitted segments by key, and its predicted step → the files of its build, by path."""
+    """Produces the files of a build from a lowered spec, its emitted segments and its predicted step."""
 
     spec: Spec
     lowered: Lowered
-    codes: Mapping[Hashable, SegmentCode]
+    codes: Mapping[Hashable, SegmentCode]  # by key of the segment
     planned: PlannedStep
 
     @cached_property
     def overlaps(self) -> dict[ProgramName, Overlap]:
-        """How each program uses the two lanes, as predicted."""
+        """The predicted overlap of compute and communication in each program."""
         return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
 
     @cached_property
     def resolved(self) -> str:
-        """The spec with nothing left open."""
+        """The text of the spec with all defaults filled in."""
         return canonical(standing_alone(self.spec))
 
     def files(self) -> dict[str, str]:
-        """Every file but the manifest, and the pages that tools add."""
+        """All files by path, without the manifest and the pages that tools add."""
         files = self._plan_files() | self._segment_files() | self._stage_files()
         return files | self._certificate_files(files)
 
     def _plan_files(self) -> dict[str, str]:
         spec, lowered = self.spec, self.lowered
-        updates = [  # an optimizer may run on torch alone
+        updates = [  # an optimizer may run on torch without a kernel
             (call, emit_kernel(call.op, call.arguments, num_sms(spec)) if call.op in KERNELS else None)
             for call in calls_of_optimizer(spec)
         ]
-        of_few_bits = quantised(lowered.plan, num_sms(spec))
+        makings = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
             "kernels.json": kernels_json(
                 spec,
                 lowered.plan,
                 self.codes,
-                of_few_bits,
+                makings,
                 [(call, kernel.name if kernel else None) for call, kernel in updates],
             ),
-            "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_few_bits)),
+            "plan.json": plan_json(spec, lowered, self.overlaps, rows(makings)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),
             "train.py": train_py(spec),
@@ -134,7 +133,7 @@ class Emission:
         files |= texts_of_files(spec)
         files |= {
             f"kernels/{file.name}.py": file.source
-            for file in (*(kernel for _, kernel in updates), *(each.kernel for each in of_few_bits.values()))
+            for file in (*(kernel for _, kernel in updates), *(making.kernel for making in makings.values()))
             if file
         }
         orders = lowered.micro_batch_orders
@@ -144,11 +143,11 @@ class Emission:
 
     def _segment_files(self) -> dict[str, str]:
         files = {}
-        first = {use.segment.key: use for use in reversed(self.lowered.plan.uses)}  # in model order its first use
+        first = {use.segment.key: use for use in reversed(self.lowered.plan.uses)}  # the first use, in model order
         for key, use in first.items():
             code = self.codes[key]
             name = f"segments/{code.name}.py"
-            assert name not in files, f"layers at {use.site} and elsewhere differ in what their constants do not say"
+            assert name not in files, f"the segment at {use.site} differs from another with the same constants"
             files[name] = with_origin(code, use, self.spec.model, self.resolved)
             files |= {f"kernels/{name}.py": text for name, text in code.kernels}
         return files
@@ -169,12 +168,12 @@ class Emission:
 
 
 def num_sms(spec: Spec) -> int:
-    """SMs that compute kernels may use; a device without any is a CPU, whose kernels are for a Hopper it may meet."""
+    """SMs for compute kernels. A device without SMs is a CPU; its kernels are emitted for a Hopper GPU."""
     return min(device.sms or HOPPER_SMS for device in spec.cluster.devices) - spec.sm.communication
 
 
 def all_bodies(programs: Mapping[ProgramName, Program], num_ranks: int) -> list[list[Body]]:
-    """The bodies of each pipeline rank over all programs; one name is one body."""
+    """The bodies of each pipeline rank in all programs. Bodies with the same name must be equal."""
     result = []
     for rank in range(num_ranks):
         table: dict[str, Body] = {}

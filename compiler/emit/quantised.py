@@ -1,4 +1,4 @@
-"""The weights that products read in eight bits: their tensors, and the kernels that make them so."""
+"""The weights that products read quantised: their tensors, and the kernels that quantise them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from runtime import contract
 
 @dataclass(frozen=True)
 class Making:
-    """How a tensor is made of few bits: the op, its kernel or the reason that there is none, and how the names of its
-    tensors end."""
+    """How a weight is quantised."""
 
     op: str
     kernel: KernelFile | None
-    reason: str | None
-    suffixes: tuple[str, ...]
+    reason: str | None  # why there is no kernel
+    suffixes: tuple[str, ...]  # of the names of its tensors
 
 
 def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
-    """What makes each tensor, in the order of the model; without a kernel the reference op runs on every device."""
-    found: dict[str, Making] = {}
+    """How each weight is quantised, in model order. Without a kernel the reference op runs on every device."""
+    makings: dict[str, Making] = {}
     by_key: dict[object, dict[str, Making]] = {}
     for use in plan.uses:
         key, tensors = use.segment.key, dict(use.params)
         if key not in by_key:
-            held = {each.param: each for each in plan.cuts[use.site].quantised}
+            weights = {weight.param: weight for weight in plan.cuts[use.site].quantised}
             by_key[key] = {
-                param: _making(call, num_sms, tuple(held[param].names_of("").values()))
+                param: _making(call, num_sms, tuple(weights[param].names_of("").values()))
                 for param, call in quantising(use.segment)
             }
-        found |= {tensors[param]: making for param, making in by_key[key].items()}
-    return found
+        makings |= {tensors[param]: making for param, making in by_key[key].items()}
+    return makings
 
 
 def _making(call: KernelCall, num_sms: int, suffixes: tuple[str, ...]) -> Making:
@@ -43,8 +42,8 @@ def _making(call: KernelCall, num_sms: int, suffixes: tuple[str, ...]) -> Making
 
 
 def rows(makings: dict[str, Making]) -> tuple[contract.QuantisedTensor, ...]:
-    """What the runtime is told of them."""
+    """The rows of plan.json for quantised weights."""
     return tuple(
-        contract.QuantisedTensor(tensor, each.op, each.kernel.name if each.kernel else None, each.suffixes)
-        for tensor, each in makings.items()
+        contract.QuantisedTensor(tensor, making.op, making.kernel.name if making.kernel else None, making.suffixes)
+        for tensor, making in makings.items()
     )

@@ -1,4 +1,5 @@
-"""What a build's plan takes from the spec alone, as the runtime reads it (runtime/contract/plan.py)."""
+"""The parts of plan.json that depend only on the spec, in the form that the runtime reads
+(runtime/contract/plan.py)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from dsl.schema import Data, Filters, Grpo, Health, Lora, Model, Node, Phase, Pr
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
-QUIET = tuple(name for name, info in Model.model_fields.items() if Quiet() in info.metadata)  # keys of a model
+QUIET = tuple(name for name, info in Model.model_fields.items() if Quiet() in info.metadata)  # optional keys of a model
 
 
 def data_request(spec: Spec) -> contract.DataRequest:
-    """What preparing the data of a run takes, known before there is a plan."""
+    """What preparing a run's data needs; it does not depend on a plan."""
     return contract.DataRequest(data(spec.data), spec.model.vocab, spec.train.seed)
 
 
@@ -45,29 +46,29 @@ def model(block: Model) -> contract.PlannedModel:
         hidden=block.hidden,
         init_std=block.init_std,
         norm_eps=block.norm_eps,
-        attention=_given(block.attention),
+        attention=_set_keys(block.attention),
         layers=tuple(_layers(block)),
         mtp=as_tree(block.mtp) if block.mtp else None,
         more={name: as_tree(getattr(block, name)) for name in more} if more else None,
     )
 
 
-def _given(block: Node) -> dict[str, Any]:
-    """The keys of a block without those that have no value and may be left out, as in `spec.resolved`."""
+def _set_keys(block: Node) -> dict[str, Any]:
+    """The keys of a block without optional ones that are not set, as in `spec.resolved`."""
     return {
-        name: _given(value) if isinstance(value, Node) else value
+        name: _set_keys(value) if isinstance(value, Node) else value
         for name, value in block
         if value is not None or type(block).model_fields[name].is_required()
     }
 
 
 def _layers(block: Model) -> Iterator[contract.PlannedLayers]:
-    """Runs of layers of one range. `max_nodes` is left out: it says where experts lie, which no value depends on, and a
-    run goes on where it is another."""
+    """The ranges of equal layers. `max_nodes` is left out: it affects only where experts are placed, not any value, so
+    a run can be resumed with another one."""
     for index, run in groupby(range(block.num_layers), key=block.range_of):
         layers, span = [*run], block.layers[index]
         ffn = {name: value for name, value in as_tree(span.ffn).items() if name != "max_nodes"}
-        attention = _given(span.attention) if span.attention is not None else None
+        attention = _set_keys(span.attention) if span.attention is not None else None
         yield contract.PlannedLayers(layers[0], layers[-1], ffn, attention)
 
 
@@ -113,9 +114,9 @@ def train(spec: Spec) -> contract.TrainRecipe:
 def _grpo(block: Grpo) -> contract.GrpoRecipe:
     rewards = (
         contract.RewardRecipe(
-            **dict(each) | {"file": None if each.file is None else reward_file(each.name), "named": each.file}
+            **dict(reward) | {"file": None if reward.file is None else reward_file(reward.name), "named": reward.file}
         )
-        for each in block.rewards
+        for reward in block.rewards
     )
     return contract.GrpoRecipe(**dict(block) | {"rewards": tuple(rewards)})
 
@@ -130,7 +131,7 @@ def adapter(block: Lora | None) -> contract.Adapter | None:
 
 
 def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
-    """The nodes that a run is planned for, in the order of the ranks."""
+    """The nodes that a run is planned for, in rank order."""
     kinds = ((nodes, machine.devices, machine.device) for nodes, machine in spec.cluster.parts)
     return tuple(
         contract.NodeKind(nodes, devices, device.name, None if device.bf16 is None else device.sms, device.memory)
@@ -139,10 +140,11 @@ def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
 
 
 def optimizer_state(spec: Spec) -> contract.OptimizerState:
-    """What the optimizer of a run keeps, by the rows of its kind."""
+    """The tensors that the optimizer of a run keeps, by its rows."""
     state, *rest = (
         tuple(
-            contract.OptimizerTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state
+            contract.OptimizerTensor(tensor.name, TORCH_DTYPE[getattr(spec.precision, tensor.role)])
+            for tensor in row.state
         )
         for row in spec.train.optimizer.rows
     )
@@ -150,7 +152,7 @@ def optimizer_state(spec: Spec) -> contract.OptimizerState:
 
 
 def host(spec: Spec, memories: Iterable[DeviceBytes]) -> contract.Host:
-    """What lies in the memory of hosts; `memories`: of a device of each pipeline rank."""
+    """What is kept in host memory. `memories`: those of a device of each pipeline rank."""
     if not spec.offload and spec.train.ema is None:
         return contract.Host()
     held = tuple(memory.host for memory in memories) if spec.has_hosts else ()
@@ -165,13 +167,15 @@ def data(block: Data) -> contract.DataRecipe:
         validation=block.validation,
         sources=tuple(
             contract.BlendSource(
-                each.name,
-                each.files,
+                blended.name,
+                blended.files,
                 weight,
-                block.fim if each.fim is None else each.fim,
-                _filters(block.filters if each.filters is None else each.filters),
+                block.fim if blended.fim is None else blended.fim,
+                _filters(block.filters if blended.filters is None else blended.filters),
             )
-            for each, weight in zip(block.sources, shares.whole([each.weight for each in block.sources]), strict=True)
+            for blended, weight in zip(
+                block.sources, shares.whole([blended.weight for blended in block.sources]), strict=True
+            )
         )
         if block.sources
         else (),
@@ -186,10 +190,11 @@ def data(block: Data) -> contract.DataRecipe:
 
 
 def _filters(block: Filters | None) -> contract.FiltersRecipe | None:
-    """The filters of a source, None where none leaves out anything."""
-    found = contract.FiltersRecipe(**dict(block)) if block else contract.FiltersRecipe()
-    found = found if found.duplicates == "near" else replace(found, similarity=contract.FiltersRecipe.similarity)
-    return None if found == contract.FiltersRecipe() else found
+    """The filters of a source, or None if they leave out nothing."""
+    filters = contract.FiltersRecipe(**dict(block)) if block else contract.FiltersRecipe()
+    if filters.duplicates != "near":
+        filters = replace(filters, similarity=contract.FiltersRecipe.similarity)
+    return None if filters == contract.FiltersRecipe() else filters
 
 
 def phases(phases: Iterable[Phase]) -> tuple[contract.PlannedPhase, ...]:

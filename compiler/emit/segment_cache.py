@@ -1,9 +1,9 @@
-"""What was emitted for a segment, stored by everything that decides it: a compilation that finds it needs no torch.
+"""A cache of emitted segments, keyed by everything that they depend on: a compilation that finds all needs no torch.
 
-An entry is a file `segments/<key>.json`. Its key is the digest of the segment, of the number of SMs, of the sources
-that trace and print, and of the versions of Python, torch and jinja2. It holds the emitted text, and a digest of it.
-What cannot be read back whole is no entry: the segment is traced anew, and the entry replaced. The digest finds damage;
-against whoever may write to the folder it protects no more than the build beside it does.
+An entry is a file `segments/<key>.json`. Its key is the digest of the segment, the number of SMs, the sources that
+trace and print, and the versions of Python, torch and jinja2. It contains the emitted text and a digest of it. If an
+entry is damaged, the segment is traced again and the entry is replaced. The digest detects damage; like the build next
+to it, it does not protect against someone who may write to the folder.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from compiler.ir.module import Module
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 from compiler.model.segments.printer import module_name
 
-# --- The module of a segment: its graph judged by a trace of torch, printed as plain Python, and its kernels
+# --- The module of a segment: its graph, checked against a torch trace and printed as plain Python, and its kernels
 
 
 def emit(segment: Segment, num_sms: int) -> SegmentCode:
-    """The module of a segment, printed from the graph that it was planned by.
+    """Emit the module of a segment from the graph that its plan uses.
 
-    The base graph is compared with what torch traces, and the text, parsed back, with the graph. On CUDA, ops take
-    their emitted kernels, which use `num_sms` SMs. Imports torch.
+    Asserts that the base graph equals a torch trace, and that the text parses back to the graph. On CUDA, ops run their
+    emitted kernels, which use `num_sms` SMs. Imports torch.
     """
     from compiler.model.segments import check, printer
     from compiler.model.segments.interpret import base_graph, rewritten
@@ -57,7 +57,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     source = printer.module(joint, parts, kernel_of)
     check.text(source, joint, parts, kernel_of)
     files = {file.name: file.source for file in kernels.values() if file}
-    saved = {node: each for (node, _), each in zip(joint.parts, bytes_saved(priced).values(), strict=True)}
+    saved = {node: saved for (node, _), saved in zip(joint.parts, bytes_saved(priced).values(), strict=True)}
     calls = tuple(
         _emitted(function, node, kernel_of(node), joint, saved)
         for function, nodes in parts.functions.items()
@@ -75,17 +75,16 @@ def _emitted(
         function, node.op, file or "", reason="" if file else reason(node.op, call_of(joint, node).arguments)
     )
     for fused, parts in joint.parts:
-        adds = node.op == f"{fused.op}_" and node.reads[1:] == fused.reads  # to the gradient of a weight
-        if node == fused or adds:
+        accumulates = node.op == f"{fused.op}_" and node.reads[1:] == fused.reads  # adds to a weight gradient
+        if node == fused or accumulates:
             saved_bytes, saved_row = saved[fused]
             return replace(call, parts=tuple(part.op for part in parts), saved=saved_bytes, saved_row=saved_row)
     return call
 
 
 def kernel(joint: Joint, node: OpNode, num_sms: int) -> KernelFile | None:
-    """The kernel file of a node's op at its sizes, or None where the reference op runs on every device.
-
-    `joint` is unpacked.
+    """The kernel file of a node's op for its sizes, or None if the reference op runs on every device. `joint` must be
+    unpacked.
     """
     if node.call or node.op == ADD_TO:
         return None
@@ -96,7 +95,7 @@ def kernel(joint: Joint, node: OpNode, num_sms: int) -> KernelFile | None:
 # --- segment cache
 
 FOLDER = "segments"
-# What decides how a segment is traced, cut, checked and printed, from the root of the sources: all that
+# The sources that a segment's tracing, cutting, checking and printing depend on, relative to the root: all that
 # compiler/model/segments imports, the families of ops and kernels, and the layers, whose functions are traced.
 SOURCES = (
     "compiler/__init__.py",
@@ -119,13 +118,13 @@ SOURCES = (
     "runtime/system/outcome.py",
     "runtime/system/strict_json.py",
 )
-PACKAGES = ("torch", "jinja2")  # their whole versions: a build for a GPU may trace another graph
+PACKAGES = ("torch", "jinja2")  # full versions, with the local part: a GPU build of torch may trace another graph
 
 
 class Segments:
-    """Emitted segments: found in a cache, or traced; each once, for as many builds as ask.
+    """Emitted segments, from a cache or traced. Each is emitted once for any number of builds.
 
-    folder: the cache, there or not; None: there is none.
+    folder: that of the cache, which need not exist; None: no cache.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -133,18 +132,19 @@ class Segments:
         self._codes: dict[tuple[object, int], SegmentCode] = {}  # by key and number of SMs
 
     def code(self, segment: Segment, num_sms: int, progress: Callable[[str], None]) -> SegmentCode:
-        """The emitted segment; its kernels use `num_sms` SMs. `progress` is told of tracing, which imports torch."""
+        """Return the emitted segment, whose kernels use `num_sms` SMs. Calls `progress` before tracing, which imports
+        torch."""
         key = segment.key, num_sms
         if key not in self._codes:
-            found = self._find(segment, num_sms)
-            if found is None:
+            code = self._find(segment, num_sms)
+            if code is None:
                 progress(f"trace {segment.kind}")
-                found = emit(segment, num_sms)
-            self._codes[key] = found
+                code = emit(segment, num_sms)
+            self._codes[key] = code
         return self._codes[key]
 
     def entries(self, segments: Iterable[Segment], num_sms: int) -> dict[str, str]:
-        """Path → text of the entries of segments that were asked for; none where there is no cache."""
+        """Path → text of the cache entries for these segments; {} without a cache."""
         if self._folder is None:
             return {}
         keyed = {segment.key: (key_of(segment, num_sms, self._tools), segment) for segment in segments}
@@ -161,13 +161,13 @@ class Segments:
 
 
 def find(folder: Path, key: str, segment: Segment) -> SegmentCode | None:
-    """The entry of a key in a cache, or None."""
+    """The entry for a key in a cache, or None."""
     text = text_of(folder / FOLDER, key)
     return read(text, key, segment) if text is not None else None
 
 
 def sources_digest(root: Path) -> str:
-    """The digest of every file of `SOURCES` below `root`, with its path."""
+    """The digest of the paths and contents of `SOURCES` below `root`."""
     digest = hashlib.sha256()
     for place in SOURCES:
         path = root / place
@@ -178,14 +178,14 @@ def sources_digest(root: Path) -> str:
 
 
 def tools() -> str:
-    """What decides the emitted text beside the segment: digest of the sources, and versions."""
+    """What the emitted text depends on besides the segment: the digest of the sources, and versions."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     python = ".".join(map(str, sys.version_info[:3]))
     return json.dumps([sources_digest(Path(__file__).parents[2]), python, versions])
 
 
 def key_of(segment: Segment, num_sms: int, tools: str) -> str:
-    """A digest that tells any two emitted segments apart. `tools`: what the function of this name returns."""
+    """A digest that distinguishes any two emitted segments. `tools`: the result of `tools()`."""
     values = [
         segment.kind,
         _function(segment.function),
@@ -202,7 +202,7 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
 
 
 def _function(function: Callable[..., Any]) -> list[object]:
-    """A layer's function by name, with its steps and constants. Its text is among `SOURCES`."""
+    """A layer's function as its name, steps and constants. Its source is among `SOURCES`."""
     if is_dataclass(function):
         _check_is_of_a_layer(type(function))
         return [type(function).__module__, type(function).__qualname__, *map(_setting, vars(function).values())]
@@ -214,41 +214,41 @@ def _function(function: Callable[..., Any]) -> list[object]:
 
 
 def _check_is_of_a_layer(function: Any) -> None:
-    """The text of a layer is among SOURCES; that of another module might change unseen."""
+    """Assert that a function is defined in a layer module, whose source is among `SOURCES`."""
     module, name = function.__module__, function.__qualname__
-    found = getattr(sys.modules[module], name, None)
-    assert module.startswith("compiler.model.layers.") and found is function, f"{function} is no layer's"
+    named = getattr(sys.modules[module], name, None)
+    assert module.startswith("compiler.model.layers.") and named is function, f"{function} is not a layer's"
 
 
 def _setting(value: Any) -> Any:
-    """A field of a layer's function: a constant, or a part of the layer."""
+    """A field of a layer's function: a constant or a step."""
     is_part = callable(value) or (is_dataclass(value) and not isinstance(value, Module))
     return _function(value) if is_part else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    """A constant of a layer; of a traced module, its digest."""
+    """A constant of a layer, or the digest of a traced module."""
     return value.digest if isinstance(value, Module) else value
 
 
 def entry(key: str, code: SegmentCode) -> str:
-    """The text of an entry; `read` is its inverse."""
+    """Return the text of an entry. `read` is the inverse."""
     calls = [astuple(call) for call in code.calls]
     value = {"name": code.name, "source": code.source, "ops": code.ops, "kernels": code.kernels, "calls": calls}
     return json.dumps({"key": key, "sha256": _digest(json.dumps(value)), "code": value}) + "\n"
 
 
 def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
-    """The code that an entry holds; None where it is not whole, or not of this key."""
+    """Parse the text of an entry. None if it is damaged or belongs to another key."""
     try:
-        given = json.loads(text)["code"]
-        kernels = tuple((str(name), str(source)) for name, source in given["kernels"])
-        calls = tuple(_call(*call) for call in given["calls"])
-        found = SegmentCode(str(given["name"]), str(given["source"]), tuple(map(str, given["ops"])), kernels, calls)
+        value = json.loads(text)["code"]
+        kernels = tuple((str(name), str(source)) for name, source in value["kernels"])
+        calls = tuple(_call(*call) for call in value["calls"])
+        code = SegmentCode(str(value["name"]), str(value["source"]), tuple(map(str, value["ops"])), kernels, calls)
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
-    named = found.name == module_name(segment) and all(name.isidentifier() for name, _ in kernels)  # names become paths
-    return found if named and entry(key, found) == text else None
+    valid = code.name == module_name(segment) and all(name.isidentifier() for name, _ in kernels)  # names become paths
+    return code if valid and entry(key, code) == text else None
 
 
 def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int, reason: str) -> Emitted:

@@ -1,7 +1,6 @@
-"""Program → `stages/rank_<r>.py`: the bodies of one pipeline rank as straight-line Python, a statement an instruction.
+"""Prints `stages/rank_<r>.py`: the bodies of one pipeline rank as straight-line Python, one statement per instruction.
 
-What is written is parsed back and compared with the program before it leaves this module: each statement by itself, and
-the functions they go into.
+The text is parsed back and compared with the program: each statement, and the functions that contain them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dsl.canonical import range_text
 from dsl.schema import Model
 
 MICRO_BATCHES = ("a", "b")  # parameters of a body, one per slot
-WIDTH = 120  # of an emitted line
+WIDTH = 120  # columns of an emitted line
 HEAD = '''"""Bodies of pipeline rank {rank}, constructed by dsc: what each action does, in order.
 
 c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch
@@ -27,7 +26,7 @@ NAMESPACES = ("v", "w")  # the values of each slot's (stage, micro-batch)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`targets = callee(args)`; a `del` has the callee "del" and its names as args."""
+    """`targets = callee(args)`. A `del` statement has the callee "del" and the names as args."""
 
     callee: str
     args: tuple[str, ...]
@@ -41,7 +40,7 @@ class Statement:
 
 
 def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
-    """`modules`: segment module by site of use."""
+    """The statement of an instruction. `modules`: segment module by site of use."""
     v, a = NAMESPACES[i.slot], MICRO_BATCHES[i.slot]
     spaces = {*i.params_in, *i.weights_in}
     reads = tuple(f"{v}.{name}" for name in i.reads if name not in spaces)
@@ -69,7 +68,7 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
         return Statement("c.receive", (repr(i.peer), repr(i.producer), a), writes)
     if i.kind == "send":
         return Statement("c.send", (repr(i.peer), repr(i.producer), a, *reads))
-    again = i.phase == "F" != i.action.kind  # in a backward that first runs a forward again
+    again = i.phase == "F" != i.action.kind  # the forward is run again at the beginning of a backward
     place = (repr(f"{'B' if again else i.phase}{stage}"), a, repr(i.site))
     if i.kind == "wait":
         return Statement(f"c.wait_{i.wait}", place, writes)
@@ -77,7 +76,7 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
 
 
 def _tensors(space: str, v: str, names: Sequence[str], places: Sequence[str]) -> list[str]:
-    """Tensors of the rank's own `space`, or of values that have them."""
+    """Tensors as attributes of the rank's `space` ("p" or "g"), or of the gathered values that hold them."""
     values = [f"{v}.{place}" if place else space for place in places] or [space] * len(names)
     return [f"{value}.{identifier(name)}" for value, name in zip(values, names, strict=True)]
 
@@ -91,15 +90,15 @@ def identifier(tensor: str) -> str:
 class StageModules:
     """The stage modules of one build. `modules`: segment module by site of use.
 
-    Ranks whose bodies have instructions in common share the texts of these; each instruction is read back once.
+    Ranks share the texts of common instructions; each instruction is printed and parsed back once.
     """
 
     modules: Mapping[str, str]
-    _texts: dict[int, str] = field(default_factory=dict, init=False)  # of instructions, by identity
-    _bodies: list[Sequence[Body]] = field(default_factory=list, init=False)  # stay, so that no other gets an identity
+    _texts: dict[int, str] = field(default_factory=dict, init=False)  # of instructions, by id
+    _bodies: list[Sequence[Body]] = field(default_factory=list, init=False)  # kept alive, so that ids are not reused
 
     def rank_module(self, rank: int, bodies: Sequence[Body]) -> str:
-        """The module of one pipeline rank."""
+        """Return the text of the module of one pipeline rank."""
         self._bodies.append(bodies)
         new = {id(i): i for body in bodies for i in body.instructions if id(i) not in self._texts}
         self._texts.update(zip(new, _read_back([*new.values()], self.modules), strict=True))
@@ -121,7 +120,7 @@ def _head(body: Body) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """A statement that is too long breaks after commas, its parts inside parentheses."""
+    """Indent a statement, and break a long one after commas, inside parentheses."""
     if len(text) + 4 <= WIDTH:
         return "    " + text
     if text.startswith("del "):
@@ -135,7 +134,7 @@ def _wrapped(text: str) -> str:
 
 
 def _block(names: str) -> str:
-    """Names in parentheses, as many on a line as fit."""
+    """Names in parentheses, as many per line as fit."""
     lines = [""]
     for word in names.split(" "):
         if len(lines[-1]) + 1 + len(word) > WIDTH - 8 and lines[-1]:
@@ -146,28 +145,28 @@ def _block(names: str) -> str:
 
 
 def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) -> list[str]:
-    """The text of each instruction, a line or more of a function. Parsed one after the other, the texts are the
-    program's statements.
+    """Print each instruction, as one or more lines of a function, and assert that the texts parse back to the program's
+    statements.
 
-    Each text is a whole statement by itself, so it is the same statement wherever it stands in a body: what several
-    instructions say is parsed once.
+    Each text is a whole statement, independent of its position in a body. So a statement of several instructions is
+    parsed once.
     """
-    said = [statement(i, modules) for i in instructions]
-    meant = list(dict.fromkeys(said))
-    texts = [_wrapped(str(each)) for each in meant]
+    statements = [statement(i, modules) for i in instructions]
+    distinct = list(dict.fromkeys(statements))
+    texts = [_wrapped(str(one)) for one in distinct]
     lines = list(accumulate((text.count("\n") + 1 for text in texts), initial=2))
     (function,) = ast.parse("def _():\n" + "\n".join([*texts, "    pass"])).body
     assert isinstance(function, ast.FunctionDef)
     *nodes, _ = function.body
     assert [node.lineno for node in nodes] == lines[:-1], "a statement does not begin where its text does"
-    for one, node in zip(meant, nodes, strict=True):
-        assert _read(node) == one, f"emitted {one} is not the program's"
-    text_of = dict(zip(meant, texts, strict=True))
-    return [text_of[each] for each in said]
+    for one, node in zip(distinct, nodes, strict=True):
+        assert _read(node) == one, f"the text of {one} does not parse back to it"
+    text_of = dict(zip(distinct, texts, strict=True))
+    return [text_of[one] for one in statements]
 
 
 def _check(source: str, bodies: Iterable[Body]) -> None:
-    """The module without the statements of its bodies, parsed: a function for each body, and their table."""
+    """Assert that the module, without the statements of its bodies, has one function per body."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     for function, body in zip(functions, bodies, strict=True):
         assert function.name == body.name and len(function.body) == len(body.actions), f"body {body.name} is lost"
@@ -189,7 +188,8 @@ def _names(target: ast.expr) -> tuple[str, ...]:
 
 
 def _text(node: ast.expr) -> str:
-    """The source of an expression; `ast.unparse` takes five times as long for names, which nearly all of them are."""
+    """The source of an expression. Names, which nearly all are, are handled here: `ast.unparse` takes five times as
+    long."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -197,21 +197,21 @@ def _text(node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-# --- Where in `spec.resolved` an emitted segment comes from
+# --- The statement of `spec.resolved` that an emitted segment comes from
 
 
 def with_origin(code: SegmentCode, use: Use, model: Model, resolved: str) -> str:
-    """The segment's source with the line of the spec that asked for it named, for its first use in the model."""
-    lines = resolved.split("\n")  # a text in it may hold what splitlines splits at
+    """The segment's source with a comment that names the line of the spec for its first use in the model."""
+    lines = resolved.split("\n")  # strings in it may contain other characters that splitlines splits at
     begin = lines.index(f"model {model.name} {{")
-    wanted = "  " + _statement(use, model)
-    number = next(i for i, line in enumerate(lines) if i > begin and line.startswith(wanted))
+    prefix = "  " + _statement(use, model)
+    number = next(i for i, line in enumerate(lines) if i > begin and line.startswith(prefix))
     head, _, rest = code.source.partition("\n")
     return f"{head}\n# from spec.resolved:{number + 1}: {lines[number].strip().removesuffix(' {')}\n{rest}"
 
 
 def _statement(use: Use, model: Model) -> str:
-    """How the statement begins that a segment comes from."""
+    """The beginning of the statement that a segment comes from."""
     site = use.site
     if site.predicts_ahead:
         return "mtp {"

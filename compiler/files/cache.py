@@ -1,6 +1,6 @@
-"""The files of a cache: entries that several compilations may read and store at once. An entry names its own digest.
+"""The files of a cache, which several compilations may read and write at once. An entry contains its own digest.
 
-What segments and orders store: compiler/emit/segment_cache.py, compiler/plan/actions/order.py.
+The formats of entries: compiler/emit/segment_cache.py, compiler/plan/actions/order.py.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-MAX_BYTES = 16 << 20  # of an entry; those of DeepSeek-V3 have some ten thousand
+MAX_BYTES = 16 << 20  # of an entry; those of DeepSeek-V3 have about ten thousand
 
 
 def text_of(folder: Path, key: str) -> str | None:
-    """The text of the entry of a key; None where there is none that can be read."""
+    """The text of the entry for a key, or None if there is none or it cannot be read."""
     path = folder / f"{key}.json"
     try:
         return path.read_text("utf-8") if path.is_file() and path.stat().st_size <= MAX_BYTES else None
@@ -22,9 +22,9 @@ def text_of(folder: Path, key: str) -> str | None:
 
 
 def store(folder: Path, entries: Iterable[tuple[str, str]]) -> None:
-    """Put entries, (path, text), into a cache. Raises OSError.
+    """Put entries (path, text) into a cache. Raises OSError.
 
-    Each is written under a name of its own and moved into place; one that is there already stays.
+    Each is written to a temporary file and moved into place. An entry with the same text is left alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in entries:

@@ -1,4 +1,4 @@
-"""Reading a text file that a user names, and JSON or Python in it: bounded, and with a reason where there is none."""
+"""Reads text files that a user names, and JSON or Python in them, with limits on size and clear errors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 Form = TypeVar("Form", bound="BaseModel")
 
-MOST_DIGITS = 4_000  # of a whole number in JSON; Python stops at 4,300, with advice for who programs in it
+MOST_DIGITS = 4_000  # of an integer in JSON; Python stops at 4,300, with a message for programmers
 
 
 class TextFileError(ValueError):
-    """Why a file cannot be read as text; the message names it."""
+    """Raised if a file cannot be read. The message names the file."""
 
 
 def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
-    """The text of a file in UTF-8, without a byte order mark. `shown`: what messages call the file, else its path."""
+    """Read a UTF-8 file, without a byte order mark. `shown`: its name in messages, by default its path."""
     shown = shown or str(path)
     try:
         return read_bytes(path, most_bytes, shown).decode("utf-8").removeprefix("\ufeff")
@@ -32,11 +32,11 @@ def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
 
 
 def read_bytes(path: Path, most_bytes: int, shown: str = "") -> bytes:
-    """The bytes of a regular file; TextFileError as `read_text` raises it."""
+    """Read a regular file. Raises TextFileError, as `read_text` does."""
     shown = shown or str(path)
     try:
-        if not path.is_file():  # nor a pipe, which would be waited for
-            raise TextFileError(_why_none(path, shown))
+        if not path.is_file():  # opening a pipe would block
+            raise TextFileError(_reason_unreadable(path, shown))
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
@@ -50,28 +50,28 @@ def read_bytes(path: Path, most_bytes: int, shown: str = "") -> bytes:
     return data
 
 
-def _why_none(path: Path, shown: str) -> str:
+def _reason_unreadable(path: Path, shown: str) -> str:
     if path.is_dir():
-        return f"{shown} is no regular file, but a folder"
+        return f"{shown} is not a regular file, but a folder"
     if path.exists():
-        return f"{shown} is no regular file"
-    return f"{shown} is a link that leads to no file" if path.is_symlink() else f"there is no file {shown}"
+        return f"{shown} is not a regular file"
+    return f"{shown} is a broken link" if path.is_symlink() else f"there is no file {shown}"
 
 
 def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -> Any:
-    """The document that a text is, as the standard has it: no NaN, and no key twice. TextFileError names the place.
+    """Parse JSON strictly: no NaN, no repeated keys. Raises TextFileError, which names the line and column.
 
-    `number`: what reads numbers in the place of int and float; it raises ValueError for one that it does not take.
+    `number`: parses numbers instead of int and float; it raises ValueError for one that it does not take.
     """
-    whole, real, other = (_placed(number),) * 3 if number else (_placed(_whole), float, _placed(_no_number))
+    whole, real, constant = (_placed(number),) * 3 if number else (_placed(_whole), float, _placed(_no_number))
     try:
-        return json.loads(text, parse_int=whole, parse_float=real, parse_constant=other, object_pairs_hook=_object)
+        return json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise TextFileError(f"{shown}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
     except RecursionError:
         raise TextFileError(f"{shown}: it is nested too deep") from None
     except _WordError as error:
-        at = next(each.start() for each in _TOKEN.finditer(text) if each[0].startswith(error.word))
+        at = next(token.start() for token in _TOKEN.finditer(text) if token[0].startswith(error.word))
         raise TextFileError(f"{_place(shown, text, at)}: {error}") from None
     except _RepeatedError:
         at, name = _repeated(text)
@@ -79,19 +79,19 @@ def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -
 
 
 def python_of(text: str) -> ast.Module:
-    """The statements of a text of Python, which is not run. SyntaxError for every text that Python cannot parse."""
+    """Parse Python without running it. Raises SyntaxError for every text that Python cannot parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they name no file
+            warnings.simplefilter("ignore")  # their messages do not name the file
             return ast.parse(text)
-    except (RecursionError, MemoryError):  # the parser's own limits, at which its memory is far from full
+    except (RecursionError, MemoryError):  # limits of the parser; memory is not full
         raise SyntaxError("it is nested too deep") from None
     except ValueError as error:  # a NUL
         raise SyntaxError(str(error)) from None
 
 
 def read_form(path: Path, most_bytes: int, form: type[Form]) -> Form:
-    """The value of a JSON file that has the form of a pydantic model. TextFileError names the file and the place."""
+    """Read a JSON file into a pydantic model. Raises TextFileError, which names the file and the key."""
     from pydantic import ValidationError
 
     value = json_of(read_text(path, most_bytes), str(path))
@@ -111,15 +111,15 @@ class _RepeatedError(Exception):
 
 
 class _WordError(Exception):
-    """A word of a text that is not taken, and why."""
+    """A word of a text is refused. The message is the reason."""
 
-    def __init__(self, word: str, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, word: str, reason: str) -> None:
+        super().__init__(reason)
         self.word = word
 
 
 def _placed(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What reads a word, whose ValueError becomes one that knows the word."""
+    """Wrap a parser of words so that its ValueError becomes a _WordError with the word."""
 
     def reader(word: str) -> Any:
         try:
@@ -131,7 +131,7 @@ def _placed(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _whole(digits: str) -> int:
@@ -141,14 +141,14 @@ def _whole(digits: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         raise _RepeatedError
-    return found
+    return items
 
 
 def _repeated(text: str) -> tuple[int, str]:
-    """Where a text of JSON has the first key that its object has before, and the key."""
+    """The position of the first repeated key of an object in a JSON text, and the key."""
     objects: list[set[str]] = []
     for token in _TOKEN.finditer(text):
         if token[0] == "{":
@@ -160,22 +160,22 @@ def _repeated(text: str) -> tuple[int, str]:
             if name in objects[-1]:
                 return token.start(), name
             objects[-1].add(name)
-    raise AssertionError("no key is there twice")
+    raise AssertionError("no key is repeated")
 
 
 def _place(shown: str, text: str, at: int) -> str:
-    """file:line:column of a character."""
+    """`file:line:column` of a character."""
     return f"{shown}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"
 
 
-def object_of(value: Any, types: Mapping[str, type], what: str) -> dict[str, Any]:
-    """The value, which must be a JSON object of some of these keys."""
+def object_of(value: Any, types: Mapping[str, type], name: str) -> dict[str, Any]:
+    """Return the value if it is a JSON object with only these keys, else raise ValueError. `name`: of the value."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object of {', '.join(types)}")
+        raise ValueError(f"{name} must be an object of {', '.join(types)}")
     for key, item in value.items():
         if key not in types:
-            raise ValueError(f"{what} has an unknown key {key[:40]!r}: use {', '.join(types)}")
+            raise ValueError(f"{name} has an unknown key {key[:40]!r}: use {', '.join(types)}")
         if not isinstance(item, types[key]):
             word = {"dict": "an object", "list": "a list", "Fraction": "a number"}[types[key].__name__]
-            raise ValueError(f'{what}: "{key}" must be {word}')
+            raise ValueError(f'{name}: "{key}" must be {word}')
     return dict(value)

@@ -1,4 +1,4 @@
-"""Every value that crosses between the compiler's stages. Frozen, tuples only, no torch.
+"""The values that are passed between the compiler's stages. Frozen, tuples only, no torch.
 
 Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/model/segments/interpret.py)
 Spec    --plan-> Plan       mesh, stages, cuts, replica table                 (compiler/plan)

@@ -1,8 +1,9 @@
-"""The placement of experts: on which expert rank each expert of each layer is, and the text that files have of it.
+"""The placement of experts: the expert rank of each expert of each layer, and its file format.
 
-A line a device, so that two files differ in the lines of the devices that differ; the moves that led here, which must
-agree with it: what was reviewed is what is applied; and the load that it was made from, by which a plan knows how even
-it is. A file without loads is one, too. `compiler/plan/experts/placement_file.py` reads the text.
+A file has one line per device, so that a diff of two files shows the devices that changed. It lists the moves from the
+previous placement; they must agree with it, so that the reviewed moves are the applied ones. It also has the load that
+the placement was made for, from which a plan computes the balance. The load is optional.
+`compiler/plan/experts/placement_file.py` reads the text.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class LayerPlacement:
-    """The experts of one layer. `moves` are the text's, and empty where nothing is known of before."""
+    """The experts of one layer."""
 
-    layer: str  # layers.3; the number of its row where no model is known
+    layer: str  # layers.3; the number of its row if the model is unknown
     devices: tuple[tuple[int, ...], ...]  # experts of each device
-    moves: tuple[str, ...] = ()
-    load: tuple[float, ...] = ()  # tokens of each expert that it was made from; empty where they are not known
+    moves: tuple[str, ...] = ()  # as in the file; empty if there is no previous placement
+    load: tuple[float, ...] = ()  # tokens of each expert that it was made for; empty if unknown
 
     @property
     def num_experts(self) -> int:
@@ -38,7 +39,7 @@ class ExpertPlacement:
 
     @property
     def num_ranks(self) -> int:
-        """Number of expert ranks that it is for."""
+        """Number of expert ranks."""
         return max((len(layer.devices) for layer in self.layers.values()), default=1)
 
     @cached_property
@@ -52,32 +53,33 @@ class ExpertPlacement:
 
     @property
     def text(self) -> str:
-        """The file, in the one form that it is written in."""
+        """The text of the file, in canonical form."""
         return to_text(tuple(self.layers.values()))
 
     @property
     def evenness(self) -> tuple[str, ...]:
-        """How even it is, for people: nothing where the file has no loads.
+        """The balance of the placement as text for people; empty if the file has no loads.
 
-        The layers run one after the other and each waits for its busiest rank, so that of all is the sum of the busiest
-        over the sum of the means.
+        Layers run one after the other, and each waits for its busiest rank. So the ratio over all layers is the sum of
+        the busiest ranks' loads over the sum of the means.
         """
-        found = [loads for layer in self.layers.values() if (loads := _busiest(layer)) is not None]
-        if not found:
+        loads = [row for layer in self.layers.values() if (row := _busiest(layer)) is not None]
+        if not loads:
             return ()
         reached, plain = (
-            f"{max(each[at] / each[2] for each in found):.3f} and "
-            f"{sum(each[at] for each in found) / sum(each[2] for each in found):.3f}"
-            for at in (0, 1)
+            f"{max(row[column] / row[2] for row in loads):.3f} and "
+            f"{sum(row[column] for row in loads) / sum(row[2] for row in loads):.3f}"
+            for column in (0, 1)
         )
         return (
-            f"under the load that they were placed for, the busiest expert rank gets {reached} times the mean, in the "
-            f"worst layer and over all; placed by their numbers it would be {plain}; times are of an even load",
+            f"under the load that experts were placed for, the busiest expert rank gets {reached} times the mean, in "
+            f"the worst layer and over all layers; with experts in order it would be {plain}; predicted times assume "
+            "an even load",
         )
 
 
 def _busiest(layer: LayerPlacement) -> tuple[float, float, float] | None:
-    """Tokens of the busiest expert rank, of the busiest one if experts were placed by their numbers, and the mean."""
+    """Tokens of the busiest expert rank, of the busiest one if experts were placed in order, and the mean."""
     ranks, total = len(layer.devices), sum(layer.load)
     if not total:
         return None
@@ -90,7 +92,7 @@ def _busiest(layer: LayerPlacement) -> tuple[float, float, float] | None:
 
 
 def to_text(layers: Sequence[LayerPlacement]) -> str:
-    """JSON, a line a device, a line a move, and a line of a load."""
+    """JSON with one line per device, one per move, and one for the load of a layer."""
     return f'{{\n "version": {VERSION},\n "layers": [\n' + ",\n".join(map(_layer_text, layers)) + "\n ]\n}\n"
 
 
@@ -104,26 +106,26 @@ def _layer_text(layer: LayerPlacement) -> str:
     return f'{head}   "moves": {moved}{load}\n  }}'
 
 
-# --- How many rows an expert rank has of its experts, padding among them: each expert's are padded to a multiple
+# --- The number of rows of an expert rank. The rows of each expert are padded to a multiple
 
 
 class Received(NamedTuple):
-    """What a rank receives in a layer and micro-batch."""
+    """What a rank receives in one layer and micro-batch."""
 
-    rows: int  # R: of its experts, with their padding
-    copies: int = 0  # P: of tokens from its column, to be forwarded inside its node
+    rows: int  # R: rows for its experts, padding included
+    copies: int = 0  # P: copies of tokens from its column, to be forwarded inside its node
     forwarded: int = 0  # X: rows that it forwards
 
 
 def even_rows(rows: int, experts: int, alignment: int) -> int:
-    """Rows with their padding where `rows` are spread evenly over the experts of a rank."""
-    each, more = divmod(rows, experts)
-    tiles = more * -(-(each + 1) // alignment) + (experts - more) * -(-each // alignment)
+    """Rows with padding if `rows` are spread evenly over the experts of a rank."""
+    per_expert, remainder = divmod(rows, experts)
+    tiles = remainder * -(-(per_expert + 1) // alignment) + (experts - remainder) * -(-per_expert // alignment)
     return tiles * alignment
 
 
 def most_rows(rows: int, experts: int, alignment: int) -> int:
-    """Rows with their padding where `rows` are spread over the experts so that padding is greatest: as many experts as
-    can have one row beyond whole multiples."""
+    """The most rows with padding, over all ways to spread `rows`: as many experts as possible have one row beyond a
+    multiple of `alignment`."""
     begun = min(rows, experts)
     return (begun + (rows - begun) // alignment) * alignment

@@ -1,4 +1,4 @@
-"""Who holds a parameter, in closed form: a value of a few bytes, however many columns there are."""
+"""The ranks that hold a parameter, in closed form: a few bytes for any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.contract.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Runs(Sequence[int]):
-    """Columns, ascending: `length` neighbours from each of `firsts` on, which lie further apart than that."""
+    """Ascending columns: runs of `length` adjacent columns that start at `firsts`, with gaps between them."""
 
     firsts: range
     length: int
@@ -42,27 +42,28 @@ Columns = range | Runs
 
 
 def columns_of(first: int, width: int, step: int, length: int = 1) -> Columns:
-    """`length` neighbours from the first column on, and from every `step`-th behind it, of `width`. Equal columns are
-    one value: neighbours without a gap are a range."""
+    """Runs of `length` adjacent columns below `width`, from column `first` on, every `step` columns. Equal columns give
+    equal values: runs without gaps become a range."""
     firsts = range(first, width, step)
     if length == 1:
         return firsts
     return range(first, first + len(firsts) * length) if length == step or len(firsts) == 1 else Runs(firsts, length)
 
 
-def sharing(mesh: Mesh, of_experts: bool, split: bool, first: int = 0) -> Columns:
-    """The columns that hold the same of a parameter as column `first`. What is whole of an expert is on all ranks that
-    have its slices."""
-    if of_experts:
+def sharing(mesh: Mesh, is_expert: bool, split: bool, first: int = 0) -> Columns:
+    """The columns that hold the same part of a parameter as column `first`. A parameter of an expert that is not
+    `split` is on all ranks that have slices of the expert."""
+    if is_expert:
         return columns_of(first, mesh.columns, mesh.expert_group, 1 if split else mesh.etp)
     return columns_of(first, mesh.columns, mesh.tp if split else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Holders(Sequence[int]):
-    """World ranks, ascending: `columns` of each of `pipeline_ranks`, of `width` each; world rank = p·width + column.
+    """Ascending world ranks: `columns` on each of `pipeline_ranks`, where world rank = pipeline rank · width + column.
 
-    Two of one mesh are equal if their ranks are. A slice is a tuple, and no tuple equals it: `tuple(holders)` does.
+    Two holders in one mesh are equal if and only if their ranks are. They never equal a tuple: compare
+    `tuple(holders)`. A slice is a tuple.
     """
 
     pipeline_ranks: tuple[int, ...]  # ascending
@@ -70,21 +71,23 @@ class Holders(Sequence[int]):
     width: int
 
     def on(self, pipeline_rank: int) -> Holders:
-        """Those of one pipeline rank."""
+        """The holders on one pipeline rank."""
         return Holders((pipeline_rank,), self.columns, self.width)
 
     def at(self, column: int) -> Holders:
-        """Those of one column, which is one of theirs."""
+        """The holders in one column, which must be one of `columns`."""
         return Holders(self.pipeline_ranks, range(column, column + 1), self.width)
 
     def __len__(self) -> int:
         return len(self.pipeline_ranks) * len(self.columns)
 
     def __iter__(self) -> Iterator[int]:
-        of, begins = self.columns, [p * self.width for p in self.pipeline_ranks]
-        if isinstance(of, range):
-            return chain.from_iterable(range(at + of.start, at + of.stop, of.step) for at in begins)
-        return chain.from_iterable(range(at + first, at + first + of.length) for at in begins for first in of.firsts)
+        runs, begins = self.columns, [p * self.width for p in self.pipeline_ranks]
+        if isinstance(runs, range):
+            return chain.from_iterable(range(at + runs.start, at + runs.stop, runs.step) for at in begins)
+        return chain.from_iterable(
+            range(at + first, at + first + runs.length) for at in begins for first in runs.firsts
+        )
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):

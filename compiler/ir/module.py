@@ -1,7 +1,6 @@
-"""A layer of a user's own as a graph: a traced torch module, its forward and its backward, without torch.
+"""A user-defined layer as a graph: the forward and backward of a traced torch module, without torch.
 
-Nodes are those of a joint graph (compiler/model/segments/joint.py). Besides ops of our own, a node may be a `TorchCall`
-of one of torch's.
+Nodes are those of a joint graph (compiler/model/segments/joint.py). A node may be one of our ops or a `TorchCall`.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-Constant = int | float | bool | None  # None: a tensor the op is not given
-TENSOR, DEVICE = "%", "device"  # atoms of a call: its next tensor, and the device of the tensors it is computed with
-# An atom is a number, or text as Python spells it: a tensor, `device`, `torch.float32`, or a text in its quotes.
+Constant = int | float | bool | None  # None: an optional tensor that is left out
+TENSOR, DEVICE = "%", "device"  # atoms of a call: its next tensor, and the device of its tensors
+# An atom is a number, or Python source text: a tensor, `device`, `torch.float32`, or a quoted string.
 Atom = int | float | bool | str | None | tuple["Atom", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TorchCall:
-    """What an op of torch is called with beside its tensors, which are `%` here, in their order.
+    """The arguments of a torch op. Its tensors are `%` here, in order.
 
     `aten.sum.dim_IntList(x, [0], dtype=torch.float32)` is `args = ("%", (0,))`, `options = (("dtype",
     "torch.float32"),)`.
@@ -33,7 +32,7 @@ class TorchCall:
 class OpNode:
     """One op: a value's name or a constant for each argument, a name for each output.
 
-    `call`: of an op of torch, whose name is then `op` (`aten.mm.default`) and whose tensors are `args`.
+    `call`: set for a torch op. `op` is then its name (`aten.mm.default`), and `args` are its tensors.
     """
 
     op: str
@@ -47,37 +46,37 @@ class OpNode:
 
     @property
     def is_input_gradient(self) -> bool:
-        """Whether it is the op that ends the gradient of an input: linear_dgrad."""
+        """Whether it is an op that ends the gradient of an input: linear_dgrad."""
         return self.op.endswith("_dgrad")
 
     @property
     def is_weight_gradient(self) -> bool:
-        """Whether it is the op that ends the gradient of a weight, which it can add to an accumulator: linear_wgrad."""
+        """Whether it is an op that ends the gradient of a weight and can add it to an accumulator: linear_wgrad."""
         return self.op.endswith("_wgrad")
 
     @property
     def forward_op(self) -> str:
-        """The op whose gradient it computes: linear for linear_wgrad. Of any other op its own name."""
+        """The op whose gradient it computes: linear for linear_wgrad. Otherwise its own name."""
         return self.op.removesuffix("_dgrad").removesuffix("_wgrad")
 
     @property
     def stem(self) -> str:
-        """What the names of its results begin with: mm of aten.mm.default."""
+        """The beginning of the names of its results: mm for aten.mm.default."""
         return self.op.split(".")[1].lstrip("_") if self.call else self.op
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleParameter:
-    """A parameter of a module: its name there, and the number that it begins with (None: random numbers)."""
+    """A parameter of a module."""
 
-    name: str  # up.weight
+    name: str  # in the module: up.weight
     shape: tuple[int, ...]
-    constant: float | None = None
+    constant: float | None = None  # its initial value; None: random numbers
 
 
 @dataclass(frozen=True, slots=True)
 class WantedModule:
-    """A module of a spec, at the sizes at which a run has it."""
+    """A module that a spec names, with the sizes and dtypes of a run."""
 
     text: str  # mylayer.py:MyFfn
     role: str  # ffn or attention
@@ -100,42 +99,42 @@ INPUT, OUTPUT, TANGENT = "x", "y", "d_y"
 class Module:
     """A traced module: y = module(x), both [tokens, hidden].
 
-    `forward` makes `y` of `x` and of the parameters, named as `locals`; `backward` makes the gradients of `x` and of
-    each parameter of these, of what the forward made, and of `d_y`. `tensors`: (value, shape, dtype) of all of them.
+    `forward` computes `y` from `x` and the parameters, which are named as in `locals`. `backward` computes the
+    gradients of `x` and of each parameter from these, from values of the forward, and from `d_y`.
     """
 
     parameters: tuple[ModuleParameter, ...]
     forward: tuple[OpNode, ...]
     backward: tuple[OpNode, ...]
-    tensors: tuple[tuple[str, tuple[int, ...], str], ...]
-    y: str  # the values that are the output, the gradient of x, and those of the parameters
-    d_x: str
-    weights: tuple[str, ...]
+    tensors: tuple[tuple[str, tuple[int, ...], str], ...]  # (value, shape, dtype) of all values
+    y: str  # the name of the output's value
+    d_x: str  # that of the gradient of x
+    weights: tuple[str, ...]  # those of the gradients of the parameters
 
     @cached_property
     def locals(self) -> tuple[str, ...]:
-        """The names of its parameters in a segment: p_up_weight; a number behind those that would be alike."""
+        """The names of its parameters in a segment: p_up_weight, with a number appended if names would collide."""
         names: list[str] = []
-        for each in self.parameters:
-            name = "p_" + each.name.replace(".", "_")
-            alike = sum(other == name or other.rpartition("__")[0] == name for other in names)
+        for parameter in self.parameters:
+            name = "p_" + parameter.name.replace(".", "_")
+            alike = sum(taken == name or taken.rpartition("__")[0] == name for taken in names)
             names.append(f"{name}__{alike}" if alike else name)
         return tuple(names)
 
     @property
     def tokens(self) -> int:
-        """Tokens that it is computed on at a time: those of a micro-batch."""
+        """Tokens of a micro-batch."""
         return next(shape[0] for value, shape, _ in self.tensors if value == INPUT)
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that it computes."""
+        """sha256 of the whole graph."""
         values = (self.parameters, self.forward, self.backward, self.tensors, self.y, self.d_x, self.weights)
         return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 class SpecModules(Protocol):
-    """Where the modules that a spec names come from."""
+    """A source of the modules that a spec names."""
 
     def module(self, wanted: WantedModule) -> Module:
         """The traced module."""

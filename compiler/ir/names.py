@@ -1,4 +1,4 @@
-"""Names of values: of gradients, and of what the gradients of weights are added to."""
+"""Names of gradients and of gradient accumulators."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def value_of(name: str) -> str:
 
 
 def accumulator_of(parameter: str) -> str:
-    """The name of what the gradients of a parameter are added to: g_w."""
+    """The name of the gradient accumulator of a parameter: g_w."""
     return f"{_ACCUMULATOR}{parameter}"
 
 
 def parameter_of(name: str) -> str:
-    """The parameter whose accumulator has a name; a name of anything else stays."""
+    """The parameter of an accumulator's name. Other names are returned unchanged."""
     return name.removeprefix(_ACCUMULATOR)

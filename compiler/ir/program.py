@@ -1,4 +1,4 @@
-"""What every pipeline rank executes in one step: instructions, bodies and their invocations."""
+"""The program of a step for every pipeline rank: instructions, bodies and their invocations."""
 
 from __future__ import annotations
 
@@ -19,52 +19,51 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-GATHERS: frozenset[Kind] = frozenset({"gather_rows", "gather_sequences", "gather_choices"})  # put rows together
+GATHERS: frozenset[Kind] = frozenset({"gather_rows", "gather_sequences", "gather_choices"})  # all-gather rows
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One statement of a body. `slot` says which of the body's actions it belongs to (0, or 1 in a pair).
+    """One statement of a body. `slot`: the index of the body's action that it belongs to (0, or 1 in a pair).
 
-    run: segment function `phase` of `site`; counts, dispatch, combine: start an exchange on the communication lane;
-    wait: end it (`wait` names what it waits for: counts, dispatch or combine; it reads what the start read, so that
-    the exchange's inputs live until then, and writes its results); send never waits; receive awaits a message whose
-    buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the layer
-    (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets. A send to the own
-    rank keeps the value for the receive there: its storage changes hands, nothing is copied, posted or released.
-
-    Tensor ranks put the rows of a micro-batch together by `gather_rows`, and take apart what they sum by
-    `scatter_rows`, on the communication lane too. Context ranks do so by `gather_sequences` and `scatter_sequences`,
-    with the rows of sequences in their order; `gather_choices` puts counts together.
-
-    Where data ranks divide what a segment has (`Plan.sharded`), `gather` starts to put its weights together, on the
-    communication lane too; `zeros` makes its accumulators, for one micro-batch; and behind its W `scatter` starts to
-    sum these over their holders. The wait for a scatter adds this rank's part of the sums to its gradients.
-
-    `record` adds a value to what the rank has of a metric; `tell` gives a value of a micro-batch to the executor, which
-    has it until its next program begins.
-
-    `to_host` of an O copies what the forward of its stage saved to the memory of the host, and is followed by the free
-    of it; `from_host` of an R writes the same values again.
+    - run: calls segment function `phase` of `site`.
+    - counts, dispatch, combine: start an exchange on the communication lane. The results of counts are the offsets and
+      the route of the layer (how many rows each rank sends to each), which every later exchange of the layer reads.
+    - gather_rows, scatter_rows: start an all-gather or reduce-scatter of a micro-batch's rows over tensor ranks, on the
+      communication lane. gather_sequences, scatter_sequences: the same over context ranks, with rows in sequence order.
+      gather_choices: all-gather of counts.
+    - gather, zeros, scatter: for tensors that are sharded over data ranks (`Plan.sharded`), start the all-gather of a
+      segment's weights on the communication lane; create its gradient accumulators for one micro-batch; and after its
+      W, start the reduce-scatter of these. The wait for a scatter adds this rank's shard to its gradients.
+    - wait: ends an exchange; `wait` names its kind. It reads what the start read, so that the inputs of the exchange
+      live until then, and writes the results.
+    - send: never waits. A send to the own rank passes the value's storage on to the receive there; nothing is copied,
+      posted or released.
+    - receive: awaits a message whose buffer an earlier `post` offered.
+    - record: adds a value to the rank's sum of a metric. tell: passes a value of a micro-batch to the executor, which
+      keeps it until its next program begins.
+    - to_host: in an O action, copies the saved values of its stage's forward to host memory; their free follows.
+      from_host: in an R action, copies them back.
+    - free: drops the names that it reads.
     """
 
     kind: Kind
     slot: int
     action: ActionName  # of the slot
     phase: str  # F, I or W
-    site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record, the name of what is told
+    site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record, the name of a told value
     wait: str = ""
     reads: tuple[str, ...] = ()
     writes: tuple[Buffer, ...] = ()
     params: tuple[str, ...] = ()  # tensor names (run only); W reads their gradient accumulators
-    weights: tuple[str, ...] = ()  # tensors that W reads itself, behind its accumulators
-    params_in: tuple[str, ...] = ()  # for each of `params`, the value read that has it, "": the rank's own; (): all own
+    weights: tuple[str, ...] = ()  # tensors that W reads itself, after its accumulators
+    params_in: tuple[str, ...] = ()  # per `params`: the gathered value that has it, "" for the rank's own; (): all own
     weights_in: tuple[str, ...] = ()  # for each of `weights`, likewise
-    peer: int = -1  # pipeline rank of a send or receive; the own one where the neighbouring stage is there too
+    peer: int = -1  # pipeline rank of a send or receive; the own rank if it also has the neighbouring stage
 
     @property
     def producer(self) -> ActionName:
-        """The action that makes the message which a send gives or a receive awaits."""
+        """The action that produces the message of a send or receive."""
         forward, stage = self.phase == "F", self.action.stage
         if self.kind == "receive":
             stage += -1 if forward else 1
@@ -81,13 +80,14 @@ class Body:
 
     @cached_property
     def messages(self) -> tuple[tuple[int, Instruction], ...]:
-        """Sends and receives of the body, each with its place."""
+        """The sends and receives of the body, with their indices."""
         return tuple((at, i) for at, i in enumerate(self.instructions) if i.kind in ("send", "receive"))
 
 
 class Message(NamedTuple):
-    """A tensor between neighbouring stages, named by its producer: `F2.5` the output of stage 2, `B3.1` the input
-    gradient of stage 3 (whether a B or an I action made it). A proof looks up a million of them, hence no dataclass."""
+    """A tensor between neighbouring stages, named by its producer: `F2.5` is the output of stage 2 for micro-batch 5,
+    `B3.1` the input gradient of stage 3 (from a B or an I action). Not a dataclass: a proof looks up a million of
+    them."""
 
     action: ActionName
     micro_batch: int
@@ -97,10 +97,11 @@ class Message(NamedTuple):
 
 
 class Invocation(NamedTuple):
-    """One body on its micro-batches. Before it: `posts` (source rank, message), in the sender's order.
+    """One body on its micro-batches. Before it runs, receive buffers are offered: `posts` (source rank, message), in
+    the sender's order.
 
-    After it: `releases` (destination rank, message): buffers of sends that are known to have arrived. Sends that no
-    invocation releases are drained after the last one, before the reductions.
+    After it, the buffers of sends that are known to have arrived are released: `releases` (destination rank, message).
+    Sends that no invocation releases are drained after the last one, before the reductions.
     """
 
     body: BodyName
@@ -111,16 +112,15 @@ class Invocation(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketCollective:
-    """A call that all ranks of a group make together.
+    """A collective call of all ranks of a group.
 
-    sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); max: the largest of
-    the world is taken of each of its numbers (logits); reduce: the holders of a bucket wait until its gradients are
-    summed; gather: they give one another the weights that each has updated.
+    sum: all-reduce of a small tensor over the world (`name`: targets, records, norm); max: all-reduce by maximum
+    (logits); reduce: wait for the reduction of a bucket's gradients; gather: all-gather of a bucket's updated weights.
     """
 
     kind: Literal["sum", "max", "reduce", "gather"]
-    name: str  # of a reduce or gather: the bucket's
-    bucket: Bucket | None = None  # of a reduce or gather
+    name: str  # for a reduce or gather: that of the bucket
+    bucket: Bucket | None = None  # for a reduce or gather
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -128,11 +128,11 @@ class BucketCollective:
 
 @dataclass(frozen=True)
 class Program:
-    """What every pipeline rank executes in one step (or one evaluation) of `num_micro_batches`.
+    """The program of one step (or one evaluation) of `num_micro_batches`, for every pipeline rank.
 
-    A column (one data coordinate) runs one program. Collectives are in one order for all ranks of the world: those of
-    `prologue` come before the first body, those of `epilogue` after the last one, those of `update` with the update of
-    the weights. A rank leaves out the buckets that it does not hold. Reductions are started in between.
+    All columns (data coordinates) run the same program. All ranks of the world call collectives in the same order:
+    those of `prologue` before the first body, those of `epilogue` after the last one, those of `update` with the weight
+    update. A rank skips buckets that it does not hold. Reductions are started between bodies.
     """
 
     name: str  # the schedule's name, or "evaluate"
@@ -144,9 +144,9 @@ class Program:
     prologue: tuple[BucketCollective, ...] = ()
     epilogue: tuple[BucketCollective, ...] = ()
     update: tuple[BucketCollective, ...] = ()
-    reductions: tuple[tuple[Reduction, ...], ...] = ()  # per pipeline rank, in their order; none in an evaluation
+    reductions: tuple[tuple[Reduction, ...], ...] = ()  # per pipeline rank, in order; none in an evaluation
 
     @property
     def collectives(self) -> tuple[BucketCollective, ...]:
-        """All collectives, in their order."""
+        """All collectives, in order."""
         return self.prologue + self.epilogue + self.update

@@ -1,4 +1,4 @@
-"""Tensors, segments, their cuts into F, I and W, and what is emitted of them."""
+"""Tensors, segments, their cuts into F, I and W, and emitted segments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runtime.contract.slices import Slice
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An abstract tensor: `shape` holds ints, "R" (rows an expert rank receives) or "R/128" (tiles of R, rounded up),
-    "P" or "X" (copies of tokens, and rows, that it forwards inside its node).
+    """An abstract tensor. Extents are ints, "R" (rows that an expert rank receives), "R/128" (tiles of R, rounded up),
+    "P" (token copies to forward inside the node) or "X" (rows that it forwards).
 
-    `alias` names the value of the same segment in whose storage this one lives ("" = its own storage).
+    `alias` names the value of the same segment whose storage this one shares ("": it owns its storage).
     """
 
     name: str
@@ -26,23 +26,23 @@ class Buffer:
     alias: str = ""
 
     def named(self, name: str, alias: str = "") -> Buffer:
-        """The tensor under another name; `alias`: that of the value in whose storage it lives."""
+        """The tensor under another name, sharing the storage of `alias` if given."""
         return Buffer(name, self.shape, self.dtype, alias)
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes if the shape is static and owns its storage, else 0."""
+        """Bytes if the shape is static and it owns its storage, else 0."""
         return 0 if self.alias or has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
     def bytes_at(self, rows: int, copies: int = 0, forwarded: int = 0) -> int:
-        """Bytes with so many received rows, copies and rows that are forwarded; 0 if the storage is not its own."""
+        """Bytes for these numbers of received rows, copies and forwarded rows; 0 if it does not own its storage."""
         if self.alias:
             return 0
-        return tensor_bytes(tuple(extent_at(each, rows, copies, forwarded) for each in self.shape), self.dtype)
+        return tensor_bytes(tuple(extent_at(extent, rows, copies, forwarded) for extent in self.shape), self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per received row, rounded up, if the shape depends on R and the storage is its own, else 0."""
+        """Bytes per received row, rounded up, if the shape depends on R and it owns its storage, else 0."""
         return 0 if self.alias or not has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
 
@@ -64,31 +64,28 @@ class Output:
     grad: bool = True
 
 
-# still: a weight that stays as it is in this phase of a run, and keeps its state of the optimizer; frozen: one that
-# stays as it is, without; bias: a router's balancing bias, not trained by the optimizer; slots: which place of the
-# layer each expert has; table: the experts that each token goes to
+# still: a weight that is not trained in this phase of a run but keeps its optimizer state; frozen: one without
+# optimizer state; bias: a router's balancing bias, not trained by the optimizer; slots: the slot of each expert in the
+# layer; table: the experts of each token id
 Role = Literal["parameter", "still", "frozen", "bias", "slots", "table"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
-    """How tensor ranks split a logical parameter: along a dimension, and each of its parts evenly.
+    """How a logical parameter is sharded over tensor ranks: along one dimension, and each of its parts evenly."""
 
-    `parts`: what a rank has of each part of a fused product; of a plain one there is one.
-    """
-
-    dimension: int  # of one expert where experts are stacked
-    parts: tuple[int, ...]
+    dimension: int  # of one expert if experts are stacked
+    parts: tuple[int, ...]  # a rank's extent of each part of a fused product; one part if it is not fused
     ranks: int
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the logical parameter of which a rank has `shape`."""
+        """The shape of the logical parameter, if a rank's shard has `shape`."""
         d = self.dimension
         assert shape[d] == sum(self.parts), (shape, self)
         return (*shape[:d], shape[d] * self.ranks, *shape[d + 1 :])
 
     def slice_of(self, rank: int) -> Slice:
-        """What a tensor rank holds: its place in every part."""
+        """The slice that a tensor rank holds: its range of every part."""
         ends = tuple(accumulate(self.ranks * part for part in self.parts))
         firsts = (end - (self.ranks - rank) * part for end, part in zip(ends, self.parts, strict=True))
         return Slice(self.dimension, tuple((at, at + part) for at, part in zip(firsts, self.parts, strict=True)))
@@ -96,32 +93,32 @@ class TensorSplit:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A weight a segment reads, by its local name. `stack` > 0: that many experts stacked in dimension 0."""
+    """A weight that a segment reads, by its local name. `stack` > 0: this many experts are stacked in dimension 0."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     stack: int = 0
-    grad: bool = True  # False: this segment has no gradient for it; a buffer such as the balancing bias never has one
-    # Nothing that is traced or emitted depends on what follows, so segments that differ in it are one.
+    grad: bool = True  # whether this segment computes a gradient for it; buffers such as the balancing bias have none
+    # Nothing that is traced or emitted depends on the following fields, so they do not distinguish segments.
     role: Role = field(default="parameter", repr=False, compare=False)
-    init: float | None = field(default=0.0, repr=False, compare=False)  # deviation of the first values; None: ones
-    uniform: bool = field(default=False, repr=False, compare=False)  # whether they are even between two bounds
-    mean: float = field(default=0.0, repr=False, compare=False)  # of the first values, unless they are ones
+    init: float | None = field(default=0.0, repr=False, compare=False)  # std of the initial values; None: ones
+    uniform: bool = field(default=False, repr=False, compare=False)  # whether initial values are uniform, else normal
+    mean: float = field(default=0.0, repr=False, compare=False)  # of the initial values, unless they are ones
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
-    path: str = field(default="", repr=False, compare=False)  # its name below its block, if the layer's table has none
+    path: str = field(default="", repr=False, compare=False)  # name relative to its block, if the layer has no entry
     split: TensorSplit | None = field(
         default=None, repr=False, compare=False
-    )  # `shape` is what a tensor rank has of it
-    # Rows of each matrix that lies in the logical parameter, one below another: of published weights, which are not
-    # fused. Nothing for what is no matrix of a layer: a vector, the embedding, the head.
+    )  # how it is sharded; `shape` is that of a shard
+    # Rows of each of the matrices stacked in the logical parameter, as published weights have them unfused. () if it is
+    # not a matrix of a layer: a vector, the embedding, the head.
     matrices: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """An input or output of a segment that is not kept for the backward, which makes it again: it is the first result
-    of `op(*args)` on parameters, inputs and constants of the segment.
+    """An input or output of a segment that is not saved for the backward but recomputed there, as the first result of
+    `op(*args)` on parameters, inputs and constants of the segment.
     """
 
     value: str
@@ -129,16 +126,15 @@ class Remade:
     args: tuple[str | float, ...]
 
 
-SUM = "sum"  # in `recompute`, of a layer that is run again: a sum in front is made of its parts again, too
+SUM = "sum"  # in `recompute`, for a layer that is run again: the sum at its beginning is recomputed, too
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A pure function of parameters and inputs, cut at communication. `function(ops, p, *inputs) -> tuple`.
+    """A pure function of parameters and inputs, between communications: `function(ops, p, *inputs) -> tuple`.
 
-    `p` has one attribute per parameter. Two segments with equal `key` are traced once. The function, a frozen value of
-    a layer, is part of the key, so that no setting of it can be forgotten. `constants` are those of its settings that
-    the text of the segment shows.
+    `p` has one attribute per parameter. Segments with equal `key` are traced once. The function, a frozen value of a
+    layer, is part of the key, so that every setting counts. `constants` are the settings that the emitted text shows.
     """
 
     kind: str
@@ -148,15 +144,15 @@ class Segment:
     outputs: tuple[Output, ...]
     constants: tuple[
         tuple[str, int | float | bool | str | tuple[int | float, ...]], ...
-    ] = ()  # whatever else the function closes over
-    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/model/segments/recompute.py
+    ] = ()  # settings of the function
+    recompute: tuple[str, ...] = ()  # names of what the backward recomputes: compiler/model/segments/recompute.py
     remade: tuple[Remade, ...] = ()
     stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/model/segments/storage.py
-    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/model/segments/fuse.py
+    fused: tuple[str, ...] = ()  # names of fusion passes: compiler/model/segments/fuse.py
 
     @property
     def repeats(self) -> bool:
-        """Whether the backward computes the whole segment again. Context ranks have attention in two."""
+        """Whether the backward recomputes the whole segment. `project` and `attend` are the two halves of attention."""
         return {"project": "attention", "attend": "attention"}.get(self.kind, self.kind) in self.recompute
 
     @cached_property
@@ -165,15 +161,15 @@ class Segment:
 
     @property
     def shown(self) -> tuple[Any, ...]:
-        """The parts that the emitted text of the segment shows, as a key. In a build it is equal where `key` is, else
-        the emission fails."""
+        """The parts of the key that the emitted text of the segment shows. Emission fails if segments of a build differ
+        in anything else."""
         again = (*self.recompute, *self.remade, *self.stored)
         return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)
 
 
 def _identity(value: Any) -> Any:
-    """Return a value that is equal for functions with equal settings. A `partial` equals itself alone, so its function
-    and arguments stand for it, also where it is a step of a layer."""
+    """Return a value that is equal for functions with equal settings. A `partial` only equals itself, so it is replaced
+    by its function and arguments, at any depth."""
     if isinstance(value, partial):
         return (value.func, *map(_identity, value.args), *sorted(value.keywords.items()))
     settings = getattr(value, "__dataclass_fields__", None) if callable(value) else None
@@ -198,8 +194,8 @@ class Signature:
 class Cost:
     """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
 
-    `ops`: that of each op by itself, in order: what they cost depends on which op it is, and on the `shape` and `dtype`
-    of its kernel (compiler/machine/rates/table.py), which only these have.
+    `ops`: the cost of each op, in order. Its time depends on the op and on the `shape` and `dtype` of its kernel
+    (compiler/machine/rates/table.py), which are set only in these.
     """
 
     flops: int = 0
@@ -213,22 +209,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A parameter that products read in eight bits, and the tensors in which a device holds it so.
+    """A parameter that products read quantised, and the tensors of its quantised copy on a device.
 
-    In this order: data and scales, and both of the transposed parameter, which products for input gradients read.
+    In this order: data and scales, then both of the transposed parameter, which products for input gradients read.
     """
 
     param: str
-    tensors: tuple[Buffer, ...]  # their names begin with that of the parameter
+    tensors: tuple[Buffer, ...]  # their names begin with the parameter's
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all tensors."""
         return sum(tensor.fixed_bytes for tensor in self.tensors)
 
     def names_of(self, parameter: str) -> dict[str, str]:
-        """The names of the tensors of a parameter, by their local names: of `layers.0.ffn.up`, up_fp8 →
-        layers.0.ffn.up_fp8."""
+        """Local name → name of each tensor for a parameter: for `layers.0.ffn.up`, up_fp8 → layers.0.ffn.up_fp8."""
         return {tensor.name: parameter + tensor.name.removeprefix(self.param) for tensor in self.tensors}
 
 
@@ -237,39 +232,35 @@ Inside = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]  # by function: (by
 
 @dataclass(frozen=True)
 class Cut:
-    """A segment cut into F, I and W. I or W without returns and accumulators has an empty signature."""
+    """A segment cut into F, I and W. I or W has an empty signature if it has neither returns nor accumulators."""
 
     F: Signature  # args: params then inputs; returns: outputs then saved
-    I: Signature  # args: params, inputs, outputs, saved (those needed), tangents; returns: d_<input> then deferred
-    W: Signature  # args: g_<param>, then inputs, outputs, saved, tangents, deferred (those needed); returns: none
+    I: Signature  # args: params, inputs, outputs, saved (as needed), tangents; returns: d_<input> then deferred
+    W: Signature  # args: g_<param>, then inputs, outputs, saved, tangents, deferred (as needed); returns: none
     outputs: tuple[Buffer, ...]
     saved: tuple[Buffer, ...]  # made by F for I or W, beyond inputs and outputs
     gradients: tuple[Buffer, ...]  # d_<input>
     deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
     costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
-    inside: Inside = ()  # what a call needs beside what it takes and returns, at the nodes where that is most
-    quantised: tuple[Quantised, ...] = ()  # parameters that products read in eight bits
+    inside: Inside = ()  # peaks of the memory of a call, besides its arguments and results
+    quantised: tuple[Quantised, ...] = ()  # parameters that products read quantised
 
     def inside_bytes(self, phase: str, rows: int) -> int:
-        """The most that a call of F, I or W needs inside, for so many received rows."""
+        """The peak memory inside a call of F, I or W for this number of received rows."""
         points = next((points for name, points in self.inside if name == phase), ())
         return max((fixed + row * rows for fixed, row in points), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A call of an op in an emitted segment. `kernel`: its file of kernels/, "" where the reference op always runs;
-    then there is a `reason`.
-
-    `parts`: the ops that a fused one stands for; `saved`, `saved_row`: bytes that these would move beyond its own.
-    """
+    """A call of an op in an emitted segment."""
 
     function: str  # F, I or W
     op: str
-    kernel: str = ""
-    parts: tuple[str, ...] = ()
-    saved: int = 0
-    saved_row: int = 0
+    kernel: str = ""  # its file in kernels/; "" if the reference op always runs, for a `reason`
+    parts: tuple[str, ...] = ()  # the ops that a fused op replaces
+    saved: int = 0  # bytes that the fused op saves over these
+    saved_row: int = 0  # bytes per received row likewise
     reason: str = ""
 
 
@@ -280,5 +271,5 @@ class SegmentCode:
     name: str
     source: str
     ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
-    kernels: tuple[tuple[str, str], ...] = ()  # (file of kernels/ without suffix, source text)
+    kernels: tuple[tuple[str, str], ...] = ()  # (file in kernels/ without suffix, source text)
     calls: tuple[Emitted, ...] = ()  # in the order of its functions

@@ -144,7 +144,7 @@ def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[StageStep
     """The embeddings of tokens; of all rows, where a tensor rank has some of the vocabulary, and summed over all."""
     if not place.spec.splits_vocabulary:
         return (_use(place, "embed", site, "", (tokens,), (out,)),)
-    sums, part = f"{out}_sums", replace(place, part=True)
+    sums, part = f"{out}_sums", replace(place, tensor_shard=True)
     return _use(part, "embed", site, "", (tokens,), (sums,)), scatter(place, site, sums, out)
 
 
@@ -157,7 +157,7 @@ def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[St
     rows, parts, all_parts = f"{h}_rows", f"{loss}_part", f"{loss}_parts"
     return (
         gather(place, site, h, rows),
-        _use(replace(place, part=True), "head", site, "", (rows, f"part_{targets}", "tensor_rank"), (parts,)),
+        _use(replace(place, tensor_shard=True), "head", site, "", (rows, f"part_{targets}", "tensor_rank"), (parts,)),
         scatter_parts(place, site, parts, all_parts),
         _use(place, "loss", f"{block}loss", "", (all_parts, targets), (loss,)),
     )
@@ -208,7 +208,7 @@ class _LayerAgain:
     """The layers at one place, each of which is run again."""
 
     def __init__(self, place: Place, cut_of: CutOf) -> None:
-        self._plain, self._inside = replace(place, inside=()), replace(place, inside=(*LAYERS, SUM))
+        self._plain, self._inside = replace(place, recomputed=()), replace(place, recomputed=(*LAYERS, SUM))
         self._again = Again(cut_of)
 
     def __call__(self, _: Place, name: str, prefix: str, h: str) -> StageBlock:
@@ -218,7 +218,7 @@ class _LayerAgain:
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageStep, ...]:
     """A layer of which tensor ranks have parts, and rows of what is between them. To experts they are as data ranks."""
-    part = replace(place, part=True)
+    part = replace(place, tensor_shard=True)
     steps: list[StageStep] = []
 
     def between(kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:

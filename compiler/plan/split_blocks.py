@@ -77,13 +77,13 @@ def most_held(spec: Spec, rows: int) -> Received:
 
 def gather(place: Place, site: str, x: str, out: str) -> Communication:
     """The rows `x` of every tensor rank, put together as `out`."""
-    given, taken = _rows(place, x, place.T), _rows(place, out, place.of_tensor_ranks)
+    given, taken = _rows(place, x, place.T), _rows(place, out, place.tokens_of_context_rank)
     return _communication("gather", site, "tp", given, taken)
 
 
 def scatter(place: Place, site: str, y: str, out: str) -> Communication:
     """The sum of what every tensor rank has as `y`; each gets its rows, as `out`."""
-    given, taken = _rows(place, y, place.of_tensor_ranks), _rows(place, out, place.T)
+    given, taken = _rows(place, y, place.tokens_of_context_rank), _rows(place, out, place.T)
     return _communication("scatter", site, "tp", given, taken)
 
 
@@ -122,7 +122,7 @@ def _rows(place: Place, name: str, count: int) -> Buffer:
 def scatter_parts(place: Place, site: str, y: str, out: str) -> Communication:
     """The parts of the cross entropy that every tensor rank has as `y`, side by side; each gets its rows, as `out`."""
     columns, dtype = place.spec.parallel.tensor + 1, place.wide_dtype
-    given, taken = (Buffer(y, (place.of_tensor_ranks, columns), dtype), Buffer(out, (place.T, columns), dtype))
+    given, taken = (Buffer(y, (place.tokens_of_context_rank, columns), dtype), Buffer(out, (place.T, columns), dtype))
     return _communication("scatter", site, "tp", given, taken)
 
 

@@ -68,12 +68,12 @@ def test_one_that_fails_is_named_and_the_others_go_on(journal: Path, kind: str, 
 
 def test_one_that_hangs_is_given_up(journal: Path) -> None:
     records = run(journal, 3, limit_s=2.0, bad="hangs")
-    assert records["bad"].failed.endswith(": said nothing for 2 s") and len(records["bad"].rounds) < 3
+    assert records["bad"].failed.endswith(": sent nothing for 2 s") and len(records["bad"].rounds) < 3
 
 
 def test_one_that_never_is_ready_is_given_up(journal: Path) -> None:
     records = compete(fakes(journal, mute="mute"), 1, journal.parent / "logs", prepare_s=0.5)
-    assert (records["mute"].failed, records["mute"].rounds) == ("preparation: said nothing for 0.5 s", [])
+    assert (records["mute"].failed, records["mute"].rounds) == ("preparation: sent nothing for 0.5 s", [])
 
 
 def test_one_that_cannot_start_is_named(journal: Path) -> None:
@@ -85,7 +85,7 @@ def test_out_of_turn_nobody_runs(journal: Path) -> None:
     """A contestant with a spinning thread is stopped out of turn; one that cannot be stopped fails."""
     records = run(journal, 2, restless="restless", escaped="escaped", burns="burns")
     assert not records["restless"].failed and records["restless"].idle_processor_s <= IDLE_S
-    assert "of the processor while others had their turn" in records["escaped"].failed
+    assert "of CPU time during the turns of others" in records["escaped"].failed
     assert records["escaped"].failed.startswith("round ")
     assert not records["burns"].failed and len(records["burns"].rounds) == 2
 

@@ -193,7 +193,7 @@ def test_a_curve_is_of_the_steps_that_were_reached(tmp_path: Path, monkeypatch: 
     one.folder.mkdir()
     rows = [{"step": n, "loss": 8.0 - n, "tokens_per_s": 10.0 * n} for n in range(1, 5)]
     (one.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5')
-    (one.folder / "said").write_text("error: it broke")
+    (one.folder / "log").write_text("error: it broke")
     assert training.curve(one, 0) == {"losses": [7.0, 6.0, 5.0, 4.0], "tokens_per_s": 35.0}
     assert training.curve(one, 1)["failed"] == "error: it broke"
     assert training.apart([7.0, 6.0], [7.0, 6.5, 5.0]) == 0.5 and training.apart([], [1.0]) is None

@@ -143,4 +143,4 @@ def test_a_build_is_said_with_its_digest_and_folder(
 def test_a_place_that_cannot_be_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.md").write_text("mine")
     assert main(["compile", str(TINY), "-o", str(tmp_path)]) == 2
-    assert f"error: {tmp_path} is not empty and holds no build of dsc" in capsys.readouterr().err
+    assert f"error: {tmp_path} is not empty and is not a build of dsc" in capsys.readouterr().err

@@ -40,13 +40,13 @@ def test_steps_that_hold_more_than_those_of_the_largest_batch_are_told() -> None
     few, many = (lowered.certificates[f"train_{n}"].peak_bytes[rank] for n in (30, 34))
     largest = memory.total - memory.activations + many
     assert memory.activations == few > many
-    when = f"the most, {size(memory.total)} in steps of 30 micro-batches (interleaved; {size(largest)} in those of 34)"
-    for devices, mend in ((largest, "steps of the largest batch fit"), (largest - 1, "shows edits that mend it")):
+    steps = f"in steps of 30 micro-batches (interleaved; {size(largest)} in those of 34)"
+    for devices, hint in ((largest, "steps of the largest batch"), (largest - 1, "suggests edits that make it fit")):
         device = spec.cluster.node.device.model_copy(update={"memory": devices})
         node = spec.cluster.node.model_copy(update={"device": device})
         smaller = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})})
         said = does_not_fit(smaller, lowered)
-        assert f"those of rank {rank} {when}; " in said and mend in said
+        assert f"rank {rank} needs the most, {size(memory.total)} {steps}; " in said and hint in said
 
 
 def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:

@@ -1,8 +1,8 @@
-"""Triton kernels as emitted source: one row for each op that has one, its reference being the op in `runtime/ops`.
+"""Triton kernels as emitted source: one row per op that has a kernel. The reference is the op in `runtime/ops`.
 
-A module with a template beside it (`rmsnorm.py`, `rmsnorm.py.j2`) is a family of kernels. Its `OPS` has a row for each
-op: a function from the number of SMs and the op's own arguments to the choice of a kernel. Ops that share a file make
-the same choice.
+A module with a template next to it (`rmsnorm.py`, `rmsnorm.py.j2`) is a family of kernels. Its `OPS` has a row for each
+op: a function from the number of SMs and the op's arguments to the choice of a kernel. Ops that share a file make the
+same choice.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
 
 
 def _rows() -> dict[str, Callable[..., KernelChoice | None]]:
-    """The rows of all families, by op."""
-    found: dict[str, Callable[..., KernelChoice | None]] = {}
+    """Merge the rows of all families, by op."""
+    merged: dict[str, Callable[..., KernelChoice | None]] = {}
     for template in sorted(Path(__file__).parent.glob("*.py.j2")):
         family = template.name.removesuffix(".py.j2")
-        if template.with_name(f"{family}.py").is_file():  # others are included
+        if template.with_name(f"{family}.py").is_file():  # templates without a module are included by others
             rows = import_module(f"{__name__}.{family}").OPS
-            assert not rows.keys() & found.keys(), f"two kernels of {rows.keys() & found.keys()}"
-            found |= rows
-    return found
+            assert not rows.keys() & merged.keys(), f"two kernels of {rows.keys() & merged.keys()}"
+            merged |= rows
+    return merged
 
 
 KERNELS = _rows()
 
 
 def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile | None:
-    """The kernel file that holds function `op` for these arguments, or None if the reference op runs.
+    """The kernel file with function `op` for these arguments, or None if the reference op runs.
 
-    `arguments` are those of the op's call, in order: `Buffer` for tensors (rows may be "R"), plain constants else.
-    `num_sms` is how many SMs compute may use: the device's less those kept for communication. The text depends
-    on nothing else, and not on the number of rows.
+    `arguments`: those of the call, in order: `Buffer` for tensors (rows may be "R"), else plain constants. `num_sms`:
+    SMs for compute, without those reserved for communication. The text depends on nothing else, and not on the number
+    of rows.
     """
     if op in ON_TORCH or of_cpus(op):
         return None
@@ -49,12 +49,12 @@ def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile
 
 
 def reason(op: str, arguments: Sequence[Any]) -> str:
-    """Why an op has no kernel file for these arguments, for which `emit_kernel` gave none."""
+    """Why `emit_kernel` returns None for these arguments."""
     if op in ON_TORCH:
         return ON_TORCH[op]
     if of_cpus(op):
         return "its format is computed on CPUs alone"
     if op not in KERNELS:
         return "nobody has written a kernel for it"
-    dtypes = {each.dtype for each in arguments if isinstance(each, Buffer)}
+    dtypes = {argument.dtype for argument in arguments if isinstance(argument, Buffer)}
     return f"its kernel does not take {'FP64' if 'float64' in dtypes else 'these sizes and dtypes'}"

@@ -1,4 +1,4 @@
-"""Activations beside SwiGLU, with a gate and without: when the Triton kernels apply and how they launch.
+"""Activations other than plain SwiGLU, gated or not: when the Triton kernels apply and how they launch.
 
 Their text is activation.py.j2.
 """
@@ -18,7 +18,7 @@ GATED, PLAIN = ("geglu", "geglu_tanh"), ("gelu", "gelu_tanh", "relu2")
 
 
 def choose(op: str, h: Buffer, *constants: float) -> KernelChoice | None:
-    """Rows of two halves, gate and up, or without a gate of what is activated: 16 elements of each a thread."""
+    """Rows of two halves, gate and up, or of one half without a gate. 16 elements of each half per thread."""
     gated = op not in PLAIN
     inner = int(h.shape[1]) // (2 if gated else 1)
     if h.dtype not in BYTES:
@@ -44,7 +44,7 @@ def choose(op: str, h: Buffer, *constants: float) -> KernelChoice | None:
 
 
 def _rows(op: str) -> dict[str, Callable[..., KernelChoice | None]]:
-    """The rows of an op and of its gradient."""
+    """The rows for an op and its gradient."""
     return {
         op: lambda sms, h, *constants: choose(op, h, *constants),
         f"{op}_dgrad": lambda sms, dy, h, *constants: choose(op, h, *constants),

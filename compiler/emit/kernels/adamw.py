@@ -7,7 +7,7 @@ from collections.abc import Callable
 from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice
 from compiler.ir import Buffer
 
-FILE = "adamw"  # one text for all dtypes, so that the runtime finds it by this name
+FILE = "adamw"  # one text for all dtypes; the runtime finds it by this name
 
 STREAMS = {"_update": ("ld.global.L1::evict_first", "st.global.cs")}
 
@@ -15,7 +15,7 @@ STREAMS = {"_update": ("ld.global.L1::evict_first", "st.global.cs")}
 def _of(
     master: Buffer, gradients: Buffer, moment1: Buffer, moment2: Buffer, rounded: Buffer | None
 ) -> KernelChoice | None:
-    """FP32 master weights, gradients and moments in FP32 or BF16, and what segments read in BF16, if it is apart."""
+    """FP32 master weights; gradients and moments in FP32 or BF16; and BF16 weights, if they are separate."""
     if master.dtype != "float32" or any(part.dtype not in BYTES for part in (gradients, moment1, moment2)):
         return None
     if rounded is not None and rounded.dtype != "bfloat16":

@@ -1,6 +1,7 @@
-"""Attention with RoPE, latent, grouped and bounded: when the Triton kernels apply and how they launch.
+"""Attention with RoPE (latent, grouped-query and bounded): when the Triton kernels apply and how they launch.
 
-Their text is attention.py.j2 and attention_dgrad.py.j2, which include attention_shared.j2.
+Their text is attention.py.j2 and attention_dgrad.py.j2, which include attention_shared.j2. Comments on spills name the
+Triton version, such as 3.9, and the architecture if they are not of sm_90.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice, VariableName, in_name, places, power_of_two
 from compiler.ir import Buffer
 
-_ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
+_ONCE = "ld.global.L1::evict_first"  # for queries, or keys and values, that only one tile reads
 STREAMS = {
     "_turn": (_ONCE,),
     "_forward": (_ONCE, "st.global.cs"),
@@ -21,41 +22,41 @@ STREAMS = {
     "_total_key_gradient": (_ONCE,),
 }
 
-L2_BYTES = 24 * 2**20  # for what tiles share: half of sm_90's, as queries and results pass through it too
+L2_BYTES = 24 * 2**20  # for data that tiles share: half of L2 on sm_90, as queries and results pass through it, too
 
 
 class Bounds(NamedTuple):
-    """What bounds attention: the keys that a query sees, S of them if all; the softcap, 0 if none; whether sinks do."""
+    """The bounds of bounded attention."""
 
-    window: int
-    softcap: float
+    window: int  # keys that a query sees; S: all
+    softcap: float  # 0: none
     sinks: bool
 
     def __str__(self) -> str:
-        """Them as the end of a kernel's name."""
+        """The suffix of a kernel's name."""
         return f"_w{self.window}" + f"_c{in_name(self.softcap)}" * bool(self.softcap) + "_sinks" * self.sinks
 
 
 class Shape(NamedTuple):
-    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope."""
+    """The sizes of attention. It is latent if nope > 0."""
 
-    S: int
-    H: int
-    group: int
-    nope: int
-    rope: int
-    value: int
+    S: int  # tokens of a sequence
+    H: int  # query heads
+    group: int  # query heads that share a key head
+    nope: int  # columns of a query or key head that are not rotated
+    rope: int  # columns that are
+    value: int  # columns of a value head
 
 
 class AttentionOptions(NamedTuple):
     """Options of an attention kernel.
 
-    kept: the result is E5M6, of which the forward makes E4M3 as well. both: gradients of keys and values are E4M3, by
-    rows and by columns. For either, values are a tile wide (`compiler.model.segments.passes` says what else).
-    documents: sequences may hold several, which are kept apart. queries: of each sequence, at positions that are
-    loaded; 0 if they are those of all S, whose positions are known. With positions the first key that a query sees is
-    loaded as well, so that the text for documents serves them, and windows too. peaks: the forward also gives the
-    largest logit of each head. It has that of each row, unless logits are capped or a sink is among them.
+    kept: the output is E5M6, and the forward also returns it in E4M3. both: gradients of keys and values are E4M3, by
+    rows and by columns. For either, values must be a tile wide (further conditions: `compiler.model.segments.passes`).
+    documents: sequences may hold several documents, which are masked from one another. queries: number of queries per
+    sequence whose positions are loaded; 0 if the queries are all S tokens. With positions the first key that a query
+    sees is loaded as well, so the text for documents handles them, and windows too. peaks: the forward also returns the
+    largest logit of each head. It takes the maxima of rows, which are not available with a softcap or sinks.
     """
 
     documents: bool
@@ -95,9 +96,10 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Attent
     forward, by_queries, by_keys, by_values = _launches(
         S, keys, blocks["VALUE"], dtype, ragged, windowed, documents, positions
     )
-    if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
+    if kept and S % 128:  # row masks with two output formats: with 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
-    # No power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100; of a part of a block at loaded positions 16.
+    # With H not a power of two, dv with 64 queries spills 8 bytes on 3.6 for sm_100; with a partial block of queries at
+    # loaded positions, 16.
     if by_values and (queries % 128 or (documents and H & (H - 1))):
         by_values["M"] = min(by_values["M"], 32)
     return KernelChoice(
@@ -117,16 +119,16 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Attent
             ("WINDOW", window),
             ("SOFTCAP", softcap),
             ("BEND", bend),
-            ("LOW", VariableName("low") if windowed or documents else 0),  # where keys of a block of queries begin
-            ("STOP", VariableName("stop" if windowed or documents else "end")),  # where queries of a block of keys end
+            ("LOW", VariableName("low") if windowed or documents else 0),  # first key of a block of queries
+            ("STOP", VariableName("stop" if windowed or documents else "end")),  # end of the queries of a block of keys
             ("QUERIES_OF_SEQUENCE", queries),
-            ("Q", VariableName("Q" if positions else "S")),  # how many these are
-            ("BEGIN", VariableName("begin" if positions else "start")),  # the first of them
-            ("PLACE", VariableName("place" if positions else "m")),  # where each of a block stands
+            ("Q", VariableName("Q" if positions else "S")),  # number of queries of a sequence
+            ("BEGIN", VariableName("begin" if positions else "start")),  # the first query
+            ("PLACE", VariableName("place" if positions else "m")),  # the positions of a block of queries
             (
                 "FRONT",
                 VariableName("front" if positions else "first"),
-            ),  # the first position of a block, or where queries begin
+            ),  # the first position of a block, or the first query
             ("ahead", dtype != "float32"),
             ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
@@ -157,10 +159,12 @@ Launch = dict[str, int | bool]
 def _launches(
     S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool, documents: bool, positions: bool
 ) -> tuple[Launch, Launch, Launch, Launch | None]:
-    """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths.
+    """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths. The last is None if dk
+    and dv are computed together.
 
-    Tiles as large as neither spill nor want too much memory. Three stages: with two, the next block is asked for after
-    the last product that reads this one, and nothing hides its way. At V3's 192 and 128, on Triton 3.9 and 3.6:
+    Tiles are as large as possible without spills or too much shared memory. Three stages: with two, the next block is
+    requested after the last product that reads this one, and its latency is not hidden. For V3's widths of 192 and 128,
+    on Triton 3.9 and 3.6:
 
                   M    N   registers   shared bytes    alternatives
         forward  128   64   220  231        188416     N 128: 256 KiB, or two stages
@@ -168,34 +172,34 @@ def _launches(
         dk        64  128   240  255        205824     M 128: 160 bytes spilled, 192 on 3.6
         dv        64  128   157  189        172544     with dk: 112 bytes spilled, 144 on 3.6
 
-    On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers for each sum 237648 and 238672 on 3.6.
+    On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers per accumulator 237648 and 238672 on 3.6.
     """
     together = width + value <= (144 if dtype == "float32" else 160)
     eight, four = 8, 4  # warps
     if dtype == "float32":  # products without tensor cores
-        # On 3.6, 32 rows of wide heads spill 120 bytes in the forward for sm_100; of 160 columns 8 there, and for
-        # sm_90 16 in dk and dv together. Of 160 columns dq spills 16 in eight warps on 3.6, of 320 128 in four on 3.9;
-        # dk of 320 spills 16 to 16 keys on 3.6 for sm_100.
+        # On 3.6, 32 rows of wide heads spill 120 bytes in the forward for sm_100; with 160 columns they spill 8 there,
+        # and for sm_90 16 in dk and dv together. dq spills 16 bytes with 160 columns and eight warps on 3.6, and 128
+        # with 320 columns and four warps on 3.9; dk with 320 columns and 16 keys spills 16 on 3.6 for sm_100.
         rows = 32 if together else 16
-        # Of narrow heads 16 keys spill 8 bytes on 3.9 for sm_90; at loaded positions, of 80 columns 8 for sm_100.
+        # Narrow heads spill 8 bytes with 16 keys on 3.9 for sm_90; at loaded positions, 80 columns 8 for sm_100.
         columns = 32 if width + value <= 64 or (positions and together) else 16
         forward, stages = (rows, columns, eight), 1
         queries = (32, 16, four if not together and width + value <= 192 else eight)
-        # Of 256, with documents beside a window, dk spills 8 to 16 keys on 3.6.
+        # With 256 columns, documents and a window, dk with 16 keys spills 8 bytes on 3.6.
         by_keys = (32, 32, eight) if 256 - documents < width + value <= 320 else (16, rows, eight)
     elif ragged:  # rows are copied element by element
-        # Of narrow heads eight warps spill 8 bytes in the forward on 3.6 for sm_100.
+        # Narrow heads spill 8 bytes in the forward with eight warps on 3.6 for sm_100.
         forward, stages = (64, 32, four if width + value <= 64 else eight), 1
         queries, by_keys = (64, 32, eight), (32, 64, eight)
-    elif width > 192:  # of 256 columns all larger tiles spill: 128 and 64 in the forward 160 bytes, 64 and 64 in dq 112
+    elif width > 192:  # with 256 columns larger tiles spill: 128 × 64 in the forward 160 bytes, 64 × 64 in dq 112
         forward, queries, by_keys, stages = (128, 32, eight), (64, 32, eight), (32, 64, eight), 2
     else:
         columns = 128 if width + value <= 128 else 64
-        # In a single block of queries, M 64 spills 16 bytes on 3.9. Of 128 columns of scores beside values of 32 the
-        # forward is a trap, on 3.6 for sm_100.
-        # Beside a window, heads of 128 spill 8 bytes in the forward for sm_100 on 3.6.
+        # With a single block of queries, M 64 spills 16 bytes on 3.9. With 128 columns of scores and values of 32, the
+        # forward compiles to a trap on 3.6 for sm_100.
+        # With a window, heads of 128 spill 8 bytes in the forward for sm_100 on 3.6.
         forward = (128, 32 if windowed and width + value > 128 else 64, eight)
-        # At loaded positions dq of heads of 128 spills 8 bytes on 3.6 for sm_100 of 64 keys, in two stages too.
+        # At loaded positions dq of heads of 128 spills 8 bytes with 64 keys on 3.6 for sm_100, also with two stages.
         queries, stages = (128, 32 if positions and 128 < width + value <= 256 else columns, eight), 3
         by_keys = (64 if S >= 128 else 32, 128, eight)
 
@@ -203,8 +207,8 @@ def _launches(
         return {"M": rows, "N": columns, "num_warps": warps, "num_stages": stages, **FUSION}
 
     keys = {"DK": True, "DV": together, **launch(*by_keys)}
-    # In FP32 32 queries and keys spill 16 bytes on 3.6; beside a window, 16 spill 8 there, and 32 none. With
-    # documents 16 spill 8 on 3.9 in heads of 128, and 32 keys of wider ones 8 on 3.6.
+    # In FP32, 32 queries and keys spill 16 bytes on 3.6; with a window 16 spill 8 there, and 32 none. With documents 16
+    # spill 8 on 3.9 for heads of 128, and 32 keys of wider heads 8 on 3.6.
     columns = 32 if windowed or (documents and width + value <= 256) else 16
     by_values = by_keys if dtype != "float32" else (32 if windowed else 16, columns, eight)
     values = None if together else {"DK": False, "DV": True, **launch(*by_values)}
@@ -212,18 +216,19 @@ def _launches(
 
 
 def _turn(heads: int, block: int) -> Launch:
-    """2048 columns of several heads of several tokens a program."""
+    """The launch of programs with 2048 columns: several heads of several tokens."""
     num = min(power_of_two(heads), 2048 // block)
     return {"TOKENS": 2048 // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
 
 
 def _power_within(size: int) -> int:
-    """The largest power of two in it, as numbers of heads are: a short last band would leave programs waiting."""
+    """The largest power of two up to `size`, at least 1. Numbers of heads are powers of two, and a short last band
+    would leave programs idle."""
     return 1 << max(0, size.bit_length() - 1)
 
 
 def _options(op: str, q: Buffer, k: Buffer, S: int, arguments: tuple[Any, ...]) -> AttentionOptions:
-    """Options of the op of this name, whose arguments say whether there are documents or loaded positions."""
+    """The options that follow from an op's name and arguments."""
     documents, positions = places(arguments)
     queries = int(q.shape[0]) * S // int(k.shape[0]) if positions else 0
     return AttentionOptions(documents, queries, "_peaks" in op, "e5m6" in op, "both" in op)
@@ -251,7 +256,7 @@ def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *s
 def _of_result(
     choose: Callable[..., KernelChoice | None], op: str, tensors: int = 1
 ) -> Callable[..., KernelChoice | None]:
-    """A row for a gradient, whose arguments have the forward's result in so many tensors, and lse."""
+    """The row for a gradient, whose arguments include the forward's output, in `tensors` tensors, and lse."""
     return lambda sms, do, q, k, v, *rest: choose(sms, op, q, k, v, *rest[tensors + 1 :])
 
 

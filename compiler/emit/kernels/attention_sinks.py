@@ -8,11 +8,11 @@ from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_t
 from compiler.ir import Buffer
 
 STREAMS = {"_partial_gradient": ("ld.global.L1::evict_first",)}
-TILE = 4096  # columns of several heads of several tokens that a program reads at a time
+TILE = 4096  # columns that a program reads at a time: several heads of several tokens
 
 
 def choose(sms: int, acc: Buffer, do: Buffer, o: Buffer, lse: Buffer, sinks: Buffer) -> KernelChoice | None:
-    """Heads of which at least one fits into a tile; about four programs an SM."""
+    """Applies if a head fits into a tile. About four programs per SM."""
     num_heads, group, sequence = int(sinks.shape[0]), int(lse.shape[3]), int(lse.shape[2])
     columns = int(do.shape[1]) // num_heads
     block = power_of_two(columns)

@@ -1,7 +1,6 @@
-"""The calls of ops that a spec's emitted segments make, with the tensors they are given. No torch.
+"""The op calls of a spec's emitted segments, with the shapes and dtypes of their arguments. No torch.
 
-Of a weight that products read in eight bits, that which makes it so is called as well
-(`compiler.model.segments.unpack`).
+They include the calls that quantise weights (`compiler.model.segments.unpack`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Constant = int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How a tensor lies in memory, in elements; "R" is the number of rows."""
+    """The strides and offset of a tensor in memory, in elements; "R" is the number of rows."""
 
     strides: tuple[int | str, ...]
     offset: int = 0  # of its first element
@@ -39,7 +38,7 @@ class KernelCall:
 
     op: str
     arguments: tuple[Buffer | Constant, ...]
-    layouts: tuple[TensorLayout | None, ...]  # of each argument; None for constants and what lies row by row
+    layouts: tuple[TensorLayout | None, ...]  # of each argument; None for constants and contiguous tensors
 
     def __str__(self) -> str:
         parts = [
@@ -50,15 +49,15 @@ class KernelCall:
 
 
 def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[KernelCall, ...]:
-    """Every distinct call of a spec's segments, in their order; of what makes weights of eight bits; and of its
+    """The distinct calls of a spec's segments, including those that quantise weights, in order, then those of its
     optimizer."""
-    different = {segment.key: segment for segment in segments}
-    found = [call for segment in different.values() for call in calls_of(segment)]
-    return tuple(dict.fromkeys([*found, *updates(spec)]))
+    distinct = {segment.key: segment for segment in segments}
+    segment_calls = [call for segment in distinct.values() for call in calls_of(segment)]
+    return tuple(dict.fromkeys([*segment_calls, *updates(spec)]))
 
 
 def updates(spec: Spec) -> tuple[KernelCall, ...]:
-    """The calls of the rows of a spec's optimizer on flat tensors of any number of elements
+    """The calls of the rows of a spec's optimizer, on flat tensors with any number of elements
     (runtime/state/optimizers)."""
     return tuple(_update(spec, row) for row in spec.train.optimizer.rows)
 
@@ -72,12 +71,12 @@ def _update(spec: Spec, optimizer: Optimizer) -> KernelCall:
     flat: list[Argument] = [(Buffer("flat", ("R",), TORCH_DTYPE[dtype]), None) for dtype in dtypes]
     rounded: list[Argument] = [] if apart else [(None, None)]
     settings = optimizer.settings().values()
-    numbers: list[Argument] = [(each, None) for each in (1.0, 1e-3, *settings, 0.1, 1)]
+    numbers: list[Argument] = [(number, None) for number in (1.0, 1e-3, *settings, 0.1, 1)]
     return _call(optimizer.kind, [*flat, *rounded, *numbers])
 
 
 def calls_of(segment: Segment) -> Iterator[KernelCall]:
-    """Calls of one segment: those of F, I and W as they are emitted, with weight gradients added to FP32."""
+    """The calls of one segment: those that quantise its weights, and those of F, I and W as emitted."""
     from compiler.model.segments.interpret import interpret
     from compiler.model.segments.joint import ADD_TO
     from compiler.model.segments.split import split
@@ -90,7 +89,7 @@ def calls_of(segment: Segment) -> Iterator[KernelCall]:
 
 
 def quantising(segment: Segment) -> Iterator[tuple[str, KernelCall]]:
-    """(parameter, the call that makes it of eight bits) of those that products of a segment read so."""
+    """(parameter, the call that quantises it) for each parameter that products of a segment read quantised."""
     from compiler.ir.dtypes import packed_of
     from compiler.model.segments.interpret import interpret
     from compiler.model.segments.storage import operand_weights
@@ -108,7 +107,7 @@ def quantising(segment: Segment) -> Iterator[tuple[str, KernelCall]]:
 
 
 def call_of(joint: Joint, node: OpNode) -> KernelCall:
-    """The call that a node of a split and unpacked joint graph is."""
+    """The call of a node of a split and unpacked joint graph."""
     arguments: list[Argument] = []
     for arg in node.args:
         if not isinstance(arg, str):
@@ -124,20 +123,20 @@ def call_of(joint: Joint, node: OpNode) -> KernelCall:
 
 
 def _view(joint: Joint, value: str) -> TensorLayout | None:
-    """Where a view of some columns lies in the tensor that has them; None for a tensor of its own."""
+    """The layout of a view of columns in the tensor that owns the storage; None if the value owns its storage."""
     from compiler.model.segments.joint import COLUMNS
     from compiler.model.segments.split import view_nodes
 
-    views, first, of = view_nodes(joint), 0, value
-    while of in views and views[of].op == COLUMNS:  # a view of a module that an op of ours reads lies row by row
-        of, low, _ = views[of].args  # type: ignore[assignment]
+    views, first, base = view_nodes(joint), 0, value
+    while base in views and views[base].op == COLUMNS:  # other views that our ops read are contiguous
+        base, low, _ = views[base].args  # type: ignore[assignment]
         assert isinstance(low, int)
         first += low
-    return TensorLayout((joint.tensors[of].shape[1], 1), first) if of != value else None
+    return TensorLayout((joint.tensors[base].shape[1], 1), first) if base != value else None
 
 
 def _call(op: str, arguments: list[Argument]) -> KernelCall:
-    """Arguments named by their places, so that equal calls are equal."""
+    """A call whose arguments are named by position, so that calls with the same shapes are equal."""
     named = tuple(
         replace(part, name=f"a{index}") if isinstance(part, Buffer) else part
         for index, (part, _) in enumerate(arguments)

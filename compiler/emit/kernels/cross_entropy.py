@@ -7,9 +7,9 @@ from collections.abc import Callable
 from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.ir import Buffer
 
-# Logits of a tile at most, 32 of each thread of 4 warps: 90 registers forward and 48 backward on sm_90, so 5 and 10
-# programs of an SM, with 40 and 80 KiB of BF16 on their way. Tiles of half and of twice the size have 36 and 48 KiB
-# forward, and 8 warps have fewer than 4.
+# The most logits of a tile, 32 per thread of 4 warps: 90 registers forward and 48 backward on sm_90, so 5 and 10
+# programs per SM, with 40 and 80 KiB of BF16 in flight. Tiles of half and twice the size have 36 and 48 KiB in flight
+# forward, and 8 warps have less than 4.
 BLOCK = 4096
 
 STREAMS = {
@@ -19,7 +19,7 @@ STREAMS = {
 
 
 def choose(vocab: int, dtype: str, part: bool = False) -> KernelChoice | None:
-    """Rows of `vocab` logits, of all words or a part of them; whole rows in one program, which walks them in blocks."""
+    """Rows of `vocab` logits, of the whole vocabulary or a shard (`part`). A program handles whole rows, in blocks."""
     if dtype not in BYTES:
         return None
     block = min(BLOCK, power_of_two(vocab))

@@ -12,7 +12,7 @@ STREAMS = {
     "_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
 }
 
-# The most outputs of a tile in FP32. Of 128 the input gradient spills 8 to 16 bytes on 3.6, in four warps or eight.
+# The most outputs of a tile in FP32. With 128, the input gradient spills 8 to 16 bytes on 3.6, with 4 or 8 warps.
 FORWARD_TILE, DGRAD_TILE = 128, 64
 
 
@@ -39,11 +39,12 @@ def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Kern
 
 
 def _rows_by_weight(out: int, inner: int, dtype: str, widest: int) -> dict[str, int]:
-    """The launch of y[rows, out] = x[rows, inner] · w: eight warps of 64 × 256 / 4 outputs each where `out` is wide."""
+    """The launch of y[rows, out] = x[rows, inner] · w. If `out` is wide, eight warps, each with 64 × 256 / 4
+    outputs."""
     if dtype == "float32":
         block = _extent(out, widest)
         tile = {"BLOCK_R": 64, "BLOCK_OUT": block, "BLOCK_IN": 16}
-        # Of 32 outputs eight warps or three stages spill 8 bytes on 3.9, of 64 four warps on 3.6.
+        # With 32 outputs, eight warps or three stages spill 8 bytes on 3.9; with 64, four warps do on 3.6.
         warps, stages = (8, 3) if block > 32 else (4, 2)
         return tile | {"BLOCKS": False, "num_warps": warps, "num_stages": stages, **FUSION}
     if _ragged(out, inner, dtype):
@@ -59,7 +60,7 @@ def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
     if dtype == "float32":
         block = _extent(inner, 128)
         tile = {"BLOCK_N": 64, "BLOCK_K": block, "BLOCK_R": 16}
-        # Of 64 columns four warps spill 8 bytes on 3.6 for sm_100.
+        # With 64 columns, four warps spill 8 bytes on 3.6 for sm_100.
         return tile | {"num_warps": 8 if block == 64 else 4, "num_stages": 3, **FUSION}
     if _ragged(out, inner, dtype):
         return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
@@ -69,7 +70,8 @@ def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
 
 
 def _ragged(out: int, inner: int, dtype: str) -> bool:
-    """Whether rows do not begin at 16 bytes: copies of single elements want many addresses, so tiles must be small."""
+    """Whether rows are not aligned to 16 bytes: copies of single elements need many addresses, so tiles must be
+    small."""
     return bool(out * BYTES[dtype] % 16 or inner * BYTES[dtype] % 16)
 
 
@@ -82,7 +84,7 @@ def _extent(size: int, largest: int) -> int:
 
 
 def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> KernelChoice | None:
-    """`experts` is what has shape [E, N, K]; `rows` and `other` meet in one product, so their dtypes must agree."""
+    """`experts` has shape [E, N, K]. `rows` and `other` are multiplied, so their dtypes must agree."""
     E, N, K = (int(extent) for extent in experts.shape)
     if rows.dtype != other.dtype:
         return None

@@ -12,7 +12,7 @@ __all__ = ["OPS", "STREAMS", "choose"]
 
 
 def choose(experts: int, out: int, inner: int, num_sms: int) -> KernelChoice | None:
-    """Weights [experts, out, inner]. Rows begin at multiples of 16 bytes."""
+    """Weights [experts, out, inner]. Rows must be aligned to 16 bytes."""
     if out % 16 or inner % 16:
         return None
     return KernelChoice(
@@ -34,7 +34,7 @@ def choose(experts: int, out: int, inner: int, num_sms: int) -> KernelChoice | N
 
 
 def _of(weights: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
-    """`weights` is what has shape [E, N, K]."""
+    """`weights` has shape [E, N, K]."""
     E, N, K = (int(extent) for extent in weights.shape)
     return choose(E, N, K, num_sms) if rows.dtype == FP8 else None
 

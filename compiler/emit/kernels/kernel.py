@@ -1,4 +1,4 @@
-"""What a kernel file is made of, and how its template becomes source text. No torch, no triton."""
+"""Kernel choices, and the rendering of their templates to source text. No torch, no triton."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import jinja2
 
 from compiler.ir import Buffer
 
-BYTES = {"float32": 4, "bfloat16": 2}  # what the kernels take; other dtypes run on the reference ops
+BYTES = {"float32": 4, "bfloat16": 2}  # dtypes that kernels take; others run on the reference ops
 _HEADER = "# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.\n"
-# In how many parts a program of a persistent kernel draws its tiles from a queue: half of them, half of the rest, …
-# With 4, a launch that lacks SMs takes at most 11% longer than by single tiles, with 3 up to 23%
-# (tests/compiler/emit/kernels/test_queue.py); a part costs a microsecond or two.
+# The number of batches in which a program of a persistent kernel takes tiles from a queue: half of them, half of the
+# rest, … With 4, a launch that gets fewer SMs takes at most 11% longer than with single tiles, with 3 up to 23%
+# (tests/compiler/emit/kernels/test_queue.py). A batch costs one or two microseconds.
 LEGS = 4
 FUSION = {"enable_fp_fusion": True}  # a·b + c rounds once; Triton 3.10 is to change the default
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """A template with everything it leaves open. `name` tells any two choices of one build apart."""
+    """A template and its values. `name` is unique among the choices of a build."""
 
     name: str
     template: str  # rmsnorm: the file rmsnorm.py.j2 in this folder
@@ -32,49 +32,50 @@ class KernelChoice:
 
 
 class VariableName(str):
-    """The name of a variable: the one value that enters a text as it stands, not as a literal."""
+    """The name of a variable. Other values are rendered as literals."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFile:
-    """An emitted module: Triton kernels, and around them functions named and called like the ops they stand for."""
+    """An emitted module: Triton kernels, and functions that call them, with the names and arguments of the ops that
+    they replace."""
 
-    name: str  # of kernels/<name>.py in the build folder
+    name: str  # kernels/<name>.py in the build folder
     source: str
 
 
 class Places(NamedTuple):
-    """What an op is told of where its rows stand: where their documents begin, and their positions."""
+    """Whether an op has the arguments `starts` (where the documents of rows start) and `positions`."""
 
     documents: bool
     positions: bool
 
     def __str__(self) -> str:
-        """The end of a kernel's name."""
+        """The suffix of a kernel's name."""
         return "_documents" * self.documents + "_positions" * self.positions
 
 
 def places(arguments: Sequence[Any]) -> Places:
-    """Which of the two the last arguments of an op are; positions come behind starts, or behind None."""
-    told = [isinstance(each, Buffer) and each.dtype == "int32" for each in arguments[-2:]]
-    if not told or not told[-1]:
+    """Find `starts` and `positions` among the last arguments of an op. Positions come after starts or None."""
+    are_int32 = [isinstance(argument, Buffer) and argument.dtype == "int32" for argument in arguments[-2:]]
+    if not are_int32 or not are_int32[-1]:
         return Places(documents=False, positions=False)
-    positions = len(told) > 1 and (told[0] or arguments[-2] is None)
-    return Places(documents=told[0] if positions else True, positions=positions)
+    positions = len(are_int32) > 1 and (are_int32[0] or arguments[-2] is None)
+    return Places(documents=are_int32[0] if positions else True, positions=positions)
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two that holds `size` ≥ 1 things, as `tl.arange` wants."""
+    """The smallest power of two ≥ `size`, as `tl.arange` needs. `size` ≥ 1."""
     return 1 << (size - 1).bit_length()
 
 
 def in_name(number: float) -> str:
-    """A number as a part of an identifier; other numbers give others: 1.5 -> 1p5, 1e-07 -> 1em07."""
+    """A number as part of an identifier, distinct for distinct numbers: 1.5 -> 1p5, 1e-07 -> 1em07."""
     return repr(number).replace(".", "p").replace("-", "m").replace("+", "")
 
 
 def render(choice: KernelChoice) -> KernelFile:
-    """The source text of a choice. Values enter it as Python literals, or as names, and in no other way."""
+    """Render a choice to source text. Values enter it only as Python literals or as variable names."""
     assert choice.name.isidentifier(), choice.name
     text = _environment().get_template(f"{choice.template}.py.j2").render(dict(choice.values))
     source = f"{_HEADER}{text.rstrip()}\n"
@@ -84,12 +85,12 @@ def render(choice: KernelChoice) -> KernelFile:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """The templates of this folder; what is read of them serves all kernels."""
+    """The template environment for this folder, shared by all kernels."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         line_statement_prefix="#%",
         undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,  # of what is included
+        keep_trailing_newline=True,  # of included templates
         finalize=_literal,
         autoescape=False,
     )
@@ -101,7 +102,7 @@ def _literal(value: Any) -> str:
         assert value.isidentifier(), value
         return str(value)
     text = repr(value)
-    if isinstance(value, dict) and len(text) > 100:  # a line each
-        text = "\n".join(["{", *(f"    {key!r}: {each!r}," for key, each in value.items()), "}"])
+    if isinstance(value, dict) and len(text) > 100:  # one line per item
+        text = "\n".join(["{", *(f"    {key!r}: {item!r}," for key, item in value.items()), "}"])
     assert ast.literal_eval(text) == value, text
     return text

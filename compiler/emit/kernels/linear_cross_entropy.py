@@ -1,4 +1,4 @@
-"""A linear layer with the cross entropy of its outputs: when the Triton kernels apply and how they launch.
+"""A linear layer fused with the cross entropy of its outputs: when the Triton kernels apply and how they launch.
 
 Their text is linear_cross_entropy.py.j2.
 """
@@ -11,14 +11,14 @@ from typing import Any
 from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice
 from compiler.ir import Buffer
 
-CHUNK = 8192  # columns of the vocabulary whose gradients are kept at one time
+CHUNK = 8192  # columns of the vocabulary whose gradients are in memory at a time
 
 STREAMS = {"_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
 def choose(vocab: int, hidden: int, dtype: str, num_sms: int, part: bool = False) -> KernelChoice | None:
-    """Weights [vocab, hidden], of all words or a part of them, whose rows are copied in blocks: each must begin at 16
-    bytes."""
+    """Weights [vocab, hidden], of the whole vocabulary or a shard (`part`). Rows are copied in blocks, so they must be
+    aligned to 16 bytes."""
     if dtype not in BYTES or hidden * BYTES[dtype] % 16:
         return None
     logits = _tile(dtype, "T", "V", "D", vocab) | {"FLATTEN": False}
@@ -43,13 +43,13 @@ def choose(vocab: int, hidden: int, dtype: str, num_sms: int, part: bool = False
 
 
 def _tile(dtype: str, rows: str, columns: str, inner: str, extent: int) -> dict[str, Any]:
-    """The launch of a product whose results have `extent` columns.
+    """The launch of a product whose result has `extent` columns.
 
-    BF16: tiles of 128 × 256 in 8 warps, 128 sums of each thread, and four stages of 48 KiB. In a flattened loop copies
-    for a tile are under way while the one before is worked up, which takes up to 33 KiB more. Then the products that
-    read gradients have at most 225 registers on sm_90 and no spills, on sm_100 neither. Those that make logits spill 40
-    to 96 bytes, so their loops are not flattened. A mask that is not the same for 128 columns takes registers that are
-    not there.
+    BF16: tiles of 128 × 256 with 8 warps, 128 accumulators per thread, and four stages of 48 KiB. In a flattened loop
+    copies for a tile overlap with the epilogue of the previous one, which takes up to 33 KiB more. The products that
+    read gradients then use at most 225 registers on sm_90 without spills, and do not spill on sm_100 either. Those that
+    compute logits would spill 40 to 96 bytes, so their loops are not flattened. A mask that differs within 128 columns
+    needs more registers than are left.
     """
     if dtype == "float32":
         tile = {f"BLOCK_{rows}": 64, f"BLOCK_{columns}": _extent(extent, 128), f"BLOCK_{inner}": 16}

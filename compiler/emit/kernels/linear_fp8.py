@@ -14,14 +14,14 @@ STREAMS = {
     "_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
 }
 
-# Clocks of an SM that a tile of 128 rows and so many columns takes for 128 terms, by a model that no GPU has confirmed:
-# the tensor core multiplies 4096 pairs a clock and waits while two warps of each scheduler scale and add their sums;
-# L2 gives an SM about 42 bytes a clock. 64 and 128 columns wait for L2, 192 for the sums.
+# SM clocks per tile of 128 rows and this many columns, for 128 terms, by a model that was not confirmed on a GPU: the
+# tensor core multiplies 4096 pairs per clock and waits while two warps of each scheduler scale and add their sums; L2
+# delivers about 42 bytes per clock to an SM. Tiles of 64 and 128 columns are bound by L2, 192 by the sums.
 CLOCKS = {64: 585, 128: 780, 192: 1060}
 
 
 def choose(out: int, inner: int, num_sms: int) -> KernelChoice | None:
-    """Weights [out, inner]. Rows of E4M3 begin at multiples of 16 bytes, or no descriptor reads them."""
+    """Weights [out, inner]. Rows of E4M3 must be aligned to 16 bytes, as descriptors require."""
     if out % 16 or inner % 16:
         return None
     return KernelChoice(
@@ -43,15 +43,16 @@ def choose(out: int, inner: int, num_sms: int) -> KernelChoice | None:
 def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
     """The launch of y[rows, out] = x · wᵀ, with the tile that takes the fewest clocks for a row tile of y.
 
-    Compiled for sm_90 with Triton 3.6 and 3.9, eight warps: 128 × 128 takes 181 registers a thread, 128 + 64 columns
-    236 to 246, and 256 columns or rows spill, for both halves of the sums that the tensor core has just made stay in
-    registers beside the totals. Four warps of 64 × 128 would leave room for three programs an SM but want twice as much
-    of L2; sixteen warps of 128 × 256 spill as well. Warp specialisation does not compile on 3.9 (its copies to two
-    groups of warps disagree with the descriptor), and a cluster of two would load everything twice, not multicast.
-    `FLATTEN` lets the loads of a tile begin while the one before is stored. With 128 columns the scales come a block
-    ahead, or the loop waits for them; with 192 they arrive while the tensor core works, and there is no room.
+    Compiled for sm_90 with Triton 3.6 and 3.9, eight warps: 128 × 128 takes 181 registers per thread, 128 + 64 columns
+    236 to 246, and 256 columns or rows spill, because both halves of the tensor core's new sums stay in registers
+    besides the totals. Four warps with 64 × 128 would leave room for three programs per SM but need twice the L2
+    bandwidth; sixteen warps with 128 × 256 spill as well. Warp specialisation does not compile on 3.9 (its copies to
+    two groups of warps disagree with the descriptor), and a cluster of two would load everything twice, without
+    multicast. `FLATTEN` starts the loads of a tile while the previous one is stored. With 128 columns the scales are
+    loaded one block ahead, or the loop would wait for them; with 192 they arrive while the tensor core works, and there
+    are no registers left for more.
 
-    Where rows are `gathered`, their addresses take as many registers as a tile of 192 columns has left: 232 with 128.
+    With `gathered` rows, the addresses take the registers that a tile of 192 columns has left: 128 columns take 232.
     """
     sizes = [columns for columns in CLOCKS if columns < 192 or not gathered]
     columns = min(sizes, key=lambda columns: (-(-out // columns) * CLOCKS[columns], columns))
@@ -60,19 +61,20 @@ def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
     return tile | {"num_warps": 8, "num_stages": 4, **FUSION}
 
 
-# At most 218 registers, 32 of them scales of x: a thread's sums lie in 32 columns. Scales are loaded as the tensor core
-# begins; a block ahead they take 30 more, and spill on sm_100. Four warps spill, a flattened loop takes 255.
+# At most 218 registers, 32 of them for scales of x, as a thread's sums are in 32 columns. Scales are loaded when the
+# tensor core starts; one block ahead they would take 30 more registers, and spill on sm_100. Four warps spill, and a
+# flattened loop takes 255.
 WGRAD = {"BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 5, **FUSION}
 
 
 def _of(weight: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
-    """`weight` is what has shape [N, K]."""
+    """`weight` has shape [N, K]."""
     N, K = (int(extent) for extent in weight.shape)
     return choose(N, K, num_sms) if rows.dtype == FP8 else None
 
 
 def turned(weight: Buffer) -> Buffer:
-    """The weight [.., N, K] of a transposed copy [.., K, N]."""
+    """The weight [.., N, K] for a transposed copy [.., K, N]."""
     return replace(weight, shape=(*weight.shape[:-2], weight.shape[-1], weight.shape[-2]))
 
 

@@ -1,4 +1,4 @@
-"""The gradient of an RMSNorm with what stands around it: when the kernels apply and how they launch.
+"""The gradient of an RMSNorm fused with the ops around it: when the kernels apply and how they launch.
 
 Their text is norm_gradient.py.j2.
 """
@@ -14,9 +14,9 @@ STREAMS = {"_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
 def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) -> KernelChoice | None:
-    """Rows of `columns`, each whole in one program; `top_k` rows of experts make a row of dy, if not 0.
+    """Rows of `columns`, each in one program. If `top_k` is not 0, a row of dy is the sum of `top_k` expert rows.
 
-    Of more than 8192 columns threads of 16 warps spill up to 120 bytes: layers so wide do not fuse this.
+    With more than 8192 columns, 16 warps spill up to 120 bytes: such wide layers do not fuse this.
     """
     if dtype not in BYTES or columns > 16384 or top_k > 16:
         return None

@@ -1,10 +1,10 @@
-"""Ops that run on torch on every device, each with the reason."""
+"""Ops that run on torch on every device, each with the reason. kernels.json of a build quotes the reasons."""
 
 from __future__ import annotations
 
 from dsl.facts.formats import FP8, PRODUCTS
 
-# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
+# Formats of products whose ops run only on CPUs, on torch: `dsl.rules.training` refuses accelerators.
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
 PRODUCT = "a matrix product: torch calls cuBLAS"
@@ -65,5 +65,5 @@ ON_TORCH: dict[str, str] = {
 
 
 def of_cpus(op: str) -> bool:
-    """Whether an op is of a format that is computed on CPUs alone."""
+    """Whether the format of an op is computed only on CPUs."""
     return any(f"_{name}_" in f"{op}_" for name in FORMATS)

@@ -1,6 +1,6 @@
-"""Permuting rows to the order of their experts: when the Triton kernels apply and how they launch.
+"""The permutation of rows into expert order: when the Triton kernels apply and how they launch.
 
-Their text is permute.py.j2, which has that of the router in it where one launch routes and counts.
+Their text is permute.py.j2, which includes that of the router if one launch routes and counts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ STREAMS = {"_place": ("ld.global.cg", "st.global.cs")}
 
 BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}
 TILE = 128  # columns with one scale
-BLOCK_T = 32  # tokens of a block: 4096 tokens are 128 programs, each on an SM of its own
-BLOCKS = 256  # of tokens, before they grow: of 256 experts, each program of the second launch then reads 128 KiB
+BLOCK_T = 32  # tokens of a block: 4096 tokens are 128 programs, each on its own SM
+BLOCKS = 256  # most blocks of tokens before blocks grow: with 256 experts, a program of the second launch reads 128 KiB
 
 
 def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> KernelChoice | None:
@@ -36,7 +36,7 @@ def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> 
 
 
 class RoutingArguments(NamedTuple):
-    """How experts are chosen: the arguments of the op behind its tensors."""
+    """The arguments of the op after its tensors: how experts are chosen."""
 
     softmax: bool
     groups: int
@@ -46,9 +46,9 @@ class RoutingArguments(NamedTuple):
     scale: float
 
 
-def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, how: RoutingArguments) -> KernelChoice | None:
-    """A block is routed in tiles of at most 4096 scores, 8 a thread: 83 to 106 registers. Of 8192, up to 175."""
-    softmax, groups, top_groups, top_k, normalize, _ = how
+def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, settings: RoutingArguments) -> KernelChoice | None:
+    """A block is routed in tiles of at most 4096 scores, 8 per thread: 83 to 106 registers; 8192 take up to 175."""
+    softmax, groups, top_groups, top_k, normalize, _ = settings
     experts, columns = int(logits.shape[1]), int(x.shape[1])
     if not _moves(x, scales) or not applies(experts, top_k, logits.dtype):
         return None
@@ -75,8 +75,8 @@ def _moves(x: Buffer, scales: Buffer | None) -> bool:
 
 
 def _placing(experts: int, top_k: int, columns: int, dtype: str) -> tuple[tuple[str, Any], ...]:
-    """Tiles of rows have 16 bytes a thread at least. Places are found by 8 comparisons a thread at a time, which takes
-    62 to 80 registers, so that three programs fit an SM; 16 or 32 comparisons take 112 to 128, or spill.
+    """Tiles of rows have at least 16 bytes per thread. Places are found with 8 comparisons per thread at a time, in 62
+    to 80 registers, so that three programs fit on an SM; 16 or 32 comparisons take 112 to 128, or spill.
     """
     block, scales = min(512, power_of_two(columns)), -(-columns // TILE) if dtype == "float8_e4m3fn" else 0
     tokens = min(BLOCK_T, max(4, 4096 // (block * BYTES[dtype])))
@@ -110,8 +110,10 @@ OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "permute_fp8": lambda sms, x, scales, gate, expert, num_experts: _permute(x, scales, expert, num_experts),
     "permute_placed": lambda sms, x, gate, expert, slots: _permute(x, None, expert, int(slots.shape[0])),
     "permute_placed_fp8": lambda sms, x, scales, gate, expert, slots: _permute(x, scales, expert, int(slots.shape[0])),
-    "route_permute": lambda sms, logits, bias, x, slots, *how: _routed(logits, x, None, RoutingArguments(*how)),
-    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *how: _routed(
-        logits, x, scales, RoutingArguments(*how)
+    "route_permute": lambda sms, logits, bias, x, slots, *settings: _routed(
+        logits, x, None, RoutingArguments(*settings)
+    ),
+    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *settings: _routed(
+        logits, x, scales, RoutingArguments(*settings)
     ),
 }

@@ -1,4 +1,4 @@
-"""Gradients of gate weights back to their tokens: when the Triton kernel applies and how it is launched."""
+"""The gradients of gate weights, moved back to token order: when the Triton kernel applies and how it launches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compiler.ir import Buffer
 
 
 def choose(gate: Buffer) -> KernelChoice | None:
-    """A block a program: 4096 tokens of 8 choices are 128 programs."""
+    """One block per program: 4096 tokens with 8 choices are 128 programs."""
     if gate.dtype not in BYTES:
         return None
     launch = {"BLOCK_S": 256, "num_warps": 4, **FUSION}

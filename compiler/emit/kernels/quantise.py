@@ -8,10 +8,10 @@ from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice
 from compiler.ir import Buffer
 
 E4M3 = "float8_e4m3fn"
-# Whole tiles, of as few elements as 128 rows allow. Compiled for sm_90: by rows 32 registers, 16 programs an SM with
-# 8 KiB each on their way; by columns or both 91 to 111 registers, two programs with 32 KiB each. Sixteen warps have no
-# second program beside them. One division a scale, an approximate one: two exact ones were a third
-# of all instructions (31 an element both ways, now 22; a copy at full speed leaves time for 34).
+# Whole tiles, with as few elements as 128 rows allow. Compiled for sm_90: by rows 32 registers, 16 programs per SM with
+# 8 KiB each in flight; by columns or both 91 to 111 registers, two programs with 32 KiB each. With sixteen warps only
+# one program fits on an SM. One approximate division per scale: two exact ones were a third of all instructions (31 per
+# element both ways, now 22; a copy at full speed leaves time for 34).
 BY_ROWS = {"ROWS": 16, "COLUMNS": 256, "num_warps": 4, **FUSION}
 BY_COLUMNS = {"ROWS": 128, "COLUMNS": 128, "num_warps": 8, **FUSION}
 BLOCKS = {"num_warps": 8, **FUSION}

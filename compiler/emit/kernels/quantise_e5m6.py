@@ -1,7 +1,7 @@
-"""Keeping what attention returns in E5M6: when the Triton kernels apply and how they launch. Text: quantise_e5m6.py.j2.
+"""Storing attention output in E5M6: when the Triton kernels apply and how they launch. Text: quantise_e5m6.py.j2.
 
-Launches are those of the casts to E4M3 (quantise.py), for they move the same kind of pieces. By columns Triton 3.9
-would take 142 registers, with which no second program fits on an SM: with 128 at most it takes 117, and none spills.
+Launches are those of the casts to E4M3 (quantise.py), which move tiles of the same sizes. By columns Triton 3.9 would
+take 142 registers, and no second program would fit on an SM; with a limit of 128 it takes 117, without spills.
 """
 
 from __future__ import annotations

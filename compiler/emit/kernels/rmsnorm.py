@@ -1,4 +1,4 @@
-"""RMSNorm, of rows and of heads: when the Triton kernels apply and how they launch. Their text is rmsnorm.py.j2."""
+"""RMSNorm of rows and of heads: when the Triton kernels apply and how they launch. Their text is rmsnorm.py.j2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ STREAMS = {
 
 
 def choose(columns: int, dtype: str, num_sms: int, heads: int | None = None) -> KernelChoice | None:
-    """Rows of `columns`, or of `heads` times as many, each whole in a program: 16,384 are 32 a thread of 16 warps."""
+    """Norms over `columns`, with one norm or `heads` norms per row, each in one program. 16,384 columns are 32 per
+    thread of 16 warps."""
     if dtype not in BYTES or columns > 16384:
         return None
     wgrad, splits = _weight_gradient(columns, num_sms)
@@ -37,11 +38,12 @@ def choose(columns: int, dtype: str, num_sms: int, heads: int | None = None) -> 
 
 
 def rows_of(columns: int) -> dict[str, Any]:
-    """The launch of programs that own whole rows; narrow ones share one, so that a thread of 4 warps has 16 elements.
+    """The launch of programs that own whole rows. Narrow rows share a program, so that a thread of 4 warps has 16
+    elements.
 
-    4.3 TB/s at a latency of 1 µs want 32 KiB on their way to each of 132 SMs. Compiled for sm_90 with 512 to 16,384
-    columns, as many programs as fit on one have 39 to 72 KiB forward and 84 to 144 backward, in 39 to 114 registers.
-    Twice the warps have a third less; half of them hold 64 elements a thread, in up to 212 registers.
+    4.3 TB/s at a latency of 1 µs need 32 KiB in flight to each of 132 SMs. Compiled for sm_90 with 512 to 16,384
+    columns, the programs that fit on an SM have 39 to 72 KiB in flight forward and 84 to 144 backward, with 39 to 114
+    registers. Twice the warps have a third less; half the warps hold 64 elements per thread, in up to 212 registers.
     """
     block = power_of_two(columns)
     rows = max(1, 2048 // block)
@@ -49,9 +51,9 @@ def rows_of(columns: int) -> dict[str, Any]:
 
 
 def _weight_gradient(columns: int, num_sms: int) -> tuple[dict[str, Any], int]:
-    """(the launch, into how many sums the rows are split). Blocks of columns of 4096 elements, about four an SM.
+    """(the launch, the number of partial sums over rows). Blocks have 4096 elements; about four blocks per SM.
 
-    With four warps some widths spill 8 or 16 bytes: 512 for sm_100 by Triton 3.9, 24 and 64 for sm_90 by 3.6.
+    With four warps some widths spill 8 or 16 bytes: 512 for sm_100 with Triton 3.9, 24 and 64 for sm_90 with 3.6.
     """
     block = min(1024, power_of_two(columns))
     launch = {"ROWS": 4096 // block, "BLOCK_D": block, "num_warps": 8, **FUSION}
@@ -59,8 +61,8 @@ def _weight_gradient(columns: int, num_sms: int) -> tuple[dict[str, Any], int]:
 
 
 def _heads(row: Buffer, weight: Buffer, num_sms: int) -> KernelChoice | None:
-    """The launch for rows [T, heads · columns] and a weight [columns], or a buffer of the shape of the weight."""
-    width, columns = (int(each.shape[-1]) for each in (row, weight))
+    """The choice for rows [T, heads · columns] and a weight [columns], or a buffer of the weight's shape."""
+    width, columns = (int(buffer.shape[-1]) for buffer in (row, weight))
     return choose(columns, row.dtype, num_sms, width // columns)
 
 

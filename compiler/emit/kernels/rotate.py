@@ -1,4 +1,4 @@
-"""Rotation in front of attention: when the Triton kernels apply and how they launch. Text: rotate.py.j2."""
+"""Rotation before attention: when the Triton kernels apply and how they launch. Text: rotate.py.j2."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, Places, pl
 from compiler.ir import Buffer
 
 STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
-FACTORS = 7  # numbers that say how columns are rotated, in front of where rows stand
-TILE = 2048  # columns of several heads of several tokens that a program owns
+FACTORS = 7  # arguments for the rotation of columns, before starts and positions
+TILE = 2048  # columns that a program owns: several heads of several tokens
 
 
 def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> KernelChoice | None:
-    """Heads whose columns fit into a program; rotated columns begin with an even one, so that pairs lie together."""
+    """Applies if a head fits into a program and `first` is even, so that pairs are adjacent."""
     columns = int(x.shape[1]) // heads
     block = power_of_two(columns)
     if x.dtype not in BYTES or block < 2 or block > TILE or first % 2:
@@ -37,8 +37,8 @@ def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Kern
     )
 
 
-def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> KernelChoice | None:
-    return choose(x, heads, first, width, places(how[FACTORS : FACTORS + 2]))
+def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *rest: Any) -> KernelChoice | None:
+    return choose(x, heads, first, width, places(rest[FACTORS : FACTORS + 2]))
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {"rotate": _row, "rotate_dgrad": _row}

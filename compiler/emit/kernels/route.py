@@ -11,7 +11,7 @@ from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
 def routing(
     experts: int, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
 ) -> tuple[tuple[str, Any], ...]:
-    """Return the sizes and options of route.py.j2, without the tokens and the warps of a program."""
+    """Return the sizes and options of route.py.j2, except the tokens and warps of a program."""
     groups = _groups(groups, top_groups)
     return (
         ("E", experts),
@@ -24,23 +24,23 @@ def routing(
 
 
 def _groups(groups: int, top_groups: int) -> int:
-    """The groups of experts; those that drop nothing are one."""
+    """The number of groups of experts, or 1 if none is dropped."""
     return groups if top_groups < groups else 1
 
 
 def lanes(experts: int, groups: int, top_groups: int, top_k: int) -> dict[str, int]:
-    """Powers of two that hold the groups, the experts of one, and the choices."""
+    """Powers of two that hold the groups, the experts of a group, and the choices."""
     groups = _groups(groups, top_groups)
     return {"BLOCK_G": power_of_two(groups), "BLOCK_M": power_of_two(experts // groups), "BLOCK_K": power_of_two(top_k)}
 
 
 def scores(softmax: bool, normalize: bool) -> str:
-    """How gate weights are made, in a name."""
+    """The part of a kernel's name for the scores and gate weights."""
     return ("softmax" if softmax else "sigmoid") + ("_normalize" if normalize else "")
 
 
 def applies(experts: int, top_k: int, dtype: str) -> bool:
-    """Scores are FP32, as `linear_wide` gives them."""
+    """Whether the kernels take these sizes. Scores are FP32, as `linear_wide` returns them."""
     return dtype == "float32" and experts <= 512 and top_k <= 16
 
 

@@ -9,8 +9,8 @@ from compiler.emit.kernels.route import applies
 
 
 def choose(experts: int, dtype: str, top_k: int, softmax: bool) -> KernelChoice | None:
-    """A program has 32 tokens, so that 4096 of them keep 128 SMs busy, in tiles of 8 scores a thread: 113 to 170
-    registers, and of 16 it spills. The one program that adds what these found has tiles of 16: 58 to 80.
+    """A program has 32 tokens, so that 4096 tokens keep 128 SMs busy, in tiles of 8 scores per thread: 113 to 170
+    registers; with 16 it spills. The single program that adds their results has tiles of 16: 58 to 80 registers.
     """
     if not applies(experts, top_k, dtype):
         return None

@@ -14,7 +14,7 @@ STREAMS = {
 
 
 def choose(inner: int, dtype: str) -> KernelChoice | None:
-    """Rows of 2·`inner` columns, 16 elements of each half a thread; scales of E4M3 rows come eight to a sector."""
+    """Rows of 2·`inner` columns, 16 elements of each half per thread. A sector has eight scales of E4M3 rows."""
     fp8 = dtype == E4M3
     if dtype not in BYTES and (not fp8 or inner % 128):
         return None

@@ -13,13 +13,13 @@ STREAMS = {
     "_again": ("ld.global.L1::evict_first", "st.global.cs"),
     "_input_gradient": ("st.global.cs",),  # two programs read the same
 }
-# By columns 128 × 128 elements in 8 warps: 112 to 128 registers, two programs an SM, no spills (sm_90). Both halves of
-# the gradient in one program want 245 registers, or spill in 16 warps; so does a loop that loads ahead. They are bound
-# by instructions: 46 an element of a half, where a copy at full speed leaves time for about 34.
+# By columns 128 × 128 elements with 8 warps: 112 to 128 registers, two programs per SM, no spills (sm_90). Both halves
+# of the gradient in one program need 245 registers, or spill with 16 warps; so does a loop that loads ahead. The
+# kernels are bound by instructions: 46 per element of a half, where a copy at full speed leaves time for about 34.
 
 
 def choose(inner: int, dtype: str) -> KernelChoice | None:
-    """Rows of 2·`inner` columns: of whole tiles, as the second half begins in the middle of them otherwise."""
+    """Rows of 2·`inner` columns. `inner` must be whole tiles, or the second half would begin inside a tile."""
     if dtype not in ("bfloat16", E4M3) or inner % 128:
         return None
     fp8 = dtype == E4M3

@@ -1,4 +1,4 @@
-"""Rows back to their tokens: when the Triton kernels apply and how they launch. Their text is unpermute.py.j2."""
+"""Rows moved back to token order: when the Triton kernels apply and how they launch. Their text is unpermute.py.j2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAMS = {
 
 
 def choose(x: Buffer, top_k: int, scaled: bool = False) -> KernelChoice | None:
-    """A program has whole 16 bytes for each thread, twice; for more than 8 choices once, or sums spill (Triton 3.9)."""
+    """A thread has 16 bytes twice; with more than 8 choices once, or sums spill (Triton 3.9)."""
     if x.dtype not in BYTES or scaled != (x.dtype == "float8_e4m3fn") or top_k > 16:
         return None
     columns = int(x.shape[1])
@@ -42,7 +42,7 @@ def choose(x: Buffer, top_k: int, scaled: bool = False) -> KernelChoice | None:
 
 
 def quantised(x: Buffer, top_k: int) -> KernelChoice | None:
-    """A program has whole tiles."""
+    """The fused quantising copy. A program has whole tiles."""
     if x.dtype not in WIDE or top_k > 16:
         return None
     columns = int(x.shape[1])

@@ -86,7 +86,7 @@ def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Ma
 def _names(op: str) -> tuple[str, ...]:
     if op in RULES:
         return RULES[op].args
-    return tuple(read if isinstance(read, str) else f"{read.of}.{read.dim}" for read in GRADIENTS[op].reads)
+    return tuple(read if isinstance(read, str) else f"{read.argument}.{read.dim}" for read in GRADIENTS[op].reads)
 
 
 def _bounds(names: Sequence[str], args: Sequence[Any], tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The layers, each stated once as segments over a table of ops."""
+"""The layers, each defined once as segments over a table of ops."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ __all__ = ["LAYERS", "Layer", "Place"]
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of segment: its function and sizes at a place, the logical name below its block of each parameter, which
-    names of a run's `recompute` mean something in it, and the passes that fuse ops of it
-    (compiler/model/segments/fuse.py).
-    """
+    """A kind of segment."""
 
-    plain: Callable[[Place], ir.Segment]
-    parameters: Mapping[str, str]
-    recompute: tuple[str, ...] = ()
-    fused: tuple[str, ...] = ()
+    plain: Callable[[Place], ir.Segment]  # builds the segment at a place
+    parameters: Mapping[str, str]  # local name of a parameter → its logical name relative to the block
+    recompute: tuple[str, ...] = ()  # names of a run's `recompute` that apply to it
+    fused: tuple[str, ...] = ()  # fusion passes that apply to it: compiler/model/segments/fuse.py
 
     def path(self, param: str) -> str:
-        """The logical name of a parameter of its segment below its block; an adapter has that of its weight."""
+        """The logical name of a parameter relative to its block. An adapter's starts with that of its weight."""
         return self.parameters[weight_of(param)] + matrix_of(param)
 
     def build(self, place: Place) -> ir.Segment:
-        """The segment at a place, its backward as the run wants it. Made once for a place."""
+        """Build the segment at a place, with the recompute, storage and fusion that the run asks for. Cached by
+        place."""
         if self.plain not in place.built:
             place.built[self.plain] = self._new(place)
         return place.built[self.plain]
@@ -44,22 +42,22 @@ class Layer:
         names = tuple(name for name in self.recompute if name in place.recompute)
         plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
-        only = place.spec.train.only == "indexer"
-        plain = indexer.alone(plain) if only else plain
-        kept = stored(place, plain.kind)
-        left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
-        left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
-        left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
-        left |= (
+        indexer_only = place.spec.train.only == "indexer"
+        plain = indexer.alone(plain) if indexer_only else plain
+        dtypes = stored(place, plain.kind)
+        unfused = {*place.spec.unfused, *self.recompute} - {*names}  # a pass named in `recompute` must be asked for
+        unfused |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in dtypes) else {"quantise"}
+        unfused |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
+        unfused |= (
             {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()
-        )  # no norm is of a sum, or next to it
-        # Adapters read the same values as they are, and where weights are not trained, nothing is quantised for them.
-        left |= {"quantise", "norm_gradient"} if lora or only else set()
-        # An indexer reads the latent of queries as it is, and products read it quantised.
-        left |= {"quantise"} if plain.kind in ("attention", "project") and indexer.indexer_of(place) else set()
-        left |= {"quantise"} if attention.is_gated(place) and plain.kind in GATED else set()  # so do gates
-        fused = tuple(name for name in self.fused if name not in left)
-        return replace(plain, recompute=names, stored=kept, fused=fused)
+        )  # norms do not follow a plain sum of the residual stream
+        # Adapters read the same values unquantised, and nothing is quantised for weights that are not trained.
+        unfused |= {"quantise", "norm_gradient"} if lora or indexer_only else set()
+        # An indexer reads the latent of queries unquantised, and products read it quantised. So do gates their input.
+        unfused |= {"quantise"} if plain.kind in ("attention", "project") and indexer.indexer_of(place) else set()
+        unfused |= {"quantise"} if attention.is_gated(place) and plain.kind in GATED else set()
+        fused = tuple(name for name in self.fused if name not in unfused)
+        return replace(plain, recompute=names, stored=dtypes, fused=fused)
 
 
 GATED = ("attention", "project", "attend", "products")

@@ -1,7 +1,8 @@
-"""Adapters of low rank: W x + factor · B (A x), of which A and B alone are trained. Hu et al., LoRA, arXiv 2106.09685.
+"""Low-rank adapters: W x + factor · B (A x), where only A and B are trained. Hu et al., LoRA, arXiv 2106.09685.
 
-A layer is stated without them. Its op table gives each product of a weight that has an adapter what that adds, so the
-graph has them as any other products; a weight that is not trained has no gradient in it, and nothing is kept for one.
+A layer is defined without adapters. An op table that wraps its own adds the adapter's output to each product of a
+weight with an adapter, so the graph has adapters as ordinary products. A frozen weight has no gradient in the graph,
+and nothing is saved for one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dsl.schema import Lora
 from runtime.contract.weights import A, B
 
 ATTENTION = ("q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "out")
-# By kind of segment, the names in `on` of the weights that may have an adapter.
+# By kind of segment: the weights that may have an adapter, and their names in the spec's `on`.
 ON: dict[str, dict[str, str]] = {
     "attention": {name: name for name in ATTENTION},
     "project": {name: name for name in ATTENTION},
@@ -30,7 +31,7 @@ ON: dict[str, dict[str, str]] = {
 
 
 def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:
-    """A segment whose weights stay as they are, those that `lora` names with adapters beside them."""
+    """The segment with frozen weights, and with adapters for the weights that `lora` names."""
     on = ON.get(segment.kind, {})
     frozen = tuple(
         replace(param, grad=False, role="frozen") if param.role == "parameter" else param for param in segment.params
@@ -41,22 +42,22 @@ def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:
     return replace(
         segment,
         function=partial(_with_adapters, segment.function, names=tuple(pairs), factor=lora.factor),
-        params=(*frozen, *(each for pair in pairs.values() for each in pair)),
+        params=(*frozen, *(param for pair in pairs.values() for param in pair)),
         constants=(*segment.constants, ("adapter_factor", lora.factor)),
     )
 
 
 def _pair(weight: ir.Param, rank: int) -> tuple[ir.Param, ir.Param]:
-    """A and B of a weight [out, in]. A is at first as PEFT has it, Kaiming-uniform with a = √5: even between ±1/√in,
-    whose deviation is 1/√(3 in). B is 0, so a run begins with the model that it is given.
+    """A [rank, in] and B [out, rank] of a weight [out, in]. A is initialized as in PEFT, Kaiming-uniform with a = √5:
+    uniform in ±1/√in, with standard deviation 1/√(3 in). B is initialized to 0, so a run starts from the given model.
 
-    Where ranks have parts of the weight, they have the same parts of one of them: rows of B, or columns of A. The other
-    is whole on each, and what each adds to its gradient is a part of the sum."""
+    If the weight is sharded over tensor ranks, one of the two is sharded likewise: the rows of B or the columns of A.
+    The other is replicated, and its gradient is the sum of those of the ranks."""
     *stack, out, into = weight.shape
     in_columns = weight.split is not None and weight.split.dimension == 1
-    all_in = into * weight.split.ranks if weight.split and in_columns else into
-    deviation = 1 / sqrt(3 * all_in) if all_in else 0.0  # the width of no shared experts is 0
-    of_a, of_b = (weight.split, None) if in_columns else (None, weight.split)
+    whole_in = into * weight.split.ranks if weight.split and in_columns else into
+    deviation = 1 / sqrt(3 * whole_in) if whole_in else 0.0  # without shared experts the width is 0
+    split_a, split_b = (weight.split, None) if in_columns else (None, weight.split)
     row = replace(weight, grad=True, role="parameter", decay=True)
     return (
         replace(
@@ -65,23 +66,23 @@ def _pair(weight: ir.Param, rank: int) -> tuple[ir.Param, ir.Param]:
             shape=(*stack, rank, into),
             init=deviation,
             uniform=True,
-            split=of_a,
+            split=split_a,
             matrices=(rank,),
         ),
-        replace(row, name=f"{weight.name}{B}", shape=(*stack, out, rank), init=0.0, uniform=False, split=of_b),
+        replace(row, name=f"{weight.name}{B}", shape=(*stack, out, rank), init=0.0, uniform=False, split=split_b),
     )
 
 
 def _with_adapters(
     function: Callable[..., tuple[Any, ...]], ops: Any, p: Any, *inputs: Any, names: tuple[str, ...], factor: float
 ) -> tuple[Any, ...]:
-    """What a layer's function returns, given a table that adds what adapters compute."""
+    """Call a layer's function with an op table that adds the outputs of adapters."""
     return function(_Adapted(ops, p, names, factor), p, *inputs)
 
 
 @dataclass(frozen=True)
 class _Adapted:
-    """An op table whose products of weights that have an adapter add what that computes."""
+    """An op table that adds an adapter's output to each product of its weight."""
 
     _ops: Any
     _p: Any

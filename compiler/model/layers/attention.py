@@ -1,6 +1,6 @@
-"""The attention of a block, of the kind the model has: a segment from the residual stream to what is added to it.
+"""The attention of a block, of any kind: a segment from the residual stream to the value that is added to it.
 
-The sum is the first op of the segment that comes next, where it and that segment's norm are one kernel.
+The sum is the first op of the next segment, where it is fused with that segment's norm.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ PARAMETERS = OF_KINDS | hyper.paths("attention")
 
 
 def build_products(place: Place) -> ir.Segment:
-    """What comes in front of attention where its heads are normed together: queries, keys, values and their squares."""
+    """The segment before attention whose heads are normed together: queries, keys, values and their squares."""
     sizes = _sizes(place)
-    assert isinstance(sizes, Gqa), "latents are whole on each rank"
+    assert isinstance(sizes, Gqa), "only grouped-query heads are normed together"
     return gqa.build_products(place, sizes)
 
 
 def norms_together(place: Place) -> bool:
-    """Whether heads that are normed as one are on several ranks."""
+    """Whether heads that are normed together are spread over several ranks."""
     sizes = place.attention or place.model.attention
     return isinstance(sizes, Gqa) and gqa.norms_together(place, sizes)
 
 
 def build_project(place: Place) -> ir.Segment:
-    """The first of two segments of attention of context ranks: queries, and what keys and values are made of."""
+    """The first of the two attention segments under context parallelism: queries, and keys and values or their
+    latents."""
     sizes = _sizes(place)
     plain = mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
     return hyper.around(place, plain)
 
 
 def build_attend(place: Place) -> ir.Segment:
-    """The second of them: from queries, and keys and values of whole sequences, to what is added to the stream."""
+    """The second of the two: from queries, and keys and values of whole sequences, to what is added to the stream."""
     sizes = _sizes(place)
     return mla.build_attend(place, sizes) if isinstance(sizes, Mla) else gqa.build_attend(place, sizes)
 
 
 def is_gated(place: Place) -> bool:
-    """Whether a gate stands between attention and the product behind it."""
+    """Whether the output of attention is gated before the output projection."""
     sizes = place.attention or place.model.attention
     return isinstance(sizes, DeltaNet) or (isinstance(sizes, Gqa) and sizes.output_gate)
 
 
 def _sizes(place: Place) -> SoftmaxAttention:
     sizes = place.attention or place.model.attention
-    assert isinstance(sizes, Mla | Gqa), "modules, entries and states are of whole sequences"
+    assert isinstance(sizes, Mla | Gqa), "only MLA and GQA support context parallelism"
     return sizes
 
 
 def build(place: Place) -> ir.Segment:
-    """Attention as one segment, of any kind. Of several residual streams it reads one that is made of all."""
+    """Attention of any kind as one segment. With several residual streams it reads their mix."""
     return hyper.around(place, _build(place))
 
 

@@ -1,4 +1,4 @@
-"""What the builders of all layers share: where a segment stands, and its parts spelled shortly."""
+"""Shared by the builders of all layers: the place of a segment in the model, and shorthands for its parts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Constant = int | float | bool | str | tuple[int | float, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a segment stands in the model. `ffn` and `attention` are those of its layer (None: the model's attention);
-    the MTP block has the last layer's."""
+    """The place of a segment in the model. `ffn` and `attention` are those of its layer (None: the model's attention).
+    The MTP block has those of the last layer."""
 
     spec: Spec
     ffn: Dense | Moe | Custom
     mtp: bool = False
-    high: bool = False  # whether the linears of its layer stay in the dtype of activations
+    high: bool = False  # the linears of its layer stay in the dtype of activations
     attention: AnyAttention | None = None
     built: dict[object, ir.Segment] = field(default_factory=dict, init=False, repr=False, compare=False)  # by layer
-    part: bool = False  # whether it has a tensor rank's part of the matrices of a layer, and all rows
-    inside: tuple[str, ...] | None = None  # what its backward computes again; None: what the run names
+    tensor_shard: bool = False  # holds one tensor-parallel shard of the layer's weights, and computes all tokens
+    recomputed: tuple[str, ...] | None = None  # replaces the run's `recompute`, unless None
 
     @property
     def model(self) -> Model:
@@ -35,28 +35,28 @@ class Place:
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        """What the backward of its segments computes again."""
-        return self.spec.recompute if self.inside is None else self.inside
+        """What the backward of its segments recomputes."""
+        return self.spec.recompute if self.recomputed is None else self.recomputed
 
     @property
     def T(self) -> int:
-        """Tokens of a micro-batch that the segment sees: those of a context rank, or of one of its tensor ranks."""
-        return self.of_tensor_ranks if self.part else self.spec.tokens_of_rank
+        """Tokens of a micro-batch that the segment computes: all of a context rank, or those of one tensor rank."""
+        return self.tokens_of_context_rank if self.tensor_shard else self.spec.tokens_of_rank
 
     @property
-    def of_tensor_ranks(self) -> int:
-        """Tokens of a micro-batch that the tensor ranks of a context rank have together."""
+    def tokens_of_context_rank(self) -> int:
+        """Tokens of a micro-batch on all tensor ranks of a context rank."""
         return self.keys // self.spec.parallel.context
 
     @property
     def keys(self) -> int:
-        """Tokens of a micro-batch on all ranks."""
+        """Tokens of a micro-batch on all context and tensor ranks."""
         return self.spec.train.micro_batch * self.spec.train.sequence
 
     @property
     def ways(self) -> int:
-        """Parts that the matrices of the segment are split into, of which it has one."""
-        return self.spec.parallel.tensor if self.part else 1
+        """Number of tensor-parallel shards of the segment's matrices."""
+        return self.spec.parallel.tensor if self.tensor_shard else 1
 
     @property
     def D(self) -> int:
@@ -64,7 +64,7 @@ class Place:
 
     @property
     def N(self) -> int:
-        """Width of the residual stream: D, or the D of every stream of hyper-connections."""
+        """Width of the residual stream: D, or D times the streams of hyper-connections."""
         return self.model.stream_width
 
     @property
@@ -74,23 +74,23 @@ class Place:
 
     @property
     def S(self) -> int:
-        """Routed rows of a micro-batch, one for each token and slice of a chosen expert."""
+        """Routed rows of a micro-batch: one per token, chosen expert and slice of it."""
         return self.T * self.moe.top_k * self.slices
 
     @property
     def slices(self) -> int:
-        """Slices of the width of each routed expert: each is on a rank of its own, and gets rows as an expert does."""
+        """Slices of the width of each routed expert. Each is on its own rank and gets its own rows."""
         return self.spec.parallel.expert_tensor
 
     @property
     def experts_local(self) -> int:
-        """Experts of a layer on one rank, or as many slices of them."""
+        """Experts of a layer, or slices of experts, on one rank."""
         return self.moe.experts // self.spec.parallel.expert
 
     def is_custom(self, kind: str) -> bool:
-        """Whether a segment of this kind is a module of the user's own, whose products stay as they are traced."""
-        part = {"attention": self.attention or self.model.attention, "dense": self.ffn}.get(kind)
-        return isinstance(part, Custom | CustomAttention)
+        """Whether a segment of this kind is a user's module, whose products are not quantised."""
+        block = {"attention": self.attention or self.model.attention, "dense": self.ffn}.get(kind)
+        return isinstance(block, Custom | CustomAttention)
 
     @property
     def dtype(self) -> str:
@@ -104,48 +104,49 @@ class Place:
 
     @property
     def places(self) -> tuple[ir.Input, ...]:
-        """What attention is told of where tokens stand: where the document of each begins in its sequence, if documents
-        are kept apart, and its position, if context ranks have parts of sequences."""
+        """The positions and document starts that attention reads: `starts`, where each token's document begins in its
+        sequence, if documents are masked; `positions` of the tokens under context parallelism."""
         starts = (index("starts", self.T, dtype="int32"),) if self.spec.data.masks_documents else ()
         return (*starts, *((index("positions", self.T, dtype="int32"),) if self.spec.parallel.context > 1 else ()))
 
     def weight(self, name: str, *shape: int, stack: int = 0) -> ir.Param:
-        """A matrix, random at first and decayed; of `stack` > 0 experts, each of `shape`."""
+        """A matrix, randomly initialized, with weight decay. With `stack` > 0: one matrix of `shape` per expert."""
         full, dtype = (stack, *shape) if stack else shape, TORCH_DTYPE[self.spec.precision.parameter]
         return ir.Param(name, full, dtype, stack, init=self.model.init_std, decay=True, matrices=shape[:1])
 
     def table(self, name: str, rows: int) -> ir.Param:
-        """Rows of the embedding or of the head: random at first and decayed, and no matrix of a layer."""
+        """Rows of the embedding or of the head: randomly initialized, with weight decay; not a matrix of a layer."""
         return replace(self.weight(name, rows, self.D), matrices=())
 
     def gain(self, name: str, width: int, grad: bool = True) -> ir.Param:
-        """The gain of a norm: ones at first, and not decayed."""
+        """The gain of a norm: initialized to ones, without weight decay."""
         return ir.Param(name, (width,), TORCH_DTYPE[self.spec.precision.parameter], grad=grad, init=None)
 
     def vector(self, name: str, width: int, init: float = 0.0, stack: int = 0) -> ir.Param:
-        """A bias or a logit for each of `width`: of deviation `init` at first, and not decayed. Of `stack` > 0 experts,
-        each of `width`."""
+        """A vector such as a bias: initialized with standard deviation `init`, without weight decay. With `stack` > 0:
+        one vector of `width` per expert."""
         shape, dtype = (stack, width) if stack else (width,), TORCH_DTYPE[self.spec.precision.parameter]
         return ir.Param(name, shape, dtype, stack, init=init)
 
     def positions(self, name: str, rows: int, width: int) -> ir.Param:
-        """A number for each position and column: zeros at first, and not decayed; no matrix."""
+        """A number per position and column: initialized to zeros, without weight decay; not a matrix of a layer."""
         return ir.Param(name, (rows, width), TORCH_DTYPE[self.spec.precision.parameter])
 
     def rows(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
-        """The rows of matrices, and elements of vectors, that a rank has of each part of a fused product."""
+        """Parameters sharded by rows: a rank has `parts` rows of each part of a fused product."""
         return tuple(self._split(param, 0, parts) for param in self.fused(params, *parts))
 
     def fused(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
-        """Parameters of a product whose weight is several matrices one below another, of so many rows on a rank."""
+        """Parameters of a product that fuses several matrices, stacked by rows, with `parts` rows of each on a rank."""
         ranks = self.slices if params and params[0].stack else self.ways
         whole = tuple(ranks * part for part in parts)
-        return tuple(replace(each, matrices=whole) if each.matrices else each for each in params)
+        return tuple(replace(param, matrices=whole) if param.matrices else param for param in params)
 
     def columns(self, params: tuple[ir.Param, ...]) -> tuple[ir.Param, ...]:
-        """The columns of matrices that a rank has; vectors are whole, one of each expert too."""
+        """Parameters sharded by columns. Vectors, including those of experts, are replicated."""
         return tuple(
-            self._split(each, 1, each.shape[-1:]) if len(each.shape) > 1 + (each.stack > 0) else each for each in params
+            self._split(param, 1, param.shape[-1:]) if len(param.shape) > 1 + (param.stack > 0) else param
+            for param in params
         )
 
     def _split(self, param: ir.Param, dimension: int, parts: tuple[int, ...]) -> ir.Param:
@@ -158,7 +159,7 @@ class Place:
 
 
 def index(name: str, *shape: int | str, dtype: str = "int64") -> ir.Input:
-    """Integers a segment reads; no gradient."""
+    """An integer input, without gradient."""
     return ir.Input(name, shape, dtype, grad=False)
 
 
@@ -170,7 +171,7 @@ def segment(
     outputs: tuple[str | ir.Output, ...],
     **constants: Constant,
 ) -> ir.Segment:
-    """A segment whose function takes `constants` by keyword. An output given by its name has a gradient."""
+    """A segment whose function takes `constants` by keyword. An output given as a name has a gradient."""
     return segment_of(kind, partial(function, **constants), params, inputs, outputs, constants)
 
 
@@ -182,38 +183,38 @@ def segment_of(
     outputs: tuple[str | ir.Output, ...],
     constants: Mapping[str, Constant],
 ) -> ir.Segment:
-    """A segment of a function that has its settings: a frozen dataclass that is called. `constants` are printed in the
-    emitted segment and tell segments apart, so they say all that the function does."""
+    """A segment whose function is a callable frozen dataclass with its settings. `constants` are printed in the emitted
+    segment and distinguish segments, so they must describe all that the function does."""
     named = tuple(ir.Output(output) if isinstance(output, str) else output for output in outputs)
     return ir.Segment(kind, function, params, inputs, named, tuple(constants.items()))
 
 
-# --- Products with a weight of a segment and, where it has one, a bias: `up` and `up_bias`
+# --- Products with a weight of a segment and its bias, if it has one: `up` and `up_bias`
 
 
 def linear(ops: Any, p: Any, name: str, x_TK: Any, biased: bool) -> Any:
-    """x·W, and the bias of each column."""
+    """x·W, plus the bias."""
     y_TN = ops.linear(x_TK, getattr(p, name))
     return ops.add_bias(y_TN, getattr(p, bias_of(name))) if biased else y_TN
 
 
 def grouped_linear(ops: Any, p: Any, name: str, x_RK: Any, offsets_E: Any, biased: bool, gate_R: Any = None) -> Any:
-    """x·W of each row's expert, and the bias of that, times the row's gate weight if there is one."""
+    """x·W of each row's expert, plus that expert's bias times the row's gate weight, if there is one."""
     y_RN = ops.grouped_linear(x_RK, getattr(p, name), offsets_E)
     return ops.add_grouped_bias(y_RN, getattr(p, bias_of(name)), offsets_E, gate_R) if biased else y_RN
 
 
 def weights(place: Place, name: str, rows: int, columns: int, biased: bool, stack: int = 0) -> tuple[ir.Param, ...]:
-    """The parameters of a product: W, and the bias of its rows."""
+    """The parameters of a product: W and its bias, if it has one."""
     weight = place.weight(name, rows, columns, stack=stack)
     return (weight, place.vector(bias_of(name), rows, stack=stack)) if biased else (weight,)
 
 
 def bias_of(name: str) -> str:
-    """The name of the bias that goes with a weight."""
+    """The name of a weight's bias."""
     return f"{name}_bias"
 
 
 def named(paths: dict[str, str], *names: str) -> dict[str, str]:
-    """Paths of parameters, and of the biases that go with those of `names`."""
+    """`paths` and the paths of the biases of `names`."""
     return paths | {bias_of(name): bias_of(paths[name]) for name in names}

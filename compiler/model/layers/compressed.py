@@ -1,14 +1,15 @@
 """The attention of DeepSeek-V4, arXiv 2606.19348, §2.3: a window over one head of keys, and compressed entries.
 
-T tokens of a micro-batch · D hidden · C columns of a head · E entries. Queries are of low rank, and each head is normed
-without a gain. One head is both key and value, so what attention returns is rotated back by the position of its query:
-a value then depends on its distance alone. Groups of heads are projected apart, and then together.
+T tokens of a micro-batch · D hidden · C columns of a head · E entries. Queries are low-rank, and each query head is
+normed without a gain. One head is both key and value, so the output of attention is rotated back by the position of its
+query: a value then depends only on its distance. The output projection first maps each group of heads (`group_out`),
+then all groups together (`out`).
 
-`pool` gives the values and, below them, the gates of entries (`compress`), which are normed, and rotated as the first
-tokens of their windows are. Queries attend to all entries before them (HCA), or to those that an indexer chooses (CSA).
-It reads the latent of queries and what attention reads, has entries of its own as keys, and is trained by its own loss,
-as that of latent attention is (`compiler.model.layers.indexer`): the attention that it is compared with is that of all
-heads to the entries it has chosen.
+`pool` gives the values and, in the rows below, the gates of entries (`compress`). Entries are normed and rotated like
+the first tokens of their windows. Queries attend to all entries before them (HCA), or to those that an indexer chooses
+(CSA). The indexer reads the latent of queries and the input of attention, has its own entries as keys, and is trained
+only by its own loss, as that of latent attention is (`compiler.model.layers.indexer`). The loss compares it with the
+attention of all heads to the entries that it has chosen.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ PARAMETERS = {name: f"attention.{name}" for name in NAMES} | indexer.PARAMETERS
 
 @dataclass(frozen=True)
 class Entries:
-    """Compressed keys and values: one entry of `rate` tokens, or with `overlap` of two windows of them. `columns` of
-    each, of which the last are rotated."""
+    """Compressed keys and values. The last columns of each entry are rotated."""
 
-    columns: int
-    rate: int
-    overlap: bool
+    columns: int  # of an entry
+    rate: int  # tokens per entry
+    overlap: bool  # whether an entry covers two windows of `rate` tokens
     rotate: Rotate
     eps: float
 
@@ -50,7 +50,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Windowed:
-    """Attention to a window of tokens alone."""
+    """Attention to a window of tokens only."""
 
     sequence: int
     heads: int
@@ -73,14 +73,14 @@ class WithEntries(Windowed):
         return (self.over(ops, p, (q_T, kv_TC, entries_EC), None),)
 
     def over(self, ops: Any, p: Any, attending: tuple[Any, ...], chosen_TK: Any) -> Any:
-        """Attention to the window and to these entries, or to those of them that are chosen."""
+        """Attention to the window and to all entries, or to the chosen ones."""
         sizes = self.sequence, self.heads, self.window, self.entries.rate
         return ops.compressed_attention(*attending, chosen_TK, p.sinks if self.sinks else None, *sizes)
 
 
 @dataclass(frozen=True)
 class WithChosenEntries(WithEntries):
-    """Attention to a window of tokens, and to the entries that an indexer chooses (CSA). Its loss comes last."""
+    """Attention to a window of tokens, and to the entries that an indexer chooses (CSA). Returns its loss last."""
 
     index: indexer.Index
     index_entries: Entries
@@ -97,7 +97,7 @@ class WithChosenEntries(WithEntries):
         return o_T, ops.indexer_loss(*scoring, q_T, None, entries_EC, chosen_TK, *sizes)
 
     def _scoring(self, ops: Any, p: Any, x_TD: Any, latent_TC: Any) -> tuple[Any, Any, Any]:
-        """Queries of the indexer's heads, its entries, and what their products are weighted by."""
+        """Queries of the indexer's heads, its entries, and the weights of the heads."""
         heads, width, _ = self.index
         q_T = ops.linear_detached(latent_TC, p.index_q)
         q_T = self.entries.rotate(ops, q_T, (), heads, self.entries.rotate.first_of(width))
@@ -147,7 +147,7 @@ def build(place: Place, sizes: Compressed) -> ir.Segment:
 
 
 def _attending(place: Place, sizes: Compressed, rotate: Rotate) -> Windowed:
-    """The step that attends: to a window, and to entries if the layer has some."""
+    """The attention step: to a window, and to entries if the layer has them."""
     window = rotate.sequence, sizes.heads, sizes.window, sizes.sinks
     if sizes.compress is None:
         return Windowed(*window)
@@ -179,16 +179,16 @@ def _index_weights(place: Place, sizes: Compressed) -> tuple[ir.Param, ...]:
     """The parameters of the indexer, if there is one."""
     if not isinstance(sizes.compress, Csa):
         return ()
-    of = sizes.compress.indexer
+    index = sizes.compress.indexer
     return (
-        place.weight("index_q", of.heads * of.head_dim, sizes.query_rank),
-        *_pools(place, "index_pool", of.head_dim, 2, sizes.compress.rate),
-        place.weight("index_weights", of.heads, place.D),
+        place.weight("index_q", index.heads * index.head_dim, sizes.query_rank),
+        *_pools(place, "index_pool", index.head_dim, 2, sizes.compress.rate),
+        place.weight("index_weights", index.heads, place.D),
     )
 
 
 def _pools(place: Place, name: str, columns: int, series: int, rate: int) -> tuple[ir.Param, ...]:
-    """The parameters of entries of so many columns, of one or two `series` of values and gates."""
+    """The parameters of entries of `columns` columns, with one or two `series` of values and gates."""
     width = series * columns
     return (
         *place.fused((place.weight(name, 2 * width, place.D),), width, width),
@@ -198,5 +198,5 @@ def _pools(place: Place, name: str, columns: int, series: int, rate: int) -> tup
 
 
 def _options(sizes: Compressed) -> dict[str, Constant]:
-    """The constants of what a layer has beside the window."""
+    """The constants of sinks and entries, if the layer has them."""
     return {**({"sinks": True} if sizes.sinks else {}), **({"rate": sizes.compress.rate} if sizes.compress else {})}

@@ -1,7 +1,7 @@
-"""A feed-forward part or an attention of a user's own: a traced torch module between norms and the residual stream.
+"""A user's feed-forward part or attention: a traced torch module between norms and the residual stream.
 
-T tokens of a micro-batch · D hidden. The module is a graph with its backward (compiler/ir/module.py), whose nodes stand
-in the segment. Its parameters are the segment's.
+T tokens of a micro-batch · D hidden. The module is a graph with its backward (compiler/ir/module.py), whose nodes are
+inlined into the segment. Its parameters are the segment's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dsl.schema import Custom, CustomAttention, Spec
 
 @dataclass(frozen=True)
 class Through:
-    """A module of x, with the parameters of the segment."""
+    """Applies a module to x, with the parameters of the segment."""
 
     module: Module
 
@@ -48,20 +48,20 @@ def _build(
     outputs: tuple[str, ...],
     more: Mapping[str, Constant],
 ) -> ir.Segment:
-    """The segment around a module. Its constants have the digest of the graph: another graph is another segment.
+    """The segment around a module. Its constants include the digest of the graph, so another graph is another segment.
 
-    `names`: the kind of the segment, the role of the module, and what the spec calls it. `around`: what is between the
-    residual stream and the module.
+    `names`: the kind of the segment, the role of the module, and its text in the spec. `around`: connects the module to
+    the residual stream.
     """
     kind, role, text = names
     modules: SpecModules | None = getattr(place.spec.files, "modules", None)
-    assert modules is not None, "a spec that names a module is read with it: compiler/plan/read_files.py"
+    assert modules is not None, "the modules of a spec are read first: compiler/plan/read_files.py"
     module = modules.module(wanted(place.spec, role, text))
     named = zip(module.locals, module.parameters, strict=True)
     plain = segment_of(
         kind,
         around(place, Through(module)),
-        (*pre_gain(place), *(_param(place, role, name, each) for name, each in named), *post_gain(place)),
+        (*pre_gain(place), *(_param(place, role, name, param) for name, param in named), *post_gain(place)),
         inputs,
         outputs,
         {"eps": place.model.norm_eps, **more, **entrance(place), **exit_of(place)},
@@ -69,20 +69,21 @@ def _build(
     return replace(plain, constants=(*plain.constants, ("module", text), ("graph", module.digest)))
 
 
-def _param(place: Place, role: str, name: str, each: ModuleParameter) -> ir.Param:
-    """A parameter of a module: random ones have the model's deviation, and those of two dimensions or more decay."""
-    constant = each.constant
+def _param(place: Place, role: str, name: str, parameter: ModuleParameter) -> ir.Param:
+    """A parameter of a module. Random ones get the model's `init_std`, and weight decay if they have two dimensions or
+    more."""
+    constant = parameter.constant
     init, mean = (place.model.init_std, 0.0) if constant is None else (0.0, constant)
     first = {"init": None} if constant == 1 else {"init": init, "mean": mean}
-    decay = len(each.shape) > 1 and each.constant is None
+    decay = len(parameter.shape) > 1 and parameter.constant is None
     dtype = TORCH_DTYPE[place.spec.precision.parameter]
-    matrices = each.shape[:1] if decay and len(each.shape) == 2 else ()
-    path = f"{role}.module.{each.name}"
-    return ir.Param(name, each.shape, dtype, **first, decay=decay, path=path, matrices=matrices)
+    matrices = parameter.shape[:1] if decay and len(parameter.shape) == 2 else ()
+    path = f"{role}.module.{parameter.name}"
+    return ir.Param(name, parameter.shape, dtype, **first, decay=decay, path=path, matrices=matrices)
 
 
 def wanted(spec: Spec, role: str, text: str) -> WantedModule:
-    """A module at the sizes and in the dtypes of a run."""
+    """A module with the sizes and dtypes of a run."""
     precision = spec.precision
     return WantedModule(
         text=text,
@@ -96,6 +97,6 @@ def wanted(spec: Spec, role: str, text: str) -> WantedModule:
 
 
 def all_wanted(spec: Spec) -> dict[str, WantedModule]:
-    """The modules of a spec, by the path of the key that names each."""
+    """The modules of a spec, by the path of the key that names them."""
     parts = ((path, "ffn" if isinstance(part, Custom) else "attention", part) for path, part in spec.model.customs)
     return {f"{path}.module": wanted(spec, role, part.module) for path, role, part in parts}

@@ -1,11 +1,11 @@
 """Linear attention by a gated delta rule. Sources: Gated DeltaNet, arXiv 2412.06464; Kimi Linear, arXiv 2510.26692.
 
     q, k, v = split(silu(convolve(x W_qkv)))
-    S_t     = (I − β_t k_t k_tᵀ) diag(exp(a_t)) S_{t−1} + β_t k_t v_tᵀ     of each head; a_t ≤ 0 and β_t are of x
-    y       = (norm(S_tᵀ q_t) · act(gate)) W_out                         the norm is of each head
+    S_t     = (I − β_t k_t k_tᵀ) diag(exp(a_t)) S_{t−1} + β_t k_t v_tᵀ     per head; a_t ≤ 0 and β_t depend on x
+    y       = (norm(S_tᵀ q_t) · act(gate)) W_out                         the norm is per head
 
-T tokens of a micro-batch · D hidden. The convolution is short. a and β are products in FP32. With a decay of each
-channel, a and the gate are products of low rank.
+T tokens of a micro-batch · D hidden. The convolution is short. a and β are projected in FP32. With a decay per channel,
+the projections of a and of the gate are low-rank.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dsl.schema import DeltaNet
 
 NAMES = ("norm", "qkv", "convolution", "beta", "decay_down", "decay", "decay_rate", "decay_bias", "gate_down", "gate")
 PARAMETERS = {name: f"attention.{name}" for name in (*NAMES, "out_norm", "out", "post_norm")}
-# Where a model is trained from the beginning, decays of e^a·softplus(bias) are as in both papers: e^a is some 1 to 16,
-# and the softplus some 0.001 to 0.1. Deviations and means of even numbers, the logarithms of these.
+# Initialization as in both papers: the decay is e^a·softplus(bias), with e^a between about 1 and 16 and the softplus
+# between about 0.001 and 0.1. (standard deviation, mean) of uniform values, of the logarithms of these.
 RATE, BIAS = (0.8, 1.386), (1.33, -4.6)
 
 
 @dataclass(frozen=True)
 class DeltaNetAttention:
-    """out(norm(delta_rule(q, k, v))·gate). keys: columns of all keys. channels: each channel of a key decays on its
-    own."""
+    """out(norm(delta_rule(q, k, v))·gate). keys: columns of all keys. channels: each channel of a key has its own
+    decay."""
 
     eps: float
     sequence: int
@@ -59,7 +59,7 @@ def build(place: Place, sizes: DeltaNet) -> ir.Segment:
     low = (place.weight("decay_down", rank, D),), (place.weight("gate_down", rank, D),)
     params = (
         *place.rows((place.weight("qkv", 2 * keys + values, D),), keys, keys, values),
-        *(replace(each, matrices=()) for each in place.rows((taps,), keys, keys, values)),
+        *(replace(param, matrices=()) for param in place.rows((taps,), keys, keys, values)),
         *place.rows((place.weight("beta", heads, D),), heads),
         *(low[0] if channels else ()),
         *place.rows((place.weight("decay", decays, rank if channels else D),), decays),
@@ -74,14 +74,14 @@ def build(place: Place, sizes: DeltaNet) -> ir.Segment:
     attention = DeltaNetAttention(eps, sequence, key_heads, keys, channels)
     return segment_of(
         "attention",
-        attention if place.part else through_stream(place, attention),
+        attention if place.tensor_shard else through_stream(place, attention),
         (*pre_gain(place), *params, *post_gain(place)),
         (place.input("h", place.T, D), *place.places),
-        ("y",) if place.part else ("entered", "y"),
+        ("y",) if place.tensor_shard else ("entered", "y"),
         {"eps": eps, "sequence": sequence, "heads": heads, "key_heads": key_heads}
         | {"key_dim": sizes.key_dim, "value_dim": sizes.value_dim}
         | ({"channels": True} if channels else {})
-        | ({"part": True} if place.part else {})
+        | ({"part": True} if place.tensor_shard else {})
         | entrance(place)
         | exit_of(place),
     )

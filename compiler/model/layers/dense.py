@@ -1,6 +1,6 @@
 """The dense feed-forward part of a layer.
 
-    y = act(x W_up) W_down         act: SwiGLU of [gate | up] (arXiv 2002.05202), or another activation
+    y = act(x W_up) W_down         act: SwiGLU on [gate | up] (arXiv 2002.05202), or another activation
 
 T tokens of a micro-batch · D hidden.
 """
@@ -24,7 +24,7 @@ CLAMPED = "clamped_swiglu"
 
 @dataclass(frozen=True)
 class Activation:
-    """The op between up and down, by name, and the numbers of a clamped one."""
+    """The op between up and down, by name, and the constants of a clamped one."""
 
     op: str = "swiglu"
     limit: float = 0.0
@@ -32,13 +32,13 @@ class Activation:
     shift: float = 0.0
 
     def __call__(self, ops: Any, h_TM: Any) -> Any:
-        """act(gate)·up of the columns [gate | up], or act of each column."""
+        """act(gate)·up on the columns [gate | up], or act on each column."""
         if self.op == CLAMPED:
             return ops.clamped_swiglu(h_TM, self.limit, self.alpha, self.shift)
         return getattr(ops, self.op)(h_TM)
 
     def times_gate(self, ops: Any, h_RM: Any, gate_R: Any) -> Any:
-        """The activation of each row times its gate weight: one op for SwiGLU."""
+        """The activation times the gate weight of each row, as one op for SwiGLU."""
         if self.op == "swiglu":
             return ops.gated_swiglu(h_RM, gate_R)
         return ops.gate_rows(self(ops, h_RM), gate_R)
@@ -51,7 +51,7 @@ def activation_of(ffn: Dense | Moe) -> Activation:
 
 
 def constants_of(ffn: Dense | Moe) -> dict[str, Constant]:
-    """What a segment says of its activation and of its biases; nothing where that is a SwiGLU without any."""
+    """The constants of the activation and biases; none for a SwiGLU without biases."""
     biased: dict[str, Constant] = {"biased": True} if ffn.bias else {}
     if ffn.clamp is not None:
         clamp = ffn.clamp
@@ -60,7 +60,7 @@ def constants_of(ffn: Dense | Moe) -> dict[str, Constant]:
 
 
 def up_parts(ffn: Dense | Moe, inner: int) -> tuple[int, ...]:
-    """Columns of the product before the activation, which gives `inner`: of the gate, if it has one, and of up."""
+    """Columns of the parts of the up projection, for an activation that returns `inner`: gate, if any, and up."""
     return (inner, inner) if is_gated(ffn) else (inner,)
 
 
@@ -73,7 +73,7 @@ PARAMETERS = named(
 
 @dataclass(frozen=True)
 class FeedForward:
-    """down(act(up(x))). Of a tensor rank's part of the width the bias of `down` comes behind the sum."""
+    """down(act(up(x))). On a tensor-parallel shard the bias of `down` is added after the sum over ranks."""
 
     activation: Activation
     biased: bool
@@ -92,9 +92,9 @@ def build(place: Place) -> ir.Segment:
     inner = ffn.inner // place.ways
     parts = up_parts(ffn, inner)
     up = place.rows(weights(place, "up", sum(parts), D, ffn.bias), *parts)
-    down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.part))
-    part = FeedForward(activation_of(ffn), ffn.bias, ffn.bias and not place.part)
-    if place.part:
+    down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.tensor_shard))
+    part = FeedForward(activation_of(ffn), ffn.bias, ffn.bias and not place.tensor_shard)
+    if place.tensor_shard:
         x = (place.input("x", place.T, D),)
         return segment_of("dense", part, (*up, *down), x, ("y",), constants_of(ffn) | entrance(place))
     return segment_of(

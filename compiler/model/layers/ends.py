@@ -1,4 +1,4 @@
-"""The two ends of the model: embedding, and final norm, head and loss, with what MTP adds to them."""
+"""The two ends of the model: embedding, and final norm, head and loss; and the input of the MTP block."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from compiler.model.layers import hyper
 from compiler.model.layers.builder import Constant, Place, index, segment, segment_of
 from dsl.schema import Grpo
 
-# --- The two ends of the model: embedding, and final norm, head and loss. T tokens of a micro-batch · D hidden
+# --- Embedding, final norm, head and loss. T tokens of a micro-batch · D hidden
 #
-# Where tensor ranks divide the vocabulary, each has some rows of the embedding and of the head, and looks at the tokens
-# of all ranks. Tokens come less the first row that a rank has, and are below 0 where another rank has them. The head
-# then gives a rank's parts of the cross entropy, and `loss` has those of all ranks: R is one more than there are.
+# With vocabulary parallelism each tensor rank has some rows of the embedding and of the head, and computes the tokens
+# of all ranks. Its token ids are relative to its first row, and negative for rows of other ranks. The head then
+# returns the rank's parts of the cross entropy, and `loss` combines those of all ranks: R is the number of ranks + 1.
 
 EMBED_PARAMETERS = {"table": "embedding"}
 FINAL_NORM_PARAMETERS = {"norm": "final_norm"} | hyper.paths("final")
 HEAD_PARAMETERS = {"head": "head"}
-SAMPLED = ("old", "advantage", "weight", "reference")  # of a sampled token, for the policy loss; the last for its KL
-LOGP = "logp"  # of targets, which the trainer reads of each micro-batch
+SAMPLED = ("old", "advantage", "weight", "reference")  # per sampled token, for the policy loss; the last for its KL
+LOGP = "logp"  # log-probabilities of targets; the trainer reads them after each micro-batch
 
 
 def embed(ops: Any, p: Any, tokens_T: Any, *, factor: float = 1.0) -> tuple[Any, ...]:
@@ -35,7 +35,7 @@ def embedded(ops: Any, p: Any, tokens_T: Any, factor: float) -> Any:
 
 
 def embedding_factor(place: Place) -> dict[str, Constant]:
-    """What a segment says of the factor of embeddings; nothing where there is none."""
+    """The constant for the factor of embeddings; none if it is 1."""
     factor = place.model.embedding_scale
     return {} if factor == 1 else {"factor": factor}
 
@@ -46,7 +46,7 @@ def build_embed(place: Place) -> ir.Segment:
 
 
 def vocabulary_rows(place: Place, name: str) -> tuple[ir.Param, ...]:
-    """The rows of the embedding, or of the head, that a rank has."""
+    """The rows of the embedding or of the head on a rank."""
     rows = place.model.vocab // place.ways
     return place.rows((place.table(name, rows),), rows)
 
@@ -57,33 +57,33 @@ def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple
 
 
 def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, streams: hyper.Streams) -> tuple[Any, ...]:
-    """The normed hidden state of several residual streams for the head, and the streams as they are for the MTP block,
-    if there is one."""
+    """The normed mix of several residual streams for the head, and the streams themselves for the MTP block, if there
+    is one."""
     return ops.rmsnorm(hyper.collapsed(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
 
 
 def build_final_norm(place: Place) -> ir.Segment:
     outputs = ("y", "y_mtp") if place.model.mtp and not place.mtp else ("y",)
-    how = hyper.streams_of(place)
+    streams = hyper.streams_of(place)
     params, inputs = (*hyper.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
-    function = final_collapse if how else final_norm
+    function = final_collapse if streams else final_norm
     return segment(
-        "final_norm", function, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs), **how
+        "final_norm", function, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs), **streams
     )
 
 
 def head(ops: Any, p: Any, h_TD: Any, targets_T: Any, *, factor: float = 1.0, cap: float = 0.0) -> tuple[Any, ...]:
-    """The cross entropy summed over the valid targets."""
+    """The cross entropy, summed over the valid targets."""
     return (ops.cross_entropy(_logits(ops, p, h_TD, factor, cap), targets_T),)
 
 
 @dataclass(frozen=True)
 class PolicyHead:
-    """The policy loss, which weights sum over the valid targets, and the log-probability of each target.
+    """The policy loss, a weighted sum over the valid targets, and the log-probability of each target.
 
-    low, high: by how much the ratio of probabilities may differ from 1. kl: the weight of the divergence from the
-    reference, whose log-probabilities come last then. corrected: with the gradient of the divergence itself, see
-    runtime/ops/policy_loss.py.
+    low, high: how far the ratio of probabilities may be below and above 1. kl: the weight of the divergence from the
+    reference; if it is not 0, the reference's log-probabilities are the last input. corrected: use the gradient of the
+    divergence itself, see runtime/ops/policy_loss.py.
     """
 
     low: float
@@ -95,13 +95,13 @@ class PolicyHead:
 
     def __call__(self, ops: Any, p: Any, h_TD: Any, targets_T: Any, *sampled_T: Any) -> tuple[Any, ...]:
         old_T, advantage_T, weight_T, *reference_T = sampled_T
-        told = old_T, advantage_T, weight_T, reference_T[0] if reference_T else None
-        bounds = self.low, self.high, self.kl, self.corrected
-        return tuple(ops.policy_loss(_logits(ops, p, h_TD, self.factor, self.cap), targets_T, *told, *bounds))
+        sampled = old_T, advantage_T, weight_T, reference_T[0] if reference_T else None
+        settings = self.low, self.high, self.kl, self.corrected
+        return tuple(ops.policy_loss(_logits(ops, p, h_TD, self.factor, self.cap), targets_T, *sampled, *settings))
 
 
 def _logits(ops: Any, p: Any, h_TD: Any, factor: float, cap: float) -> Any:
-    """The logits. Their factor is applied to the hidden state, which has fewer elements."""
+    """The logits. The factor is applied to the hidden state, which has fewer elements."""
     logits_TV = ops.linear(h_TD if factor == 1 else ops.scale(h_TD, factor), p.head)
     return ops.softcap(logits_TV, cap) if cap else logits_TV
 
@@ -109,13 +109,13 @@ def _logits(ops: Any, p: Any, h_TD: Any, factor: float, cap: float) -> Any:
 def head_part(
     ops: Any, p: Any, h_TD: Any, targets_T: Any, rank: Any, *, ranks: int, factor: float = 1.0, cap: float = 0.0
 ) -> tuple[Any, ...]:
-    """What a tensor rank's part of the vocabulary gives to the cross entropy of each row, at the rank's place."""
+    """A rank's parts of the cross entropy of each row, from its shard of the vocabulary, in the rank's column."""
     lse_T, picked_T = ops.cross_entropy_part(_logits(ops, p, h_TD, factor, cap), targets_T)
     return (ops.place_parts(lse_T, picked_T, rank, ranks),)
 
 
 def sampled(grpo: Grpo | None) -> tuple[str, ...]:
-    """What the head reads of each sampled token beside its target: nothing in a run that learns from text."""
+    """The inputs of the head per sampled token besides its target; none in a run that learns from text."""
     return () if grpo is None else SAMPLED if grpo.kl else SAMPLED[:-1]
 
 
@@ -129,20 +129,20 @@ def build_head(place: Place) -> ir.Segment:
         **({"cap": model.logit_cap / temperature} if model.logit_cap is not None else {}),
     }
     if grpo:
-        given = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
+        samples = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
         outputs, bounds = ("loss", ir.Output(LOGP, grad=False)), {"low": grpo.clip_low, "high": grpo.clip_high}
         corrected = grpo.kl_form == "corrected"
         policy = PolicyHead(grpo.clip_low, grpo.clip_high, grpo.kl, corrected, **constants)
         constants = {**bounds, "kl": grpo.kl, "corrected": corrected, **constants}
-        return segment_of("head", policy, params, (*inputs, *given), outputs, constants)
-    if place.part:
+        return segment_of("head", policy, params, (*inputs, *samples), outputs, constants)
+    if place.tensor_shard:
         inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
         return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)
     return segment("head", head, params, inputs, ("loss",), **constants)
 
 
 def loss(ops: Any, p: Any, parts_TR: Any, targets_T: Any) -> tuple[Any, ...]:
-    """The cross entropy summed over the valid targets, of what all parts of the vocabulary give."""
+    """The cross entropy, summed over the valid targets, from the parts of all shards of the vocabulary."""
     return (ops.cross_entropy_of_parts(parts_TR, targets_T),)
 
 
@@ -151,10 +151,10 @@ def build_loss(place: Place) -> ir.Segment:
     return segment("loss", loss, (), (parts, index("targets", place.T)), ("loss",))
 
 
-# --- What multi-token prediction adds in front of its block. Source: DeepSeek-V3, arXiv 2412.19437, §2.2
+# --- The input of the MTP block (multi-token prediction). Source: DeepSeek-V3, arXiv 2412.19437, §2.2
 #
-# T tokens of a micro-batch · D hidden · N = n·D numbers of a token, of n residual streams. Of several streams the block
-# takes all, each normed and projected on its own, and the embedding is added to each, as in DeepSeek-V4.
+# T tokens of a micro-batch · D hidden · N = n·D numbers per token for n residual streams. With several streams each is
+# normed and projected separately, and the embedding is added to each, as in DeepSeek-V4.
 
 PARAMETERS = {
     "table": "embedding",  # the main model's
@@ -172,7 +172,7 @@ def mtp_input(ops: Any, p: Any, tokens_T: Any, h_TD: Any, *, eps: float, factor:
 
 
 def mtp_embedded(ops: Any, p: Any, e_TD: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
-    """`mtp_input` of what the embedding gave, of which tensor ranks have rows."""
+    """`mtp_input` on embeddings computed before it, where the vocabulary is split over tensor ranks."""
     return _projected(ops, p, e_TD, h_TD, eps)
 
 
@@ -184,44 +184,44 @@ def _projected(ops: Any, p: Any, e_TD: Any, h_TD: Any, eps: float) -> tuple[Any,
 def mtp_streams(
     ops: Any, p: Any, tokens_T: Any, h_TN: Any, *, eps: float, streams: int, factor: float = 1.0
 ) -> tuple[Any, ...]:
-    """The projection of the normed embedding of the next token, and added to it that of each normed stream."""
+    """For each stream: the projection of the normed embedding of the next token plus that of the normed stream."""
     return _projected_streams(ops, p, embedded(ops, p, tokens_T, factor), h_TN, eps, streams)
 
 
 def mtp_embedded_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, *, eps: float, streams: int) -> tuple[Any, ...]:
-    """`mtp_streams` of what the embedding gave, of which tensor ranks have rows."""
+    """`mtp_streams` on embeddings computed before it, where the vocabulary is split over tensor ranks."""
     return _projected_streams(ops, p, e_TD, h_TN, eps, streams)
 
 
 def _projected_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, eps: float, streams: int) -> tuple[Any, ...]:
     e_TD = ops.linear(ops.rmsnorm(e_TD, p.embedding_norm, eps), p.embedding_projection)
     width = h_TN.shape[1] // streams
-    done: Any = None
+    joined: Any = None
     for left in range(streams, 0, -1):
         h_TD, h_TN = ops.split2(h_TN, width) if left > 1 else (h_TN, None)
         y_TD = ops.add(e_TD, ops.linear(ops.rmsnorm(h_TD, p.hidden_norm, eps), p.hidden_projection))
-        done = y_TD if done is None else ops.cat2(done, y_TD)
-    return (done,)
+        joined = y_TD if joined is None else ops.cat2(joined, y_TD)
+    return (joined,)
 
 
 def build(place: Place) -> ir.Segment:
     D, hyper = place.D, place.model.hyper_connections
     norms = (place.gain("embedding_norm", D), place.gain("hidden_norm", D))
     projections = (place.weight(f"{name}_projection", D, D) for name in ("embedding", "hidden"))
-    own = (*norms, *(projections if hyper else (place.weight("projection", D, 2 * D),)))
-    how: dict[str, Constant] = {"streams": hyper.streams} if hyper else {}
+    params = (*norms, *(projections if hyper else (place.weight("projection", D, 2 * D),)))
+    streams: dict[str, Constant] = {"streams": hyper.streams} if hyper else {}
     h = place.input("h", place.T, place.N)
     if place.spec.splits_vocabulary:
         inputs = (place.input("e", place.T, D), h)
         function = mtp_embedded_streams if hyper else mtp_embedded
-        return segment("mtp_input", function, own, inputs, ("y",), eps=place.model.norm_eps, **how)
+        return segment("mtp_input", function, params, inputs, ("y",), eps=place.model.norm_eps, **streams)
     return segment(
         "mtp_input",
         mtp_streams if hyper else mtp_input,
-        (place.table("table", place.model.vocab), *own),
+        (place.table("table", place.model.vocab), *params),
         (index("tokens", place.T), h),
         ("y",),
         eps=place.model.norm_eps,
-        **how,
+        **streams,
         **embedding_factor(place),
     )

@@ -2,15 +2,15 @@
 
     q, k, v = split(x W_qkv)                      heads of queries, then of keys, then of values
     q, k    = rotate(norm(q)), rotate(norm(k))    norms with `qk_norm`; rotation: compiler/model/layers/rotation.py
-    o_i     = softmax(q_i k_jᵀ / √d) v_j          of query head i, where j = i // (heads / kv_heads)
+    o_i     = softmax(q_i k_jᵀ / √d) v_j          for query head i, where j = i // (heads / kv_heads)
     y       = (o · sigmoid(gate)) W_out           the gate, if there is one, is more columns of W_qkv
 
-T tokens of a micro-batch · D hidden · K tokens of all context ranks. Norms are head by head as in Qwen3, arXiv
-2505.09388, or of all heads as one as in OLMoE, arXiv 2409.02060. The gate is that of Qwen3-Next.
+T tokens of a micro-batch · D hidden · K tokens of all context ranks. Norms are per head as in Qwen3, arXiv 2505.09388,
+or over all heads together as in OLMoE, arXiv 2409.02060. The gate is that of Qwen3-Next.
 
-`GqaAttention` is one segment. Where context ranks have parts of sequences, `GqaProject` and `GqaAttend` are two, and
-keys and values are put together on all ranks in between. Where tensor ranks have heads that are normed as one,
-`products` is a segment in front of these, and the ranks add up the squares that it returns.
+`GqaAttention` is one segment. Under context parallelism `GqaProject` and `GqaAttend` are two, and keys and values are
+all-gathered between them. If heads that are normed together are spread over tensor ranks, `products` is a segment
+before these, and the squares that it returns are all-reduced.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a tensor rank, and the tokens of a sequence."""
+    """The heads of a tensor rank."""
 
-    sequence: int
+    sequence: int  # tokens of a sequence
     heads: int
     kv_heads: int
     head_dim: int
@@ -55,12 +55,12 @@ class Heads:
 
     @property
     def keys(self) -> int:
-        """Columns of all key heads; value heads have as many."""
+        """Columns of all key heads, as many as of all value heads."""
         return self.kv_heads * self.head_dim
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Columns of queries, keys and values in their product."""
+        """Columns of queries, keys and values in the fused projection."""
         return self.queries, self.keys, self.keys
 
 
@@ -69,7 +69,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of as many columns as their gains have: of each head, or of all heads."""
+    """Norms over as many columns as the gains have: per head, or over all heads."""
 
     eps: float
 
@@ -79,7 +79,8 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class SharedNorms:
-    """Norms of the heads of all tensor ranks, whose squares are given. widths: columns of all queries, of all keys."""
+    """Norms over the heads of all tensor ranks, from the summed squares. widths: columns of all queries, of all
+    keys."""
 
     eps: float
     widths: tuple[int, int]
@@ -91,9 +92,9 @@ class SharedNorms:
 
 @dataclass(frozen=True)
 class GqaProjection:
-    """Queries, keys and values, normed and rotated as far as attention does not do it itself.
+    """Queries, keys and values, normed, and rotated unless attention does so itself.
 
-    With SharedNorms their product is given, and so are its squares. query_scale: what queries are multiplied by.
+    With SharedNorms the projection and its squares are inputs. query_scale: a factor of queries.
     """
 
     sizes: Heads
@@ -104,7 +105,8 @@ class GqaProjection:
     query_scale: float = 1.0
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, rest_T: Values) -> tuple[Any, Any, Any, Values, Values]:
-        """q, k, v; the gate, if there is one; and where tokens stand, which are behind the squares of `rest`."""
+        """Return q, k, v, the gate if there is one, and the positions (`Place.places`). `rest`: the squares if norms
+        are shared, then the positions."""
         sizes = self.sizes
         if isinstance(self.norms, SharedNorms):
             qkv_T, squares_T, places_T = x_TD, ops.split2(rest_T[0], 1), rest_T[1:]
@@ -120,7 +122,7 @@ class GqaProjection:
 
 
 def products(ops: Any, p: Any, x_TD: Any, *, heads: int, kv_heads: int, head_dim: int, biased: bool = False) -> Values:
-    """Queries, keys and values of a tensor rank side by side, and the squares of its queries and of its keys."""
+    """The concatenated queries, keys and values of a tensor rank, and the squares of its queries and of its keys."""
     qkv_T = linear(ops, p, "qkv", x_TD, biased)
     return qkv_T, ops.two_squares(qkv_T, heads * head_dim, kv_heads * head_dim)
 
@@ -130,7 +132,8 @@ def products(ops: Any, p: Any, x_TD: Any, *, heads: int, kv_heads: int, head_dim
 
 @dataclass(frozen=True)
 class GqaSoftmax:
-    """Causal attention, which rotates whole heads itself unless theta is 0. peaks: with the largest logit of each."""
+    """Causal attention. It rotates whole heads itself unless theta is 0. peaks: also return the largest logit of each
+    head."""
 
     sizes: Heads
     theta: float
@@ -143,7 +146,7 @@ class GqaSoftmax:
 
 @dataclass(frozen=True)
 class BoundedSoftmax(GqaSoftmax):
-    """The same over a window of keys, with logits that are capped, or with a sink for each head."""
+    """The same over a window of keys, with a softcap of logits, or with a sink per head."""
 
     window: int
     softcap: float
@@ -157,7 +160,7 @@ class BoundedSoftmax(GqaSoftmax):
 
 @dataclass(frozen=True)
 class GqaAttention:
-    """y of x, and behind it the largest logits, if there are to be some."""
+    """x → y and, if requested, the largest logits."""
 
     project: GqaProjection
     attend: GqaSoftmax
@@ -171,7 +174,7 @@ class GqaAttention:
 
 @dataclass(frozen=True)
 class GqaProject:
-    """The queries of a context rank, with the gate behind them if there is one, and its keys and values as one."""
+    """x of a context rank → [queries | gate, if there is one] and [keys | values]."""
 
     project: GqaProjection
 
@@ -182,7 +185,7 @@ class GqaProject:
 
 @dataclass(frozen=True)
 class GqaAttend:
-    """y of the queries of a context rank, and of the keys and values of all."""
+    """Queries of a context rank, and keys and values of all context ranks → y."""
 
     attend: GqaSoftmax
     gated: bool
@@ -197,7 +200,7 @@ class GqaAttend:
 
 
 def gated(ops: Any, o_T: Any, gate_T: Values) -> Any:
-    """o times the sigmoid of its gate, if there is one."""
+    """o times the sigmoid of the gate, if there is one."""
     return ops.gate_columns(o_T, *gate_T, False) if gate_T else o_T
 
 
@@ -205,7 +208,7 @@ def gated(ops: Any, o_T: Any, gate_T: Values) -> Any:
 
 
 def norms_together(place: Place, sizes: Gqa) -> bool:
-    """Whether heads that are normed as one are on several ranks."""
+    """Whether heads that are normed together are spread over several ranks."""
     return sizes.qk_norm == "width" and place.ways > 1
 
 
@@ -227,13 +230,13 @@ def build_products(place: Place, sizes: Gqa) -> ir.Segment:
 def build(place: Place, sizes: Gqa) -> ir.Segment:
     params, inputs, options = _first(place, sizes)
     turn = turning(sizes)
-    part = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _out_biased(place, sizes))
+    attention = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _out_biased(place, sizes))
     return segment_of(
         "attention",
-        part if place.part else through_stream(place, part),
+        attention if place.tensor_shard else through_stream(place, attention),
         (*params, *_attending(place, sizes), *post_gain(place)),
         (*inputs, *place.places),
-        (*(("y",) if place.part else ("entered", "y")), *qk_clip.outputs(place)),
+        (*(("y",) if place.tensor_shard else ("entered", "y")), *qk_clip.outputs(place)),
         {"eps": place.model.norm_eps, **_sizes(place, sizes), "qk_norm": sizes.qk_norm is not None}
         | turn.constants
         | options
@@ -246,27 +249,27 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
 def build_project(place: Place, sizes: Gqa) -> ir.Segment:
     params, inputs, options = _first(place, sizes)
     turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
-    part = GqaProject(_projection(place, sizes, apart=True))
+    project = GqaProject(_projection(place, sizes, apart=True))
     return segment_of(
         "project",
-        part if place.part else in_stream(place, part),
+        project if place.tensor_shard else in_stream(place, project),
         params,
         (*inputs, *place.places),
-        ("queries", "keys") if place.part else ("entered", "queries", "keys"),
+        ("queries", "keys") if place.tensor_shard else ("entered", "queries", "keys"),
         {"eps": place.model.norm_eps, **_sizes(place, sizes), "qk_norm": sizes.qk_norm is not None}
         | turn
         | options
-        | ({"part": True} if place.part else {})
+        | ({"part": True} if place.tensor_shard else {})
         | entrance(place),
     )
 
 
 def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
     heads = _heads(place, sizes)
-    part = GqaAttend(_softmax(place, sizes, 0.0), sizes.output_gate, _out_biased(place, sizes))
+    attend = GqaAttend(_softmax(place, sizes, 0.0), sizes.output_gate, _out_biased(place, sizes))
     return segment_of(
         "attend",
-        part if place.part else out_of_stream(place, part),
+        attend if place.tensor_shard else out_of_stream(place, attend),
         (*_attending(place, sizes), *post_gain(place)),
         (
             place.input("queries", place.T, (2 if sizes.output_gate else 1) * heads.queries),
@@ -288,7 +291,7 @@ def _heads(place: Place, sizes: Gqa) -> Heads:
 
 
 def _projection(place: Place, sizes: Gqa, apart: bool = False) -> GqaProjection:
-    """`apart`: queries are on another rank than keys, so attention does not rotate them."""
+    """`apart`: queries and keys are of different rows, so attention does not rotate them."""
     heads, eps, turn = _heads(place, sizes), place.model.norm_eps, turning(sizes, apart)
     norms: HeadNorms | SharedNorms | None = HeadNorms(eps) if sizes.qk_norm else None
     if norms_together(place, sizes):
@@ -309,15 +312,16 @@ def _is_bounded(sizes: Gqa) -> bool:
 
 
 def _out_biased(place: Place, sizes: Gqa) -> bool:
-    """Whether the product behind attention has a bias; that of a sum over tensor ranks comes behind the sum."""
-    return sizes.bias == "all" and not place.part
+    """Whether the output projection adds its bias. On a tensor-parallel shard the bias is added after the sum over
+    ranks."""
+    return sizes.bias == "all" and not place.tensor_shard
 
 
 # ---------------------------------------------------------------- parameters
 
 
 def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Input, ...], dict[str, Constant]]:
-    """Parameters, inputs and constants of what comes in front of attention itself."""
+    """Parameters, inputs and constants of the steps before attention."""
     norms = _norms(place, sizes)
     gate: dict[str, Constant] = {"gate_at": sum(_heads(place, sizes).columns)} if sizes.output_gate else {}
     if norms_together(place, sizes):
@@ -329,19 +333,19 @@ def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Inp
 
 
 def _columns(place: Place, sizes: Gqa) -> tuple[int, ...]:
-    """Columns of queries, keys, values and, if there is one, of the gate."""
+    """Columns of queries, keys, values and the gate, if there is one."""
     heads = _heads(place, sizes)
     return (*heads.columns, *((heads.queries,) if sizes.output_gate else ()))
 
 
 def _products(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
-    """The parameters of queries, keys and values, and of the gate."""
+    """The parameters of the projection of queries, keys, values and the gate."""
     columns = _columns(place, sizes)
     return place.rows(weights(place, "qkv", sum(columns), place.D, sizes.bias is not None), *columns)
 
 
 def _norms(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
-    """The gains of queries and keys: of a head, or of all heads that a rank has."""
+    """The gains of queries and keys: for one head, or for all heads of a rank."""
     if sizes.qk_norm is None:
         return ()
     if sizes.qk_norm == "head":
@@ -351,7 +355,7 @@ def _norms(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
 
 
 def _attending(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
-    """The parameters of attention and of what comes behind it."""
+    """The parameters of attention and of the output projection."""
     heads = _heads(place, sizes)
     sinks = (place.vector("sinks", heads.heads, place.model.init_std),) if sizes.sinks else ()
     return (
@@ -372,14 +376,14 @@ def _biased(sizes: Gqa) -> dict[str, Constant]:
 
 
 def _options(place: Place, sizes: Gqa) -> dict[str, Constant]:
-    """What a model has beside plain attention; none of them where it has nothing of it."""
+    """Constants of features beyond plain attention, if the model has them."""
     options = {
         "out_biased": _out_biased(place, sizes),
         "bounded": _is_bounded(sizes),
         "window": sizes.window or 0,
         "softcap": sizes.softcap or 0.0,
         "sinks": sizes.sinks,
-        "part": place.part,
+        "part": place.tensor_shard,
         **qk_clip.constants(place),
     }
     return {name: value for name, value in options.items() if value}

@@ -1,11 +1,12 @@
 """The indexer of attention, which chooses the keys of each query. DeepSeek-V3.2, arXiv 2512.02556, §2.1.
 
-Here is that of latent attention, whose keys are of tokens; that of compressed attention chooses entries
+This is the indexer of latent attention, which chooses tokens. That of compressed attention chooses entries
 (`compiler.model.layers.compressed`).
 
-It reads the normed latent of queries and what attention reads, and gives neither a gradient: it is trained by its own
-loss alone, as it is by nothing else. Its heads are those of every tensor rank. Each of these compares it with the heads
-of its own, and the mean of these losses has the gradient of the loss of all heads: that is linear in their mean.
+The indexer reads the normed latent of queries and the input of attention, and passes no gradient to either: it is
+trained only by its own loss, and nothing else trains it. It is replicated on all tensor ranks. Each rank compares it
+with the attention of its own heads. The mean of these losses has the gradient of the loss of all heads, because that is
+linear in the mean of the heads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from compiler.model.layers.builder import Constant, Place
 from compiler.model.layers.rotation import Rotate
 from dsl.schema import Compressed, Indexer, Mla
 
-EPS = 1e-6  # of the LayerNorm of its keys, as published
+EPS = 1e-6  # of the LayerNorm on the indexer's keys, as published
 PARAMETERS = {
     "index_q": "attention.indexer.q",
     "index_k": "attention.indexer.k",
@@ -33,15 +34,15 @@ PARAMETERS = {
 
 
 class Index(NamedTuple):
-    """Heads of the indexer, their width, and how many keys they choose: 0, all of them."""
+    """Sizes of the indexer."""
 
     heads: int
-    width: int
-    top_k: int
+    width: int  # of a head
+    top_k: int  # number of keys to choose; 0: all keys
 
 
 def keys(ops: Any, p: Any, x_T: Any, places_T: tuple[Any, ...], rotate: Rotate) -> Any:
-    """One key of each row for all heads, behind a LayerNorm, rotated."""
+    """One key per row, shared by all heads, after a LayerNorm and rotation."""
     normed_TC = ops.rmsnorm(ops.center(ops.linear_detached(x_T, p.index_k)), p.index_norm, EPS)
     return rotate(ops, ops.add_bias(normed_TC, p.index_bias), places_T, 1)
 
@@ -49,7 +50,7 @@ def keys(ops: Any, p: Any, x_T: Any, places_T: tuple[Any, ...], rotate: Rotate) 
 def queries(
     ops: Any, p: Any, x_T: Any, latent_T: Any, places_T: tuple[Any, ...], index: Index, rotate: Rotate
 ) -> tuple[Any, Any]:
-    """The queries of all heads of each row, rotated, and what their products are weighted by."""
+    """The rotated queries of all heads of each row, and the weights of the heads."""
     q_T = rotate(ops, ops.linear_detached(latent_T, p.index_q), places_T, index.heads)
     return q_T, ops.scale(ops.linear_detached(x_T, p.index_weights), 1 / sqrt(index.heads * index.width))
 
@@ -63,7 +64,7 @@ def attended(
     sequence: int,
     sizes: tuple[int, int, int, int],
 ) -> tuple[Any, tuple[Any, ...]]:
-    """What attention gives over the keys that are chosen, or over all, and the loss of the indexer, summed over rows.
+    """Return attention over the chosen keys, or over all, and the loss of the indexer, summed over rows.
 
     `scoring`: queries, keys and weights of the indexer; `attending`: queries, keys and values, and rope keys; `sizes`:
     heads, nope, rope, value."""
@@ -78,22 +79,23 @@ def attended(
     return o_T, (loss,)
 
 
-# ---------------------------------------------------------------- where it is, and what of it
+# ---------------------------------------------------------------- at a place in the model
 
 
 def indexer_of(place: Place) -> Indexer | None:
-    """The indexer of attention at a place, if it has one. The rules ask for a latent of queries, which it reads."""
+    """The indexer of attention at a place, if it has one. It needs a latent of queries, as the rules of the spec
+    check."""
     sizes = place.attention or place.model.attention
     return sizes.indexer if isinstance(sizes, Mla | Compressed) and sizes.query_rank else None
 
 
 def losses(place: Place) -> tuple[str, ...]:
-    """The output of attention that is the loss of its indexer."""
+    """The output of attention for the loss of its indexer, if it has one."""
     return ("index_loss",) if indexer_of(place) else ()
 
 
 def scoring(place: Place) -> tuple[ir.Input, ...]:
-    """What attention of a context rank is given of the indexer, beside keys."""
+    """The indexer's inputs of `attend` under context parallelism, besides keys: its queries and weights."""
     indexer = indexer_of(place)
     if indexer is None:
         return ()
@@ -102,7 +104,7 @@ def scoring(place: Place) -> tuple[ir.Input, ...]:
 
 
 def index_of(place: Place) -> Index | None:
-    """The sizes of the indexer at a place; it chooses all keys while it alone is trained."""
+    """The sizes of the indexer at a place, if there is one. It chooses all keys while only the indexer is trained."""
     indexer = indexer_of(place)
     if indexer is None:
         return None
@@ -111,13 +113,13 @@ def index_of(place: Place) -> Index | None:
 
 
 def constants(place: Place) -> dict[str, Constant]:
-    """What a segment says of the indexer: nothing where there is none."""
+    """The constant for the sizes of the indexer, if there is one."""
     index = index_of(place)
     return {} if index is None else {"index": tuple(index)}
 
 
 def weights(place: Place, rank: int | None) -> tuple[ir.Param, ...]:
-    """Its parameters, whole on each tensor rank. `rank`: of the latent of queries."""
+    """The parameters of the indexer, replicated on all tensor ranks. `rank`: of the latent of queries."""
     indexer = indexer_of(place)
     if indexer is None or not rank:
         return ()
@@ -131,7 +133,7 @@ def weights(place: Place, rank: int | None) -> tuple[ir.Param, ...]:
 
 
 def alone(segment: ir.Segment) -> ir.Segment:
-    """A segment of which the indexer alone is trained. The rest keeps its weights, and the state of the optimizer."""
+    """The segment with only the indexer trained. Other parameters keep their values and optimizer state."""
     still = (
         param if param.name in PARAMETERS or param.role != "parameter" else replace(param, grad=False, role="still")
         for param in segment.params

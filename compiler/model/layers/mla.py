@@ -1,18 +1,18 @@
 """Multi-head latent attention. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
 
     c_q         = norm(x W_q_down)              the latent of queries, if the model has one; else c_q = x
-    q           = c_q W_q_up                    of each head [nope | rope]
+    q           = c_q W_q_up                    per head [nope | rope]
     c_kv, k_r   = split(x W_kv_down)            the latent of keys and values, and one rope key for all heads
-    k_i, v_i    = split(norm(c_kv) W_kv_up)     of each head i
+    k_i, v_i    = split(norm(c_kv) W_kv_up)     for each head i
     o_i         = softmax((q_i · [k_i | rotate(k_r)]) / √d) v_i,   q_i with its rope part rotated
     y           = o W_out
 
 T tokens of a micro-batch · D hidden · C rank of keys and values · K tokens of all context ranks. With an indexer
-(compiler/model/layers/indexer.py) each query attends to the keys that this chooses.
+(compiler/model/layers/indexer.py) each query attends to the keys that the indexer chooses.
 
-`MlaAttention` is one segment. Where context ranks have parts of sequences, `MlaProject` and `MlaAttend` are two.
-Latents and rope keys are put together on all ranks in between, and `MlaAttend` makes keys and values of those of whole
-sequences. Latents are much smaller than what is made of them: 576 numbers a token in DeepSeek-V3, for 32,768 and 64.
+`MlaAttention` is one segment. Under context parallelism `MlaProject` and `MlaAttend` are two. Latents and rope keys are
+all-gathered between them, and `MlaAttend` computes the keys and values of whole sequences from them. Latents are much
+smaller: in DeepSeek-V3 a latent and a rope key have 576 numbers per token, keys and values 32,768 and rope keys 64.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class LatentHeads:
-    """The heads of a tensor rank: columns of each that are not rotated, that are, and of its value."""
+    """The heads of a tensor rank."""
 
     heads: int
-    nope: int
-    rope: int
-    value: int
+    nope: int  # columns of a query or key head that are not rotated
+    rope: int  # columns that are
+    value: int  # columns of a value head
 
 
 @dataclass(frozen=True)
 class MlaProjection:
-    """Queries, latents of keys and values, and rope keys, rotated as far as attention does not do it itself.
+    """Queries, latents of keys and values, and rope keys, rotated unless attention does so itself.
 
-    query_rank: of the latent of queries, 0 if there is none. query_scale: what queries are multiplied by.
+    query_rank: rank of the latent of queries, 0 if there is none. query_scale: a factor of queries.
     """
 
     eps: float
@@ -77,7 +77,7 @@ class MlaProjection:
     query_scale: float = 1.0
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, places_T: Values) -> tuple[Any, Any, Any, Any]:
-        """q, the latent of keys and values, rope keys, and the normed latent of queries, None if there is none."""
+        """Return q, the latent of keys and values, rope keys, and the normed latent of queries or None."""
         query_latent = ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, self.eps) if self.query_rank else None
         q_T = ops.linear(query_latent, p.q_up) if self.query_rank else ops.linear(x_TD, p.q)
         latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), self.kv_rank)
@@ -88,8 +88,8 @@ class MlaProjection:
 
 @dataclass(frozen=True)
 class MlaSoftmax:
-    """Causal attention, which rotates the rope parts itself unless theta is 0. Behind its values it returns the largest
-    logit of each head, with `peaks`, or with an `index` the loss of the indexer."""
+    """Causal attention. It rotates the rope parts itself unless theta is 0. Besides its output it returns the largest
+    logit of each head with `peaks`, or the loss of the indexer with an `index`."""
 
     sequence: int
     heads: LatentHeads
@@ -110,7 +110,7 @@ class MlaSoftmax:
 
 @dataclass(frozen=True)
 class MlaAttention:
-    """y of x, and behind it what attention gives besides."""
+    """x → y, and the further results of attention."""
 
     project: MlaProjection
     attend: MlaSoftmax
@@ -121,16 +121,16 @@ class MlaAttention:
         kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, project.eps), p.kv_up)
         scoring: Values = ()
         if index:
-            of_queries = indexer.queries(ops, p, x_TD, query_latent, places_T, index, project.rotate)
-            scoring = of_queries[0], indexer.keys(ops, p, x_TD, places_T, project.rotate), of_queries[1]
+            index_q, index_w = indexer.queries(ops, p, x_TD, query_latent, places_T, index, project.rotate)
+            scoring = index_q, indexer.keys(ops, p, x_TD, places_T, project.rotate), index_w
         o_T, more = self.attend(ops, q_T, kv_T, k_rope_T, scoring, places_T)
         return ops.linear(o_T, p.out), *more
 
 
 @dataclass(frozen=True)
 class MlaProject:
-    """The queries of a context rank, and its latents and rope keys side by side. With an `index` the indexer's keys are
-    beside these, and its queries and weights come last."""
+    """x of a context rank → queries and [latents | rope keys]. With an `index`, the indexer's keys are concatenated to
+    the latter, and its queries and weights come last."""
 
     project: MlaProjection
     index: Index | None = None
@@ -146,23 +146,23 @@ class MlaProject:
 
 @dataclass(frozen=True)
 class MlaAttend:
-    """y of the queries of a context rank, and of keys and values that it makes of the latents of all. With an `index`
-    its queries and weights are given first."""
+    """Queries of a context rank, and latents of all context ranks → y. With an `index`, the indexer's queries and
+    weights are the first of the other inputs."""
 
     eps: float
     kv_rank: int
     attend: MlaSoftmax
 
-    def __call__(self, ops: Any, p: Any, q_T: Any, kv_K: Any, *given_T: Any) -> Values:
+    def __call__(self, ops: Any, p: Any, q_T: Any, kv_K: Any, *rest_T: Any) -> Values:
         latent_KC, k_rope_K = ops.split2(kv_K, self.kv_rank)
         scoring: Values = ()
         if self.attend.index:
             k_rope_K, index_k = ops.split2(k_rope_K, self.attend.heads.rope)
         up_K = ops.linear(ops.rmsnorm(latent_KC, p.kv_norm, self.eps), p.kv_up)
         if self.attend.index:
-            (index_q, index_w), given_T = given_T[:2], given_T[2:]
+            (index_q, index_w), rest_T = rest_T[:2], rest_T[2:]
             scoring = index_q, index_k, index_w
-        o_T, more = self.attend(ops, q_T, up_K, k_rope_K, scoring, placed(given_T))
+        o_T, more = self.attend(ops, q_T, up_K, k_rope_K, scoring, placed(rest_T))
         return ops.linear(o_T, p.out), *more
 
 
@@ -171,10 +171,10 @@ class MlaAttend:
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
     turn = turning(sizes, apart=indexer.indexer_of(place) is not None)
-    part = MlaAttention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
+    attention = MlaAttention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
     return segment_of(
         "attention",
-        part if place.part else through_stream(place, part),
+        attention if place.tensor_shard else through_stream(place, attention),
         (
             *pre_gain(place),
             *_projecting(place, sizes),
@@ -183,11 +183,11 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
             *post_gain(place),
         ),
         (place.input("h", place.T, place.D), *place.places),
-        (*(() if place.part else ("entered",)), "y", *indexer.losses(place), *qk_clip.outputs(place)),
+        (*(() if place.tensor_shard else ("entered",)), "y", *indexer.losses(place), *qk_clip.outputs(place)),
         {"eps": place.model.norm_eps, **_ranks(sizes), "sequence": place.spec.train.sequence}
         | asdict(_heads(place, sizes))
         | turn.constants
-        | ({"part": True} if place.part else {})
+        | ({"part": True} if place.tensor_shard else {})
         | qk_clip.constants(place)
         | entrance(place)
         | exit_of(place)
@@ -198,36 +198,41 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
 def build_project(place: Place, sizes: Mla) -> ir.Segment:
     turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
     heads = _heads(place, sizes)
-    part = MlaProject(_projection(place, sizes, apart=True), indexer.index_of(place))
+    project = MlaProject(_projection(place, sizes, apart=True), indexer.index_of(place))
     return segment_of(
         "project",
-        part if place.part else in_stream(place, part),
+        project if place.tensor_shard else in_stream(place, project),
         (*pre_gain(place), *_projecting(place, sizes), *indexer.weights(place, sizes.query_rank)),
         (place.input("h", place.T, place.D), *place.places),
-        (*(() if place.part else ("entered",)), "queries", "keys", *(each.name for each in indexer.scoring(place))),
+        (
+            *(() if place.tensor_shard else ("entered",)),
+            "queries",
+            "keys",
+            *(tensor.name for tensor in indexer.scoring(place)),
+        ),
         {"eps": place.model.norm_eps, **_ranks(sizes), "sequence": place.spec.train.sequence}
         | {"heads": heads.heads, "nope": heads.nope}
         | turn
-        | ({"part": True} if place.part else {})
+        | ({"part": True} if place.tensor_shard else {})
         | entrance(place)
         | indexer.constants(place),
     )
 
 
 def build_attend(place: Place, sizes: Mla) -> ir.Segment:
-    heads, chooses = _heads(place, sizes), indexer.indexer_of(place)
+    heads, index = _heads(place, sizes), indexer.indexer_of(place)
     q = place.input("queries", place.T, heads.heads * (heads.nope + heads.rope))
-    keys = sizes.kv_rank + heads.rope + (chooses.head_dim if chooses else 0)
-    part = MlaAttend(place.model.norm_eps, sizes.kv_rank, _softmax(place, sizes, 0.0))
+    keys = sizes.kv_rank + heads.rope + (index.head_dim if index else 0)
+    attend = MlaAttend(place.model.norm_eps, sizes.kv_rank, _softmax(place, sizes, 0.0))
     return segment_of(
         "attend",
-        part if place.part else out_of_stream(place, part),
+        attend if place.tensor_shard else out_of_stream(place, attend),
         (*_attending(place, sizes), *post_gain(place)),
         (q, place.input("keys", place.keys, keys), *indexer.scoring(place), *place.places),
         ("y", *indexer.losses(place), *qk_clip.outputs(place)),
         {"eps": place.model.norm_eps, "kv_rank": sizes.kv_rank, "sequence": place.spec.train.sequence}
         | asdict(heads)
-        | ({"part": True} if place.part else {})
+        | ({"part": True} if place.tensor_shard else {})
         | qk_clip.constants(place)
         | exit_of(place)
         | indexer.constants(place),
@@ -243,7 +248,7 @@ def _ranks(sizes: Mla) -> dict[str, Constant]:
 
 
 def _projection(place: Place, sizes: Mla, *, apart: bool) -> MlaProjection:
-    """`apart`: queries are on another rank than keys."""
+    """`apart`: queries and keys are of different rows, as under context parallelism."""
     turn = turning(sizes, apart=apart or indexer.indexer_of(place) is not None)
     rotate = Rotate(place.spec.train.sequence, turn.angles, apart)
     heads = _heads(place, sizes)
@@ -256,7 +261,7 @@ def _softmax(place: Place, sizes: Mla, theta: float) -> MlaSoftmax:
 
 
 def _projecting(place: Place, sizes: Mla) -> tuple[ir.Param, ...]:
-    """The parameters of queries, and of latents of keys and values."""
+    """The parameters of the projections to queries and to latents of keys and values."""
     D, heads = place.D, _heads(place, sizes)
     query_width = heads.heads * (heads.nope + heads.rope)
     query: tuple[ir.Param, ...] = place.rows((place.weight("q", query_width, D),), query_width)
@@ -270,7 +275,7 @@ def _projecting(place: Place, sizes: Mla) -> tuple[ir.Param, ...]:
 
 
 def _attending(place: Place, sizes: Mla) -> tuple[ir.Param, ...]:
-    """The parameters of keys and values of latents, and of what comes behind attention."""
+    """The parameters from latents to keys and values, and of the output projection."""
     heads = _heads(place, sizes)
     kv_width = heads.heads * (heads.nope + heads.value)
     return (

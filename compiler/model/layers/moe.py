@@ -1,10 +1,11 @@
-"""The mixture of experts of a layer, cut at its two all-to-alls: router | experts | join, and the shared experts apart.
+"""The mixture of experts of a layer, cut at its two all-to-alls: router | experts | join, and shared experts as a
+separate segment.
 
-T tokens of a micro-batch · D hidden · E experts, in the segment of experts those of this rank · K chosen by a token ·
-S = T·K routed rows · R rows an expert rank receives, expert after expert, each expert's padded.
+T tokens of a micro-batch · D hidden · E experts (in the segment of experts, those of this rank) · K experts per token ·
+S = T·K routed rows · R rows that an expert rank receives, expert after expert, each expert's padded.
 
-Where the width of experts is split over e ranks, an expert is e narrower ones with its gate weight, which are chosen
-together: their sum is its output. Then S = T·K·e.
+If the width of experts is split over e ranks, an expert becomes e narrower experts with the same gate weight. They are
+chosen together, and the sum of their outputs is its output. Then S = T·K·e.
 Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V2, arXiv 2405.04434, §2.1.3; DeepSeek-V3, arXiv 2412.19437, §2.1.2.
 """
 
@@ -35,10 +36,9 @@ from compiler.model.layers.residual import (
 )
 from dsl.schema.model import Score
 
-# --- The sequence-wise loss that balances the load of experts, where ranks have parts of sequences or rows may be
-# padding
+# --- The sequence-wise loss that balances experts. Source: DeepSeek-V3, arXiv 2412.19437, equations 17 to 20
 #
-# Otherwise the router has it in one op. Source: DeepSeek-V3, arXiv 2412.19437, equations 17 to 20.
+# With whole sequences and without padding, the router computes it in one op. Else it is computed from choice counts.
 
 
 def has_balance(place: Place) -> bool:
@@ -47,13 +47,13 @@ def has_balance(place: Place) -> bool:
 
 
 def rows_of_sequence(place: Place) -> int:
-    """The rows that a rank has of each of its sequences."""
+    """The rows of each sequence on a rank."""
     return place.spec.train.sequence // place.spec.sequence_ranks
 
 
 @dataclass(frozen=True)
 class SequenceLoss:
-    """The sequence-wise loss of scores, or of logits that they are made of. rows: of each sequence on this rank."""
+    """The sequence-wise loss, from logits or, with `sqrt_softplus`, from scores. rows: of each sequence on a rank."""
 
     score: Score
     top_k: int
@@ -61,20 +61,20 @@ class SequenceLoss:
     sequence: int
 
     def of_choices(self, ops: Any, logits_TE: Any, expert_TK: Any) -> Any:
-        """Of whole sequences, without padding."""
+        """The loss of whole sequences without padding."""
         if self.score == "sqrt_softplus":
             return ops.balance_scores(logits_TE, expert_TK, self.sequence)
         return ops.sequence_balance(logits_TE, expert_TK, self.sequence, self.score == "softmax")
 
     def of_counts(self, ops: Any, logits_TE: Any, counts_NE: Any) -> Any:
-        """A rank's part of it, where ranks have parts of sequences. counts: of the choices of all that have parts of
-        the same."""
+        """A rank's part of the loss, if ranks have parts of sequences. counts: of the choices in each part, from all
+        ranks that have parts of these sequences."""
         if self.score == "sqrt_softplus":
             return ops.counted_balance_scores(logits_TE, counts_NE, self.rows, self.sequence)
         return ops.counted_balance(logits_TE, counts_NE, self.rows, self.sequence, self.score == "softmax")
 
     def of_real(self, ops: Any, logits_TE: Any, counts_NE: Any, real_T: Any) -> Any:
-        """Over tokens without padding. real: which rows are tokens."""
+        """The loss without padding rows. real: which rows are tokens."""
         values = logits_TE, counts_NE, real_T, self.rows, self.top_k
         if self.score == "sqrt_softplus":
             return ops.real_balance_scores(*values)
@@ -83,8 +83,8 @@ class SequenceLoss:
 
 @dataclass(frozen=True)
 class SequenceBalance:
-    """A rank's part of the sequence-wise loss, of scores, and of counts that ranks have put together. If rows may be
-    padding, the last input says which are tokens."""
+    """A rank's part of the sequence-wise loss, from scores and the all-gathered counts. If rows may be padding, the
+    last input says which are tokens."""
 
     loss: SequenceLoss
 
@@ -124,16 +124,16 @@ ROUTER_PARAMETERS = {
 SHARED_PARAMETERS = named(
     {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
 )
-LOAD = "load"  # an output of routers where rows may be padding: how many tokens each expert gets
-TABLE_DTYPE = "int32"  # of which experts each token goes to
-SUMMED = ("stream", "attended", "attended_post", "attended_comb")  # inputs of a join that makes the residual again
+LOAD = "load"  # output of routers if rows may be padding: how many tokens each expert gets
+TABLE_DTYPE = "int32"  # of the table of the experts for each token
+SUMMED = ("stream", "attended", "attended_post", "attended_comb")  # inputs of a join that recomputes the residual
 JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
 EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """x → a logit of each expert; with `sqrt_softplus` its score already."""
+    """x → a logit per expert, or with `sqrt_softplus` a score."""
 
     score: Score
     biased: bool
@@ -147,8 +147,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class ExpertChoice:
-    """Logits → the K experts of each token and their weights: by score, with the balancing bias if `biased`, from the
-    best groups alone."""
+    """Logits → the K experts of each token and their weights: by score, plus the balancing bias if `biased`, from the
+    best groups only."""
 
     score: Score
     biased: bool
@@ -158,8 +158,8 @@ class ExpertChoice:
     normalize: bool
     scale: float
 
-    def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The weights, and the experts."""
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Return the gate weights and the experts. `inputs`: further inputs of the router, if the choice has any."""
         return self.by_score(ops, p, logits_TE)
 
     def by_score(self, ops: Any, p: Any, logits_TE: Any) -> tuple[Any, Any]:
@@ -172,7 +172,7 @@ class ExpertChoice:
         return gate_TK, expert_TK
 
     def weigh(self, ops: Any, logits_TE: Any, expert_TK: Any) -> Any:
-        """The weights of experts that something else has chosen."""
+        """The gate weights of experts that were chosen by other means."""
         if self.score == "sqrt_softplus":
             return ops.weigh_chosen_scores(logits_TE, expert_TK, self.normalize, self.scale)
         return ops.weigh_chosen(logits_TE, expert_TK, self.score == "softmax", self.normalize, self.scale)
@@ -180,27 +180,27 @@ class ExpertChoice:
 
 @dataclass(frozen=True)
 class ReplayedChoice(ExpertChoice):
-    """The choices that were made where completions were written, which are given."""
+    """The choices that were made when the completions were generated. They are an input."""
 
-    def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
         _, expert_TK = self.by_score(ops, p, logits_TE)
-        expert_TK = ops.replay_choices(expert_TK, *given)
+        expert_TK = ops.replay_choices(expert_TK, *inputs)
         return self.weigh(ops, logits_TE, expert_TK), expert_TK
 
 
 @dataclass(frozen=True)
 class TableChoice(ExpertChoice):
-    """The experts that a table has for each token; the tokens are given."""
+    """The experts that a table lists for each token id. The tokens are an input."""
 
-    def __call__(self, ops: Any, p: Any, logits_TE: Any, given: tuple[Any, ...]) -> tuple[Any, Any]:
-        expert_TK = ops.table_choices(*given, p.table)
+    def __call__(self, ops: Any, p: Any, logits_TE: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+        expert_TK = ops.table_choices(*inputs, p.table)
         return self.weigh(ops, logits_TE, expert_TK), expert_TK
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Rows in the order of their experts, or with `by_slots` of the experts' places in the layer; one row for each of
-    the `slices` of an expert, whose places are `apart`."""
+    """Permutes rows into the order of their experts, or with `by_slots` of the experts' slots. A row is copied for each
+    of the `slices` of its expert, whose slots are `apart` from one another."""
 
     experts: int
     by_slots: bool
@@ -208,10 +208,10 @@ class RowOrder:
     apart: int = 0
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, gate_TK: Any, expert_TK: Any) -> tuple[Any, ...]:
-        """The rows, their weights, their order, and how many each expert gets."""
+        """Return the rows, their gate weights, their order, and how many each expert gets."""
         if self.slices > 1:
-            of_slices = ops.slice_choices(gate_TK, expert_TK, p.slots, self.slices, self.apart)
-            permuted = ops.permute(x_TD, *of_slices, self.slices * self.experts)
+            sliced = ops.slice_choices(gate_TK, expert_TK, p.slots, self.slices, self.apart)
+            permuted = ops.permute(x_TD, *sliced, self.slices * self.experts)
         elif self.by_slots:
             permuted = ops.permute_placed(x_TD, gate_TK, expert_TK, p.slots)
         else:
@@ -221,8 +221,8 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class Loads:
-    """What a router returns for the balance of experts: the sequence-wise loss, if there is one, or where ranks have
-    parts of sequences the logits, and the counts of choices in each part."""
+    """The outputs of a router for the balance of experts: the sequence-wise loss, if there is one; or, if ranks have
+    parts of sequences, the logits and the counts of choices in each part."""
 
     order: RowOrder
     loss: SequenceLoss | None
@@ -236,8 +236,7 @@ class Loads:
         return (self.loss.of_choices(ops, logits_TE, expert_TK),)
 
     def of_padded(self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any, real_T: Any, rows: int) -> tuple[Any, ...]:
-        """The same where some of `rows` may be padding, which is left out; in front of it how many tokens each expert
-        gets."""
+        """The same without the rows of padding, preceded by how many tokens each expert gets."""
         order, slots = self.order, p.slots if self.order.by_slots else None
         load_E = ops.real_counts(expert_TK, real_T, slots, order.slices * order.experts, rows)
         if self.loss is None:
@@ -250,12 +249,12 @@ class Loads:
 
 @dataclass(frozen=True)
 class Router:
-    """Sum of the stream → norm → scores → choice → rows in order → what balances the experts.
+    """Sum of the stream → norm → scores → choice → permuted rows → outputs for balancing.
 
-    It returns the residual h + y, of which attention gave y, for the join; the normed x for the shared experts, if
-    there are some; rows, weights, order and counts; the load and the loss; and of several residual streams the mixing
-    of what the join adds. `padded`: how many rows there are, if some may be padding. Then a mark of the tokens is in
-    front of what the choice is given.
+    Returns the residual h + y for the join, where y is the output of attention; the normed x for the shared experts, if
+    there are any; rows, gate weights, order and counts; load and loss; and with several residual streams, the mixing by
+    which the join adds its sum. `padded`: the number of rows if some may be padding, else 0. If so, the mark of real
+    tokens is an input before those of the choice.
     """
 
     arrive: Arriving
@@ -267,11 +266,11 @@ class Router:
     padded: int = 0
 
     def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *more: Any) -> tuple[Any, ...]:
-        mixing, given = (more[:2], more[2:]) if self.arrive.streams else ((), more)
-        real, given = (given[:1], given[1:]) if self.padded else ((), given)
+        mixing, rest = (more[:2], more[2:]) if self.arrive.streams else ((), more)
+        real, choice_inputs = (rest[:1], rest[1:]) if self.padded else ((), rest)
         residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
         logits_TE = self.score(ops, p, x_TD)
-        gate_TK, expert_TK = self.choose(ops, p, logits_TE, given)
+        gate_TK, expert_TK = self.choose(ops, p, logits_TE, choice_inputs)
         if real:
             expert_TK = ops.spread_padding(expert_TK, *real, self.order.experts, self.choose.groups)
         routed = self.order(ops, p, x_TD, gate_TK, expert_TK)
@@ -283,7 +282,7 @@ class Router:
 
 
 def replays_choices(place: Place) -> bool:
-    """Whether a router has the choices that it made where completions were written: several steps train on these."""
+    """Whether a router replays the choices made when completions were generated: several steps train on these."""
     grpo = place.spec.train.grpo
     return grpo is not None and grpo.iterations > 1 and place.moe.choice != "table"
 
@@ -303,7 +302,8 @@ def build_router(place: Place) -> ir.Segment:
     slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if by_slots else ()
     shape, by_table = (place.model.vocab, moe.top_k), moe.choice == "table"
     replays = replays_choices(place)
-    given = (index("tokens", place.T),) if by_table else (index("routes", place.T, moe.top_k),) if replays else ()
+    routes = (index("routes", place.T, moe.top_k),) if replays else ()
+    choice_inputs = (index("tokens", place.T),) if by_table else routes
     padded = real_rows(place)
     table = (ir.Param("table", shape, TABLE_DTYPE, grad=False, role="table"),) if by_table else ()
     order = RowOrder(moe.experts, by_slots, place.slices, place.experts_local if place.slices > 1 else 0)
@@ -318,7 +318,7 @@ def build_router(place: Place) -> ir.Segment:
         shared=shared,
         padded=place.T if padded else 0,
     )
-    of = segment_of(
+    segment = segment_of(
         "router",
         router,
         (
@@ -330,7 +330,7 @@ def build_router(place: Place) -> ir.Segment:
             *slots,
             *table,
         ),
-        (*sum_of(place), *padded, *given),
+        (*sum_of(place), *padded, *choice_inputs),
         (
             "residual",
             *(("x",) if shared else ()),
@@ -356,12 +356,12 @@ def build_router(place: Place) -> ir.Segment:
         | entrance(place),
     )
     return replace(
-        of, remade=(*(_normed(place, "residual") if shared else ()), *_summed(place, "residual", sum_of(place)))
+        segment, remade=(*(_normed(place, "residual") if shared else ()), *_summed(place, "residual", sum_of(place)))
     )
 
 
 def _choice(place: Place) -> ExpertChoice:
-    """How a router chooses."""
+    """The way a router chooses experts."""
     moe = place.moe
     kind = TableChoice if moe.choice == "table" else ReplayedChoice if replays_choices(place) else ExpertChoice
     groups = moe.groups, moe.top_groups, moe.top_k
@@ -369,24 +369,25 @@ def _choice(place: Place) -> ExpertChoice:
 
 
 def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
-    """The normed `x` has two readers, the router and the shared experts. Where norms are computed again, each makes it
-    for its own backward, and nobody keeps it. Of several residual streams it is made of their sum, which nobody has."""
+    """How to recompute the normed `x`, which the router and the shared experts read. If norms are recomputed, each
+    does so for its own backward and `x` is not saved. With several residual streams it cannot be recomputed, as their
+    sum is not saved."""
     remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
     return (remade,) if "rmsnorm" in place.recompute and has_pre(place) and not hyper.mixing(place) else ()
 
 
 def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.Remade, ...]:
-    """The residual has two readers, the router and the join. Where several streams of it are summed again, each does so
-    for its own backward: what they are made of is kept in any case."""
+    """How to recompute the residual, which the router and the join read. If the sums of several streams are recomputed,
+    each does so for its own backward, from values that are saved in any case."""
     again = "hyper" in place.recompute and hyper.mixing(place)
     return (ir.Remade(residual, "hyper_add", tuple(each.name for each in inputs)),) if again else ()
 
 
 @dataclass(frozen=True)
 class SharedExperts:
-    """The experts every token goes to, as one. `h`, if given, is what the backward makes `x` of.
+    """The experts that every token goes to, as one. `h`, if passed, is what the backward recomputes `x` from.
 
-    If `gated`, a token's own weight is applied before `down`, as that of a routed row is, or behind the bias of `down`.
+    If `gated`, a gate weight per token is applied before `down`, as for routed rows, or after the bias of `down`.
     """
 
     activation: Activation
@@ -425,8 +426,9 @@ def build_shared(place: Place) -> ir.Segment:
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """The routed experts of this rank, or one of the `slices` of each. The gate weight comes before `down`, so that
-    their outputs need not be kept; the bias of `down` is weighed like them, and each slice adds an equal part of it."""
+    """The routed experts of this rank, or one of the `slices` of each. The gate weight is applied before `down`, so
+    that the outputs need not be saved. The bias of `down` is multiplied by the gate weight too, and each slice adds an
+    equal share of it."""
 
     activation: Activation
     biased: bool
@@ -461,7 +463,7 @@ def build_experts(place: Place) -> ir.Segment:
 
 @dataclass(frozen=True)
 class Join:
-    """h + shared + the rows that came back, summed over each token's experts."""
+    """h + the shared experts' output + the returned rows, summed over each token's experts."""
 
     top_k: int
 
@@ -474,8 +476,8 @@ class Join:
 
 @dataclass(frozen=True)
 class JoinApart:
-    """The same where what is added to h is summed by itself, for it is normed, scaled, or mixed into several residual
-    streams. Their mixing comes last in `rest`, and behind it, if h is made `again`, what it is made of."""
+    """The same, but with the sum computed before it is added to h, because it is normed, scaled, or mixed into several
+    residual streams. `rest` ends with the mixing and, if h is recomputed (`again`), with what it is recomputed from."""
 
     top_k: int
     leave: Leaving
@@ -495,11 +497,11 @@ class JoinApart:
 def build_join(place: Place) -> ir.Segment:
     T, S, D = place.T, place.S, place.D
     shared_input = (place.input("shared", T, D),) if place.moe.shared else ()
-    made_of = tuple(replace(each, name=name, grad=False) for each, name in zip(sum_of(place), SUMMED, strict=False))
-    remade = _summed(place, "h", made_of)
+    sources = tuple(replace(part, name=name, grad=False) for part, name in zip(sum_of(place), SUMMED, strict=False))
+    remade = _summed(place, "h", sources)
     top_k, mixed = place.moe.top_k * place.slices, bool(hyper.mixing(place))
     apart = mixed or bool(exit_of(place))
-    of = segment_of(
+    segment = segment_of(
         "join",
         JoinApart(top_k, leaving_of(place), mixed, bool(remade)) if apart else Join(top_k),
         post_gain(place),
@@ -509,7 +511,7 @@ def build_join(place: Place) -> ir.Segment:
             place.input("rows", S, D),
             index("order", S),
             *hyper.mixing(place),
-            *(made_of if remade else ()),
+            *(sources if remade else ()),
         ),
         ("y",),
         {"top_k": top_k}
@@ -518,4 +520,4 @@ def build_join(place: Place) -> ir.Segment:
         | ({"again": True} if remade else {})
         | exit_of(place),
     )
-    return replace(of, remade=remade)
+    return replace(segment, remade=remade)

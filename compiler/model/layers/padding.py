@@ -1,8 +1,8 @@
-"""Rows of padding behind conversations and completions, which must not change what is learnt.
+"""Padding rows after conversations and completions, which must not change the training result.
 
-Attention is causal, so no token sees the padding behind it. Two results of attention are summed over all rows, padding
-among them: the largest logits, and the loss of an indexer. In front of such attention the residual stream of padding is
-set to zero. Its queries and logits are then zero, and both distributions that the loss compares are uniform.
+Attention is causal, so no token sees the padding after it. But two results of attention are reduced over all rows,
+padding included: the largest logits, and the loss of an indexer. Before such attention the residual stream of padding
+rows is set to zero. Their queries and logits are then zero, and both distributions that the loss compares are uniform.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ ENTRANCES = ("attention", "project", "enter")  # kinds of segments that begin at
 
 
 def real_rows(place: Place) -> tuple[ir.Input, ...]:
-    """Return the input that says which rows are tokens, [T], where some may be padding."""
+    """Return the input that says which rows are tokens, [T], if some may be padding."""
     return (index("real", place.T, dtype="int32"),) if place.spec.data.pads_rows else ()
 
 
 def around(place: Place, plain: ir.Segment) -> ir.Segment:
-    """Return a segment that blanks the rows of padding first, where attention sums something over all rows."""
+    """Return a segment that first sets padding rows to zero, if attention reduces something over all rows."""
     sums = qk_clip.is_clipped(place) or indexer.indexer_of(place) is not None
     real = real_rows(place)
-    if plain.kind not in ENTRANCES or place.part or not sums or not real:
+    if plain.kind not in ENTRANCES or place.tensor_shard or not sums or not real:
         return plain
     return replace(
         plain,
@@ -38,5 +38,5 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
 
 
 def _around(function: Any, ops: Any, p: Any, h_TN: Any, *rest: Any) -> tuple[Any, ...]:
-    *given, real_T = rest
-    return tuple(function(ops, p, ops.blank_rows(h_TN, real_T), *given))
+    *inputs, real_T = rest
+    return tuple(function(ops, p, ops.blank_rows(h_TN, real_T), *inputs))

@@ -1,4 +1,4 @@
-"""Norms, factors and sums over tensor ranks between the residual stream and the parts of a layer."""
+"""Norms, factors and sums between the residual stream and the parts of a layer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from compiler.model.layers import hyper
 from compiler.model.layers.builder import Constant, Place, segment, segment_of
 from dsl.schema import Dense, Gqa
 
-# --- What is between the residual stream and a part of a block: norms in front of it and behind it, and a factor
+# --- Between the residual stream and a part of a block (attention or feed-forward): norms before and after it, a factor
 #
-# Norms in front alone (Llama), behind alone (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
+# Pre-norm only (Llama), post-norm only (OLMo 2, arXiv 2501.00656), or both (Gemma 2, arXiv 2408.00118).
 #
-# With hyper-connections the stream is several (compiler/model/layers/hyper.py). A part then reads one that is made of
-# all, and `mixing` are the two tensors by which what it gives is added to all of them. Segments name the stream h_TD in
-# any case: of several it has the columns of all.
+# With hyper-connections there are several streams (compiler/model/layers/hyper.py). A part then reads a weighted sum of
+# them, and `mixing` holds the two tensors by which its output is added to all of them. Segments name the stream h_TD in
+# any case; with several streams it has the columns of all.
 
 
 @dataclass(frozen=True)
 class Arriving:
-    """The residual stream behind a part that gave y, what the next part reads of it, normed if `pre`, and the mixing of
-    that."""
+    """Adds the output y of the previous part to the residual stream. Returns the stream, the input of the next part
+    (normed if `pre`), and the mixing of that part."""
 
     eps: float
     pre: bool
@@ -35,29 +35,29 @@ class Arriving:
         residual_TN, following = summed(ops, h_TN, y_TD, mixing), tuple[Any, ...]()
         x_TD = residual_TN
         if self.streams:
-            x_TD, *given = hyper.mixed(ops, p, residual_TN, self.streams)
-            following = tuple(given)
+            x_TD, *mixed = hyper.mixed(ops, p, residual_TN, self.streams)
+            following = tuple(mixed)
         return residual_TN, entering(ops, p, x_TD, self.eps, self.pre), following
 
 
 def arriving(place: Place) -> Arriving:
-    """What arrives at a part, in a segment that makes the sum of the part before."""
+    """The first step of a segment that adds the output of the previous part."""
     return Arriving(place.model.norm_eps, has_pre(place), hyper.streams_of(place).get("streams", ()))
 
 
 def summed(ops: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]) -> Any:
-    """The residual stream h and what a part gave."""
+    """The residual stream h plus the output y of a part."""
     return ops.hyper_add(h_TN, y_TD, *mixing) if mixing else ops.add(h_TN, y_TD)
 
 
 def entering(ops: Any, p: Any, h_TD: Any, eps: float, pre: bool) -> Any:
-    """What a part reads of the residual stream."""
+    """The input of a part from the residual stream."""
     return ops.rmsnorm(h_TD, p.norm, eps) if pre else h_TD
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """What a part adds to the residual stream: y, normed if `post`, and scaled."""
+    """Prepares the output y of a part for the residual stream: normed if `post`, and scaled."""
 
     eps: float
     post: bool
@@ -70,12 +70,14 @@ class Leaving:
 
 def leaving_of(place: Place) -> Leaving:
     post = has_post(place)
-    return Leaving(place.model.norm_eps if post else 0.0, post, 1.0 if place.part else place.model.residual_scale)
+    return Leaving(
+        place.model.norm_eps if post else 0.0, post, 1.0 if place.tensor_shard else place.model.residual_scale
+    )
 
 
 @dataclass(frozen=True)
 class _InStream:
-    """A part of the normed residual stream, which is handed through in front of what the part gives."""
+    """Calls a part on the normed residual stream. Returns the stream, then the outputs of the part."""
 
     part: Callable[..., tuple[Any, ...]]
     eps: float
@@ -87,7 +89,7 @@ class _InStream:
 
 @dataclass(frozen=True)
 class _OutOfStream:
-    """A part whose first value is normed and scaled for the residual stream."""
+    """Calls a part, and norms and scales its first output for the residual stream."""
 
     part: Callable[..., tuple[Any, ...]]
     leave: Leaving
@@ -99,7 +101,7 @@ class _OutOfStream:
 
 @dataclass(frozen=True)
 class _OfSum:
-    """A part of the residual h + y, of which the part before gave y, and the sum of that and what the part gives."""
+    """Adds the previous part's output y to the residual stream, calls a part on the sum, and adds its output, too."""
 
     arrive: Arriving
     part: Callable[..., tuple[Any, ...]]
@@ -111,65 +113,65 @@ class _OfSum:
 
 
 def of_sum(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The part, between two sums of the residual stream: that of the part before, and its own."""
+    """The part between two sums: that of the previous part and its own."""
     return _OfSum(arriving(place), out_of_stream(place, part))
 
 
 def in_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The part, reading the residual stream through the norm in front of it."""
+    """The part, reading the residual stream through its pre-norm."""
     return _InStream(part, place.model.norm_eps, has_pre(place))
 
 
 def out_of_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The part, giving what is added to the residual stream."""
+    """The part, with its output normed and scaled for the residual stream."""
     return _OutOfStream(part, leaving_of(place))
 
 
 def through_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Both: the stream, handed through, and what the part adds to it."""
+    """Both: returns the stream and the value to add to it."""
     return in_stream(place, out_of_stream(place, part))
 
 
 def has_pre(place: Place) -> bool:
-    """Whether parts read a normed residual stream, and norm it themselves."""
-    return place.model.norm != "post" and not place.part
+    """Whether segments norm the residual stream before a part."""
+    return place.model.norm != "post" and not place.tensor_shard
 
 
 def has_post(place: Place) -> bool:
-    """Whether what parts add is normed, by themselves."""
-    return place.model.norm != "pre" and not place.part
+    """Whether segments norm the output of a part."""
+    return place.model.norm != "pre" and not place.tensor_shard
 
 
 def pre_gain(place: Place) -> tuple[ir.Param, ...]:
-    """The gain of the norm in front of a part, if there is one."""
+    """The gain of the norm before a part, if there is one."""
     return (place.gain("norm", place.D),) if has_pre(place) else ()
 
 
 def post_gain(place: Place) -> tuple[ir.Param, ...]:
-    """The gain of the norm behind a part, if there is one."""
+    """The gain of the norm after a part, if there is one."""
     return (place.gain("post_norm", place.D),) if has_post(place) else ()
 
 
 def sum_of(place: Place) -> tuple[ir.Input, ...]:
-    """What a segment adds up first: the residual stream, what a part gave, and the mixing of it."""
+    """The inputs that a segment first adds up: the residual stream, the previous part's output, and its mixing."""
     return place.input("h", place.T, place.N), place.input("y", place.T, place.D), *hyper.mixing(place)
 
 
 def entrance(place: Place) -> dict[str, Constant]:
-    """What a segment says of the norm in front of it; nothing where there is one."""
+    """The constant for a missing pre-norm; none if there is a norm."""
     return {} if has_pre(place) else {"pre": False}
 
 
 def exit_of(place: Place) -> dict[str, Constant]:
-    """What a segment says of how it ends; nothing where the stream gets what it computes."""
-    factor = 1.0 if place.part else place.model.residual_scale
+    """The constants for the post-norm and the factor; none if the output is added unchanged."""
+    factor = 1.0 if place.tensor_shard else place.model.residual_scale
     return {**({"post": True} if has_post(place) else {}), **({"factor": factor} if factor != 1 else {})}
 
 
-# --- What is between the parts of a layer that tensor ranks split: norms and sums, on rows of the residual stream
+# --- Between the parts of a layer under tensor parallelism: norms and sums on a rank's rows of the residual stream
 #
-# T tokens of a tensor rank · D hidden. The rows that attention and the feed-forward part read are put together behind
-# these segments, and what they give is summed and taken apart in front of them.
+# T tokens of a tensor rank · D hidden. After these segments the inputs of attention and of the feed-forward part are
+# all-gathered; before them the outputs are reduce-scattered.
 
 ENTER_PARAMETERS = {"norm": "attention.norm"} | hyper.paths("attention")
 ADDED_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias"}
@@ -178,14 +180,14 @@ LEAVE_PARAMETERS = {"post_norm": "ffn.post_norm", "down_bias": "ffn.down_bias"}
 
 
 def enter(ops: Any, p: Any, h_TD: Any, *, eps: float, pre: bool = True) -> tuple[Any, ...]:
-    """h, handed through, and what attention reads of it."""
+    """Return h, and the input of attention."""
     return h_TD, entering(ops, p, h_TD, eps, pre)
 
 
 @dataclass(frozen=True)
 class Added:
-    """What a part adds to the residual stream, of a sum over tensor ranks: y with its bias, if it has one of this name,
-    normed and scaled."""
+    """From the sum y over tensor ranks to the value that is added to the residual stream: plus the bias of this name,
+    if any, normed and scaled."""
 
     bias: str
     leave: Leaving
@@ -196,7 +198,8 @@ class Added:
 
 @dataclass(frozen=True)
 class Between:
-    """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
+    """Adds the output y of attention to the residual stream. Returns the stream and the input of the feed-forward
+    part."""
 
     add: Added
     arrive: Arriving
@@ -209,7 +212,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Leave:
-    """The residual h + y, of which the feed-forward part gave y."""
+    """Adds the output y of the feed-forward part to the residual stream."""
 
     add: Added
 
@@ -225,7 +228,7 @@ def build_enter(place: Place) -> ir.Segment:
 
 
 def is_changed(place: Place) -> bool:
-    """Whether what attention adds to the residual stream is another thing than the sum over tensor ranks."""
+    """Whether the sum of attention over tensor ranks is changed before it is added to the residual stream."""
     return bool(_out_bias(place) or exit_of(place))
 
 
@@ -262,7 +265,7 @@ def _added(place: Place, bias: tuple[ir.Param, ...]) -> Added:
 
 
 def _out_bias(place: Place) -> tuple[ir.Param, ...]:
-    """The bias of attention, which comes behind the sum over tensor ranks."""
+    """The bias of attention's output projection, which is added after the sum over tensor ranks."""
     sizes = place.attention or place.model.attention
     return (place.vector("out_bias", place.D),) if isinstance(sizes, Gqa) and sizes.bias == "all" else ()
 

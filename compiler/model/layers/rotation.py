@@ -1,7 +1,7 @@
-"""Rotation apart from attention: the constants of op `rotate`, and the factor by which queries are scaled.
+"""Rotation outside attention: the constants of op `rotate`, and the factor by which queries are scaled.
 
-Attention rotates whole rows by plain frequencies, and divides scores by the root of their width. Everything else is
-done to queries and keys in front of it, which then gets theta = 0: rotated already, or without position.
+Attention ops rotate whole heads by plain frequencies, and divide scores by the square root of the width. Anything else
+is done to queries and keys before attention, which then gets theta = 0: they are rotated already, or have no position.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from dsl.schema import Compressed, Gqa, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
 
-Rotation = tuple[int | float, ...]  # width, theta, factor, low, high, original, magnitude; () where attention rotates
+Rotation = tuple[int | float, ...]  # (width, theta, factor, low, high, original, magnitude); () if attention rotates
 
 
 def rotation(attention: Mla | Gqa) -> Rotation:
-    """How queries and keys are rotated in front of attention: (width, theta, factor, low, high, original, magnitude).
+    """The rotation of queries and keys before attention: (width, theta, factor, low, high, original, magnitude).
 
-    The frequency f of pair i is divided by `factor`, by the share s of that: f·(1 − s) + f / factor·s. s rises from 0
-    to 1 between `low` and `high`, over i if `original` is 0. Otherwise it falls from 1 to 0, over the turns in
-    `original` tokens. The rotated columns are multiplied by `magnitude`.
+    The frequency f of pair i becomes (1 − s)·f + s·f / factor. If `original` is 0, s rises from 0 to 1 as i goes from
+    `low` to `high`. Otherwise s falls from 1 to 0 as the number of turns of the pair in `original` tokens goes from
+    `low` to `high`. The rotated columns are multiplied by `magnitude`.
     """
     rope, whole = attention.rope, _rotated_width(attention)
     width = whole if rope is None or rope.width is None else rope.width
@@ -32,7 +32,7 @@ def rotation(attention: Mla | Gqa) -> Rotation:
 
 
 def rotation_of_last(attention: Compressed) -> Rotation:
-    """How the last columns of each head are rotated; () where none is."""
+    """The rotation of the last columns of each head; () if there is none."""
     if attention.rope is None:
         return ()
     width = attention.rope.width or attention.head_dim
@@ -41,8 +41,8 @@ def rotation_of_last(attention: Compressed) -> Rotation:
 
 @dataclass(frozen=True)
 class Turning:
-    """How queries and keys are rotated: by theta inside of attention, or by these angles in front of it. query_scale:
-    what queries are multiplied by then."""
+    """The rotation of queries and keys: by theta inside attention, or by `angles` before it. query_scale: a factor of
+    queries in the latter case."""
 
     theta: float
     angles: Rotation = ()
@@ -50,15 +50,15 @@ class Turning:
 
     @property
     def constants(self) -> dict[str, float | Rotation]:
-        """What an emitted segment prints of it."""
+        """The constants that an emitted segment prints."""
         if not self.angles:
             return {"theta": self.theta}
-        found: dict[str, float | Rotation] = {"theta": self.theta, "rotation": self.angles}
-        return found if self.query_scale == 1 else {**found, "query_scale": self.query_scale}
+        constants: dict[str, float | Rotation] = {"theta": self.theta, "rotation": self.angles}
+        return constants if self.query_scale == 1 else {**constants, "query_scale": self.query_scale}
 
 
 def turning(attention: Mla | Gqa, apart: bool = False) -> Turning:
-    """`apart`: attention never rotates, for its queries and keys are those of different rows."""
+    """The rotation at attention. `apart`: attention never rotates, as its queries and keys are of different rows."""
     angles, scale = rotation(attention), query_scale(attention)
     if apart and not angles and attention.rope is not None:
         angles = (_rotated_width(attention), attention.rope.theta, *_PLAIN)
@@ -69,36 +69,35 @@ def turning(attention: Mla | Gqa, apart: bool = False) -> Turning:
 
 @dataclass(frozen=True)
 class Rotate:
-    """Rotates columns of each head in sequences of so many tokens. apart: of rows of a context rank, whose positions
-    are given."""
+    """Rotates columns of each head by position."""
 
-    sequence: int
+    sequence: int  # tokens of a sequence
     angles: Rotation
-    apart: bool = False
+    apart: bool = False  # rows are those of a context rank; their positions are an input
 
     def __call__(
         self, ops: Any, x_T: Any, places_T: tuple[Any, ...], heads: int, first: int = 0, scale: float = 1.0
     ) -> Any:
-        """x with the columns from `first` on of each head rotated, and all of them scaled; x if neither is to be."""
+        """x with the columns of each head from `first` on rotated, and all columns scaled."""
         if not self.angles or (scale == 1 and not self.angles[0]):
             return x_T
         places_T = placed(places_T) if self.apart else places_T
         return ops.rotate(x_T, self.sequence, heads, first, *self.angles, scale, *places_T)
 
     def first_of(self, columns: int) -> int:
-        """Where in a head of so many columns the last ones begin that are rotated."""
+        """The first rotated column of a head with this many columns, whose last columns are rotated."""
         return columns - int(self.angles[0]) if self.angles else 0
 
     def by(self, ops: Any, x_T: Any, stride: int, heads: int, first: int = 0) -> Any:
-        """x rotated likewise, its rows so many tokens apart; −1 turns them back."""
+        """x rotated likewise, where rows are `stride` tokens apart. A stride of −1 rotates back."""
         if not self.angles or not self.angles[0]:
             return x_T
         return ops.rotate(x_T, self.sequence, heads, first, *self.angles, 1.0, None, None, stride)
 
 
 def placed(places_T: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(starts, positions) of a context rank, whose segments are always given positions, and starts in front of them
-    where sequences hold several documents."""
+    """(starts, positions) of a context rank. Its segments always take positions, and starts before them if sequences
+    hold several documents."""
     return (None, *places_T) if len(places_T) == 1 else places_T
 
 
@@ -122,7 +121,7 @@ def _frequencies(rope: Rope, width: int) -> Rotation:
 
 
 def _pair(turns: float, scaling: YarnScaling, theta: float, width: int) -> float:
-    """The pair, between two whole ones, that turns so often in the original context (arXiv 2309.00071, equation 17)."""
+    """The (fractional) pair that makes this many turns in the original context (arXiv 2309.00071, equation 17)."""
     return width * log(scaling.original / (turns * 2 * pi)) / (2 * log(theta))
 
 
@@ -140,12 +139,12 @@ def _grown(factor: float, slope: float) -> float:
 
 
 def _rotated_width(attention: Mla | Gqa) -> int:
-    """Columns of a head that plain RoPE rotates."""
+    """The number of columns of a head that plain RoPE rotates."""
     return attention.head_dim.rope if isinstance(attention, Mla) else attention.head_dim
 
 
 def query_scale(attention: Mla | Gqa) -> float:
-    """What queries are multiplied by, as attention divides scores by the root of their width; 1 where that is all."""
+    """The factor of queries before attention, which itself divides scores by the square root of the width."""
     latent = isinstance(attention, Mla)
     width = attention.head_dim.nope + attention.head_dim.rope if isinstance(attention, Mla) else attention.head_dim
     factor = 1.0 if attention.scale is None else attention.scale * sqrt(width)

@@ -1,1 +1,1 @@
-"""Layers of a user's own: the torch modules that a spec names, as graphs."""
+"""User-defined layers: traces the torch modules that a spec names into graphs."""

@@ -1,7 +1,7 @@
-"""Where the graphs of modules come from: the files that a spec names, or what a build has of them.
+"""The graphs of user modules: traced from the files that a spec names, or read from a build.
 
-Only what plans, compiles or trains asks here, and so runs a user's file. A build has the graphs: nothing of the file
-runs from it.
+Only planning, compiling and training use this module, so only they run a user's file. A build stores the graphs, so
+running a build never runs the file.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 from compiler.ir.module import DEVICE, TENSOR, Atom, Module, ModuleParameter, OpNode, TorchCall, WantedModule
 from compiler.model.modules.named import ModuleError, source_of
 
-FILE = "modules.json"  # of a build
-MAX_BYTES = 64 << 20  # of it
-# What is printed into a segment: names of values and of parameters, ops, and what is no tensor, number or quoted text.
+FILE = "modules.json"  # in a build
+MAX_BYTES = 64 << 20  # of FILE
+# The only forms of text that may be printed into a segment: names of values and parameters, ops, and torch constants.
 NAME, OP, WORD = re.compile(r"[A-Za-z_]\w*(\.\w+)*"), re.compile(r"aten\.\w+\.\w+|[a-z]\w*"), re.compile(r"torch\.\w+")
 
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """The modules of the specs of a folder, each traced once for each of its sizes. ModuleError where one cannot be."""
+    """The modules of the specs in a folder, each traced once per size. Raises ModuleError if one cannot be traced."""
 
     folder: Path
     traced: dict[WantedModule, Module] = field(default_factory=dict)
 
     def module(self, wanted: WantedModule) -> Module:
-        """The traced module. Imports torch, and runs the file."""
+        """Return the traced module. Imports torch and runs the file."""
         if wanted not in self.traced:
             from compiler.model.modules.tracing import trace
 
@@ -41,15 +41,15 @@ class ModuleFiles:
 
 @dataclass(frozen=True)
 class RecordedModules:
-    """The modules of a build, at the sizes that it has them for."""
+    """The modules stored in a build, at the sizes it was compiled for."""
 
     traced: Mapping[WantedModule, Module]
 
     def module(self, wanted: WantedModule) -> Module:
-        """The traced module. ModuleError for other sizes than those of the build."""
+        """Return the traced module. Raises ModuleError for sizes that the build does not have."""
         if wanted not in self.traced:
-            sizes = [each for each in self.traced if each.text == wanted.text]
-            have = f"{sizes[0].dtype}, {sizes[0].tokens} tokens" if sizes else "nothing"
+            stored = [key for key in self.traced if key.text == wanted.text]
+            have = f"{stored[0].dtype}, {stored[0].tokens} tokens" if stored else "nothing"
             message = (
                 f"module {wanted.text} is needed in {wanted.dtype}, for {wanted.tokens} tokens; the build has {have}"
             )
@@ -58,13 +58,13 @@ class RecordedModules:
 
 
 def to_json(modules: Iterable[tuple[WantedModule, Module]]) -> str:
-    """The text of `modules.json`; `from_json` is its inverse."""
+    """Return the text of `modules.json`. `from_json` is the inverse."""
     rows = [{"wanted": _tree(wanted), "module": _tree(module)} for wanted, module in modules]
     return json.dumps({"modules": rows}, separators=(",", ":")) + "\n"
 
 
 def from_json(text: str) -> RecordedModules:
-    """The modules of a build. ModuleError for a text that is not of this form."""
+    """Parse the text of `modules.json`. Raises ModuleError if it is malformed."""
     try:
         rows = json.loads(text)["modules"]
         return RecordedModules({WantedModule(**row["wanted"]): _module(row["module"]) for row in rows})
@@ -75,9 +75,9 @@ def from_json(text: str) -> RecordedModules:
 
 
 def _tree(value: Any) -> Any:
-    """A value as JSON: a dataclass by its fields, a tuple as a list."""
+    """A value as JSON: a dataclass as an object of its fields, a tuple as a list."""
     if isinstance(value, tuple):
-        return [_tree(each) for each in value]
+        return [_tree(item) for item in value]
     fields = getattr(type(value), "__dataclass_fields__", None)
     return {name: _tree(getattr(value, name)) for name in fields} if fields else value
 
@@ -99,7 +99,7 @@ def _module(tree: Mapping[str, Any]) -> Module:
 
 def _number(value: Any) -> float | None:
     if value is not None and type(value) not in (int, float):
-        raise ValueError(f"{value!r:.50} is no number")
+        raise ValueError(f"{value!r:.50} is not a number")
     return value
 
 
@@ -109,7 +109,7 @@ def _node(tree: Mapping[str, Any]) -> OpNode:
         tuple((_like(NAME, name), _atom(value)) for name, value in tree["call"]["options"]),
     )
     args = tuple(_like(NAME, arg) if isinstance(arg, str) else arg for arg in tree["args"])
-    return OpNode(_like(OP, tree["op"]), args, tuple(_like(NAME, each) for each in tree["outputs"]), call)
+    return OpNode(_like(OP, tree["op"]), args, tuple(_like(NAME, output) for output in tree["outputs"]), call)
 
 
 def _atom(value: Any) -> Atom:
@@ -118,12 +118,12 @@ def _atom(value: Any) -> Atom:
     if not isinstance(value, str) or value in (TENSOR, DEVICE) or WORD.fullmatch(value):
         return value
     if repr(ast.literal_eval(value)) != value:
-        raise ValueError(f"{value[:50]!r} is no text in quotes")
+        raise ValueError(f"{value[:50]!r} is not a quoted string")
     return value
 
 
 def _like(form: re.Pattern[str], text: str) -> str:
-    """A text of a form, of which nothing else gets into a segment."""
+    """Return `text` if it has this form, so that no other text is printed into a segment; else raise ValueError."""
     if not form.fullmatch(text):
-        raise ValueError(f"{text[:50]!r} is no name")
+        raise ValueError(f"{text[:50]!r} is not a name")
     return text

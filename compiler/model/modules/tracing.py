@@ -1,4 +1,4 @@
-"""A torch module of a user's own becomes a graph: made and run on tensors without numbers, its backward by autograd.
+"""Traces a user's torch module into a graph: constructs and runs it on fake tensors; autograd derives the backward.
 
 This runs the user's file. `compiler/model/modules/source.py` decides when.
 """
@@ -30,58 +30,59 @@ from compiler.model.ops.torch_calls import is_torch_view
 from compiler.model.segments.convert import PARTS, SAME, Conversion, needed, same
 from compiler.model.segments.joint import Draft
 
-# --- What a module of a user's own may not do, seen while it runs on tensors without numbers; and its first values
+# --- Checks while a user's module runs on fake tensors, and the initial values of its parameters
 
 FILLED = {"ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0}
 FILLED_BY_ARGUMENT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1}
-COPIED = {"clone": 0, "_to_copy": 0, "copy_": 1}  # which argument a copy is of
+COPIED = {"clone": 0, "_to_copy": 0, "copy_": 1}  # which argument is copied
 BY_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class FirstValues(TorchDispatchMode):
-    """The number that each tensor is filled with while a module is made; None for those that are not."""
+    """Records the constant that each tensor is filled with while a module is constructed, or None."""
 
     def __init__(self) -> None:
         super().__init__()
         self._filled: dict[int, float | None] = {}  # by storage
 
     def constant(self, tensor: Tensor) -> float | None:
-        """The one number in a tensor; None where it has several, or nobody knows."""
+        """The constant that fills a tensor, or None if its values differ or are unknown."""
         return self._filled.get(_storage(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name, made = func._schema.name.partition("::")[2], result if isinstance(result, Tensor) else None
-        if made is None or (isinstance(args, tuple) and _is_view(func)):
+        name, created = func._schema.name.partition("::")[2], result if isinstance(result, Tensor) else None
+        if created is None or (isinstance(args, tuple) and _is_view(func)):
             return result
         number: float | None = FILLED.get(name)
         if name in FILLED_BY_ARGUMENT and isinstance(args[FILLED_BY_ARGUMENT[name]], int | float):
             number = args[FILLED_BY_ARGUMENT[name]]
         if name in COPIED:
             number = self.constant(args[COPIED[name]])
-        self._filled[_storage(made)] = number
+        self._filled[_storage(created)] = number
         return result
 
 
 class ForwardWatch(TorchDispatchMode):
-    """Refuses random numbers, and writing into what is not the forward's own. `given`: tensors by what they are."""
+    """Refuses random numbers and writes into the arguments of forward. `arguments`: tensors by description."""
 
-    def __init__(self, given: Mapping[str, Tensor]) -> None:
+    def __init__(self, arguments: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._given = {_storage(tensor): what for what, tensor in given.items()}
+        self._descriptions = {_storage(tensor): description for description, tensor in arguments.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise ModuleError(f"forward draws random numbers: {func}", "leave it out: no step of a run draws any")
+            hint = "remove it: no training step draws random numbers"
+            raise ModuleError(f"forward draws random numbers: {func}", hint)
         for argument, value in zip(func._schema.arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
-            if written and (what := self._given.get(_storage(value))):
-                raise ModuleError(f"forward writes into {what}: {func}", "compute a new tensor in its place")
+            if written and (description := self._descriptions.get(_storage(value))):
+                raise ModuleError(f"forward writes into {description}: {func}", "compute a new tensor instead")
         return func(*args, **(kwargs or {}))
 
 
 def _is_view(func: Any) -> bool:
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+    return any(item.alias_info is not None and not item.alias_info.is_write for item in func._schema.returns)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -89,7 +90,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class UserCode:
-    """Turns what goes wrong in a user's code into a ModuleError that names the line of the file."""
+    """Turns an exception in a user's code into a ModuleError that names the line of the file."""
 
     def __init__(self, path: Path, doing: str) -> None:
         self._path, self._doing = path, doing
@@ -104,10 +105,10 @@ class UserCode:
         if isinstance(error, ModuleError):
             raise ModuleError(f"{place}{error}", error.hint) from None
         if isinstance(error, BY_NUMBERS):
-            message = f"{place}a shape, or which way forward goes, depends on numbers in tensors: {error.func}"
-            raise ModuleError(message, "use ops of one shape: torch.where, masks, sums") from None
-        said = str(error).strip().split("\n")[0][:300]
-        raise ModuleError(f"{place}{self._doing} fails: {type(error).__name__}: {said}", "correct the file") from None
+            message = f"{place}a shape or a branch of forward depends on values in tensors: {error.func}"
+            raise ModuleError(message, "use ops whose shapes are fixed: torch.where, masks, sums") from None
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ModuleError(f"{place}{self._doing} fails: {type(error).__name__}: {reason}", "correct the file") from None
 
 
 def _line(frames: Iterable[traceback.FrameSummary], path: Path) -> str:
@@ -117,36 +118,36 @@ def _line(frames: Iterable[traceback.FrameSummary], path: Path) -> str:
 
 # --- tracing
 
-FORWARD, MAKING, READING = "forward", "making it", "running the file"
+FORWARD, MAKING, READING = "forward", "the constructor", "running the file"
 OF_ONE_DEVICE = ("_for_cpu", "mkldnn", "cudnn", "miopen", "_flash_attention", "_efficient_attention")
 RESHAPED = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _PLAIN = Segment("module", lambda: (), (), (), ())
 
 
 def trace(path: Path, name: str, source: str, wanted: WantedModule) -> Module:
-    """The graph of class `name` of a file, at the sizes of a run. ModuleError with the reason where there is none."""
+    """Return the graph of class `name` of a file at the sizes of a run. Raises ModuleError if it cannot be traced."""
     cls = _class(path, name, source)
     fake, values = FakeTensorMode(), FirstValues()
     with fake:
         with UserCode(path, MAKING), values:
             module = cls(wanted.hidden)
         _refuse_state(module, name)
-        parameters = tuple(_parameter(values, key, each) for key, each in module.named_parameters())
+        parameters = tuple(_parameter(values, key, parameter) for key, parameter in module.named_parameters())
         dtype = getattr(torch, wanted.parameter)
         weights: dict[str, Tensor] = {
-            each.name: nn.Parameter(torch.empty(each.shape, dtype=dtype)) for each in parameters
+            parameter.name: nn.Parameter(torch.empty(parameter.shape, dtype=dtype)) for parameter in parameters
         }
         x_TD = torch.empty(wanted.tokens, wanted.hidden, dtype=getattr(torch, wanted.dtype))
-        given = {f"the parameter {key}": each for key, each in weights.items()} | {"its input": x_TD}
-        with UserCode(path, FORWARD), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), ForwardWatch(given):
+        arguments = {f"the parameter {key}": weight for key, weight in weights.items()} | {"its input": x_TD}
+        with UserCode(path, FORWARD), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), ForwardWatch(arguments):
             _refuse_output(torch.func.functional_call(module, weights, (_shaped(x_TD, wanted),)), wanted)
 
-        def forward(x_TD: Tensor, *given: Tensor) -> tuple[Tensor]:
-            """A copy of y_TD, row by row: `_uncopied` leaves out what need not be one."""
+        def forward(x_TD: Tensor, *traced: Tensor) -> tuple[Tensor]:
+            """Return a contiguous copy of y_TD. `_uncopied` removes the copy where it is not needed."""
             x_TD = x_TD.view_as(x_TD)
-            x_TD.register_hook(lambda d_x_TD: d_x_TD.contiguous())  # it lies row by row, as ops of our own take it
+            x_TD.register_hook(lambda d_x_TD: d_x_TD.contiguous())  # our ops take contiguous rows
             x = _shaped(x_TD, wanted)
-            y = torch.func.functional_call(module, dict(zip(weights, given, strict=True)), (x,))
+            y = torch.func.functional_call(module, dict(zip(weights, traced, strict=True)), (x,))
             return (y.reshape(wanted.tokens, wanted.hidden).clone(memory_format=torch.contiguous_format),)
 
         with UserCode(path, FORWARD), sdpa_kernel(SDPBackend.MATH):
@@ -156,57 +157,58 @@ def trace(path: Path, name: str, source: str, wanted: WantedModule) -> Module:
 
 
 def _class(path: Path, name: str, source: str) -> type[nn.Module]:
-    """The class, from a file that is run here, in a module of its own."""
-    inside = ModuleType(path.stem)
-    inside.__file__ = str(path)
+    """Run the file in a new module and return the class."""
+    namespace = ModuleType(path.stem)
+    namespace.__file__ = str(path)
     with UserCode(path, READING):
-        exec(builtins.compile(source, str(path), "exec"), vars(inside))
-    cls = getattr(inside, name, None)
+        exec(builtins.compile(source, str(path), "exec"), vars(namespace))
+    cls = getattr(namespace, name, None)
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise ModuleError(f"{path.name}: {name} is no torch.nn.Module", f"write `class {name}(torch.nn.Module): …`")
+        raise ModuleError(f"{path.name}: {name} is not a torch.nn.Module", f"write `class {name}(torch.nn.Module): …`")
     return cls
 
 
 def _refuse_state(module: nn.Module, name: str) -> None:
-    """A module has parameters, all of them trained, and nothing else."""
+    """Raise ModuleError if a module has buffers or frozen parameters."""
     if buffers := [key for key, _ in module.named_buffers()]:
-        message = f"{name} has a buffer, {buffers[0]}, and only parameters belong to a layer"
-        raise ModuleError(message, "compute it in forward, by torch.arange, torch.tril and the like")
-    if frozen := [key for key, each in module.named_parameters() if not each.requires_grad]:
-        raise ModuleError(f"{name}.{frozen[0]} has no gradient, and all parameters are trained", "let it have one")
+        message = f"{name} has a buffer, {buffers[0]}; a layer may only have parameters"
+        raise ModuleError(message, "compute it in forward, with torch.arange, torch.tril and the like")
+    if frozen := [key for key, parameter in module.named_parameters() if not parameter.requires_grad]:
+        message = f"{name}.{frozen[0]} is frozen; all parameters of a layer are trained"
+        raise ModuleError(message, "remove requires_grad=False")
 
 
 def _parameter(values: FirstValues, key: str, parameter: nn.Parameter) -> ModuleParameter:
     constant = values.constant(parameter)
     if constant is not None and not isfinite(constant):
-        raise ModuleError(f"parameter {key} begins at {constant}, which no training changes", "begin with a number")
+        raise ModuleError(f"parameter {key} is initialized to {constant}", "initialize it to a finite number")
     return ModuleParameter(key, tuple(parameter.shape), constant)
 
 
 def _shaped(x_TD: Tensor, wanted: WantedModule) -> Tensor:
-    """Tokens as a feed-forward part gets them, or sequences as an attention does."""
+    """x as the module takes it: [tokens, hidden] for feed-forward, [sequences, sequence, hidden] for attention."""
     return x_TD.view(wanted.sequences, wanted.sequence, -1) if wanted.role == "attention" else x_TD
 
 
 def _refuse_output(y: object, wanted: WantedModule) -> None:
     shape = (wanted.sequences, wanted.sequence) if wanted.role == "attention" else (wanted.tokens,)
     expected = f"{wanted.dtype} {[*shape, wanted.hidden]}"
-    found = f"{str(y.dtype).removeprefix('torch.')} {[*y.shape]}" if isinstance(y, Tensor) else type(y).__name__
-    if found != expected:
-        raise ModuleError(f"forward returns {found}, not {expected}, the shape of its input", "return that shape")
+    returned = f"{str(y.dtype).removeprefix('torch.')} {[*y.shape]}" if isinstance(y, Tensor) else type(y).__name__
+    if returned != expected:
+        raise ModuleError(f"forward returns {returned}, not {expected}, the shape of its input", "return that shape")
 
 
 # ---------------------------------------------------------------- the graph
 def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
-    """The module of a joint graph of forward and backward: its results are y and the gradients of x and of weights."""
+    """Convert a joint graph of forward and backward, whose results are y and the gradients of x and of the weights."""
     *body, output = graph.nodes
-    copy, *results = [each and same(each) for each in output.args[0]]
+    copy, *results = [result and same(result) for result in output.args[0]]
     results = [_uncopied(copy), *results]
-    unused = [each.name for each, found in zip(parameters, results[2:], strict=True) if found is None]
+    unused = [parameter.name for parameter, result in zip(parameters, results[2:], strict=True) if result is None]
     if unused or results[1] is None:
-        what = f"parameter {unused[0]}" if unused else "its input"
-        raise ModuleError(f"what forward returns does not depend on {what}", "use it, or leave it out")
-    roots = [each for each in results if each is not None]
+        source = f"parameter {unused[0]}" if unused else "its input"
+        raise ModuleError(f"the result of forward does not depend on {source}", "use it or remove it")
+    roots = [result for result in results if result is not None]
     conversion = Conversion(needed(roots), Draft(_PLAIN))
     outline = Module(parameters, (), (), (), "", "", ())
     placeholders = (node for node in body if node.op == "placeholder")
@@ -216,19 +218,19 @@ def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
         if node in conversion.live and node.op != "placeholder":
             _refuse_op(node)
             conversion.add(node)
-    y, *gradients = [conversion.values[each] for each in roots]
+    y, *gradients = [conversion.values[root] for root in roots]
     nodes, tensors = conversion.draft.nodes, conversion.draft.tensors
-    names = {value: f"v{at}" for at, value in enumerate(value for node in nodes for value in node.outputs)}
+    names = {value: f"v{index}" for index, value in enumerate(value for node in nodes for value in node.outputs)}
 
     def final(value: str) -> str:
         return names.get(value, value)
 
-    before, todo = set[str](), [y]
+    ancestors, todo = set[str](), [y]
     while todo:
         maker = next((node for node in nodes if todo[-1] in node.outputs), None)
         value = todo.pop()
-        if maker is not None and value not in before:
-            before.update(maker.outputs)
+        if maker is not None and value not in ancestors:
+            ancestors.update(maker.outputs)
             todo += maker.reads
     renamed = [
         replace(
@@ -238,7 +240,7 @@ def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
         )
         for node in nodes
     ]
-    forward = {final(value) for value in before}
+    forward = {final(value) for value in ancestors}
     d_x, *weights = map(final, gradients)
     return replace(
         outline,
@@ -252,28 +254,28 @@ def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
 
 
 def _uncopied(copy: fx.Node) -> fx.Node:
-    """What the result of forward is a copy of, if that is a tensor of its own of the same shape; else the copy."""
-    found = copy.args[0]
-    while isinstance(found, fx.Node) and (found.target in RESHAPED or found.target in SAME):
-        found = found.args[0]
-    assert isinstance(found, fx.Node)
-    tensor = found.meta["val"]
-    own = found.op == "call_function" and found.target is not operator.getitem and not is_torch_view(str(found.target))
-    alike = own and isinstance(tensor, Tensor) and tensor.shape == copy.meta["val"].shape and tensor.is_contiguous()
-    return found if alike else copy
+    """The node that the result of forward copies, if it owns a contiguous tensor of the same shape; else the copy."""
+    node = copy.args[0]
+    while isinstance(node, fx.Node) and (node.target in RESHAPED or node.target in SAME):
+        node = node.args[0]
+    assert isinstance(node, fx.Node)
+    tensor = node.meta["val"]
+    owns = node.op == "call_function" and node.target is not operator.getitem and not is_torch_view(str(node.target))
+    same_shape = owns and isinstance(tensor, Tensor) and tensor.shape == copy.meta["val"].shape
+    return node if same_shape and tensor.is_contiguous() else copy
 
 
 def _refuse_op(node: fx.Node) -> None:
-    """Ops that cannot be in a segment: of one device alone, of another library, on numbers of other kinds."""
+    """Raise ModuleError for ops that a segment cannot have: device-specific ones, other libraries', other dtypes."""
     if node.op == "get_attr":
-        message = "forward makes a tensor of numbers, or reads one that is no parameter"
+        message = "forward creates a tensor from Python numbers, or reads a tensor that is not a parameter"
         raise ModuleError(message, "use torch.full or torch.arange in forward, or a parameter")
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return  # one of several results
-    hint = "compute it by other ops of torch"
+        return  # getitem: one of several results
+    hint = "compute it with other torch ops"
     if target.namespace != "aten" or any(part in str(target) for part in OF_ONE_DEVICE):
-        raise ModuleError(f"forward calls {target}, which not every device has", hint)
+        raise ModuleError(f"forward calls {target}, which not every device supports", hint)
     returned = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
     for tensor in returned:
         dtype = str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else ""
@@ -281,6 +283,6 @@ def _refuse_op(node: fx.Node) -> None:
             raise ModuleError(
                 f"forward has a tensor of {dtype}: {target}", f"use {', '.join(list(ITEMSIZE)[:5])} or bool"
             )
-    view = any(each.alias_info is not None for each in target._schema.returns)
+    view = any(item.alias_info is not None for item in target._schema.returns)
     if view and not is_torch_view(str(target)) and target not in (*SAME, *PARTS):
-        raise ModuleError(f"forward calls {target}, a view that is not known here", hint)
+        raise ModuleError(f"forward calls {target}, a view op that dsc does not support", hint)

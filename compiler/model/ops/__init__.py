@@ -1,7 +1,7 @@
 """One torch-free rule per op of `runtime.ops`: its shapes, dtypes, gradients, FLOPs, bytes and kernel class.
 
-Every module here is a family of ops. `RULES` has the rows of all families, of ops that layers call; `CASTS` those that
-storage puts in (`compiler/model/segments/storage.py`).
+Each module here is a family of ops. `RULES` collects the ops that layers call, `CASTS` those that the storage pass
+inserts (`compiler/model/segments/storage.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["CASTS", "GRADIENTS", "RULES", "Extent", "Gradient", "Rule", "Shape",
 
 
 def _rows(table: str) -> dict[str, Rule]:
-    """The rows of a table of all families, by op."""
-    found: dict[str, Rule] = {}
+    """Merge the tables of this name of all families, by op."""
+    merged: dict[str, Rule] = {}
     for family in pkgutil.iter_modules(__path__):
         rows = getattr(import_module(f"{__name__}.{family.name}"), table, {})
-        assert not rows.keys() & found.keys(), f"two rules of {rows.keys() & found.keys()}"
-        found |= rows
-    return dict(sorted(found.items()))
+        assert not rows.keys() & merged.keys(), f"two rules of {rows.keys() & merged.keys()}"
+        merged |= rows
+    return dict(sorted(merged.items()))
 
 
 RULES, CASTS = _rows("RULES"), _rows("CASTS")
@@ -37,5 +37,5 @@ _CLASSES = {op: rule.kernel_class for op, rule in (RULES | CASTS).items()} | {
 
 
 def kernel_class(op: str) -> str:
-    """The kernel class of an op, of a gradient, or of an op of torch; KeyError if it has no rule."""
+    """The kernel class of an op, a gradient op or a torch op. Raises KeyError if there is no rule."""
     return torch_kernel_class(op) if is_torch_call(op) else _CLASSES[op]

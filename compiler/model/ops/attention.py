@@ -1,15 +1,17 @@
 """Attention with RoPE inside, causal within each sequence of the micro-batch: latent (MLA) and grouped-query (GQA).
 
 With theta = 0 there is no RoPE inside: queries and keys come rotated, or have no position. Where sequences hold several
-documents, `starts` has for each token the position of the first of its document in its sequence: a query sees the keys
-of its document alone, and positions count in it. FLOPs are those of sequences of one document, the most there are.
+documents, `starts` has for each token the position in its sequence where its document starts: a query sees only the
+keys of its document, and positions count from the document's start. FLOPs are those of one document per sequence, an
+upper bound.
 
-Where a rank has some rows of each sequence as queries, and all as keys, `positions` has for each query its position in
-its sequence. These rows are as many from the front of a sequence as from its end, so that half of their products are
-masked, too.
+With context parallelism a rank has some rows of each sequence as queries, and all rows as keys. `positions` then has
+the position of each query in its sequence. A rank takes as many rows from the front of a sequence as from its end, so
+half of its products are masked, too.
 
-Each op has a form `_peaks`, which also gives the largest logit of each query head, over all queries and the keys that
-they see: of scaled products, before any softcap. It has no gradient, and the op's own gradients are those of the form.
+Each op has a variant `_peaks`, which also returns the largest logit of each query head over all queries and the keys
+that they see. It is the largest scaled product before any softcap, and has no gradient. The variant has the gradients
+of the op.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from typing import Any
 
 from compiler.model.ops.rule import PLACES, Gradient, Rule, Shape, Tensor, are_places, elementwise, statistics_dtype
 
-# --- Rotation of some columns of every head by position, apart from attention: scaled frequencies, a part of a head
+# --- Rotation by position outside attention: of part of each head, or with scaled frequencies
 
-# Which columns, by which angles (`compiler.model.layers.rotation`), factors of the rotated columns and of all of them,
-# and where rows stand: `stride` tokens apart, from the first position of a sequence on, or backwards where it is
-# negative.
-_HOW = (
+# The columns to rotate; the angles (`compiler.model.layers.rotation`); `magnitude`, a factor of the rotated columns;
+# `scale`, a factor of all columns; and the positions of the rows. Without `positions`, rows are `stride` tokens apart
+# from position 0 of a sequence on. A negative stride rotates backwards.
+_SETTINGS = (
     *("sequence", "heads", "first", "width"),
     *("theta", "factor", "low", "high", "original", "magnitude", "scale"),
     *PLACES,
@@ -52,9 +54,9 @@ def _infer(
     stride: int = 1,
 ) -> tuple[Tensor, ...]:
     assert are_places((starts, positions), x.shape[0]), (starts, positions)
-    T, C, of_sequence = x.shape[0], x.shape[1] // heads, sequence // abs(stride)
-    assert abs(stride) == 1 or not (starts or positions), "rows of several tokens are not told where they are"
-    assert x.shape[1] == heads * C and (positions or T % max(1, of_sequence) == 0), (x, heads, sequence, stride)
+    T, C, sequence_rows = x.shape[0], x.shape[1] // heads, sequence // abs(stride)
+    assert abs(stride) == 1 or not (starts or positions), "rows of several tokens take no positions"
+    assert x.shape[1] == heads * C and (positions or T % max(1, sequence_rows) == 0), (x, heads, sequence, stride)
     assert width % 2 == 0 and first >= 0 and first + width <= C, (x, first, width)
     assert low != high, (low, high)
     return (x,)
@@ -62,13 +64,13 @@ def _infer(
 
 _ROTATION = {
     "rotate": Rule(
-        args=("x", *_HOW),
+        args=("x", *_SETTINGS),
         optional=(*PLACES, "stride"),
         outputs=("y",),
         infer=_infer,
         kernel_class="rope",
         flops=elementwise("x", 3),
-        dgrad=Gradient("rotate_dgrad", reads=("d_y", *_HOW), gives=("x",), flops=elementwise("d_y", 3)),
+        dgrad=Gradient("rotate_dgrad", reads=("d_y", *_SETTINGS), gives=("x",), flops=elementwise("d_y", 3)),
     )
 }
 
@@ -102,12 +104,13 @@ def _infer_mla(
 def _queries(
     q: Tensor, k: Tensor, sequence: int, theta: float, starts: Tensor | None, positions: Tensor | None
 ) -> tuple[int, int]:
-    """(sequences, queries of each): all rows, or with positions some of them, whose keys come rotated."""
+    """(sequences, queries per sequence). With positions, queries are some of the rows, and queries and keys come
+    rotated."""
     B = k.shape[0] // sequence
     assert k.shape[0] % sequence == 0 and q.shape[0] % B == 0, (q, k, sequence)
     assert are_places((starts, positions), q.shape[0]), (starts, positions)
     assert q.shape[0] == k.shape[0] or positions, (q, k)
-    assert not (positions and theta), "queries and keys of different rows are rotated in front of attention"
+    assert not (positions and theta), "queries and keys of different rows are rotated before attention"
     return B, q.shape[0] // B
 
 
@@ -147,7 +150,7 @@ def _infer_bounded(
 
 
 def _mla_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of `keys` products over the query's width and `values` over the value's: half of each is masked."""
+    """FLOPs of `keys` products over the width of a query and `values` over that of a value, half of each masked."""
 
     def flops(n: SimpleNamespace) -> int:
         return n.q[0] * n.sequence * n.heads * (keys * (n.nope + n.rope) + values * n.value)
@@ -161,7 +164,7 @@ def _gqa_flops(products: int) -> Callable[[SimpleNamespace], int]:
 
 
 def _bounded_flops(products: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of `products` products over the width of the queries, over the keys of the band that a window is."""
+    """FLOPs of `products` products over the width of the queries, for the keys in the window's band."""
 
     def flops(n: SimpleNamespace) -> int:
         keys = min(n.window or n.sequence, n.sequence)
@@ -182,7 +185,8 @@ def _gqa_kernel(n: SimpleNamespace) -> Shape:
 
 
 def _bounded_kernel(n: SimpleNamespace) -> Shape:
-    """The extents of causal attention in which a query sees as many keys on average: a window or half a sequence."""
+    """The extents of plain causal attention with the same average number of keys per query: a window or half a
+    sequence."""
     tokens, sequence, *widths = _gqa_kernel(n)
     return tokens, min(sequence, 2 * n.window or sequence), *widths
 
@@ -254,11 +258,11 @@ BOUNDED_ATTENTION = Rule(
 
 
 def _with_peaks(rule: Rule) -> Rule:
-    """The rule of the form `_peaks` of an op."""
+    """The rule of the `_peaks` variant of an op."""
 
     def infer(*args: Any) -> tuple[Tensor, ...]:
         o, lse = rule.infer(*args)
-        _, groups, _, *share = lse.shape  # [B, H, S], or of shared keys [B, G, S, H/G]
+        _, groups, _, *share = lse.shape  # [B, H, S], or with grouped queries [B, G, S, H/G]
         return o, Tensor((groups * (share[0] if share else 1),), lse.dtype), lse
 
     return replace(rule, outputs=("o", "peaks", "lse"), infer=infer)

@@ -1,7 +1,6 @@
-"""Entries that stand for several tokens, and attention to them beside the keys of a window (DeepSeek-V4).
+"""Compressed entries, each of several tokens, and attention to them and to a window of keys (DeepSeek-V4).
 
-FLOPs of attention are those of what queries see: the band of the window, and the entries before the query, or those of
-them that are chosen.
+Attention FLOPs count what queries see: the band of the window, and all earlier entries or the chosen ones.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ def _infer_attention(
 
 
 def _twice_seen(n: SimpleNamespace) -> int:
-    """Twice the keys and entries that the queries of a sequence see together; of the window the band that it is."""
+    """Twice the number of keys and entries that the queries of a sequence see in total."""
     entries = twice_seen(n.sequence, None if n.chosen is None else n.chosen[1], n.rate)
     return twice_seen(n.sequence, n.window, 1) + entries
 
 
 def _flops(products: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of so many products over the width of the queries."""
+    """FLOPs of `products` products over the width of the queries."""
     return lambda n: products * (n.q[0] // n.sequence) * _twice_seen(n) * n.q[1]
 
 
 def _kernel(n: SimpleNamespace) -> Shape:
-    """The extents of causal attention in which a query sees as many keys on average."""
+    """The extents of plain causal attention with the same average number of keys per query."""
     width = n.q[1] // n.heads
     return n.q[0], max(1, _twice_seen(n) // n.sequence), n.heads, width, width
 

@@ -1,7 +1,8 @@
-"""Linear attention: the gated delta rule, the logarithm of its decay, and the short convolution in front of it.
+"""Linear attention: the gated delta rule, the logarithm of its decay, and the short convolution before it.
 
-All restart with each sequence of the micro-batch and, where sequences hold several documents, with each: `starts` has
-for each token the position of the first of its document in its sequence. Both read whole sequences.
+The delta rule and the convolution restart with each sequence of the micro-batch and, where sequences hold several
+documents, with each document: `starts` has for each token the position in its sequence where its document starts. Both
+read whole sequences.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 from compiler.model.ops.rule import PLACES, Gradient, Rule, Shape, Tensor, are_places, elementwise, statistics_dtype
 
-CHUNK = 64  # tokens whose products are of all pairs, as runtime/ops/delta_rule.py has them
+CHUNK = 64  # tokens per chunk; within a chunk all pairs are multiplied (runtime/ops/delta_rule.py)
 STARTS = PLACES[:1]
 _DELTA = ("q", "k", "v", "beta", "decay", "sequence", "key_heads", *STARTS)
 
@@ -46,14 +47,14 @@ def _infer_convolve(x_TN: Tensor, w_NJ: Tensor, sequence: int, starts: Tensor | 
     return x_TN, Tensor(x_TN.shape[:1], "int32")
 
 
-def _delta_flops(of_state: int, of_keys: int, of_values: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of so many products of each row with a state, and of rows of a chunk with one another over the width of a
-    key and of a value: half of each of these is masked, or is a triangular system."""
+def _delta_flops(state: int, keys: int, values: int) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of `state` products of each row with a state, and of `keys` and `values` products among the rows of a chunk
+    over the width of a key and of a value. Half of each of the latter is masked, or is a triangular system."""
 
     def flops(n: SimpleNamespace) -> int:
         (T, H), C = n.beta, min(CHUNK, n.sequence)
         K, V = n.q[1] // n.key_heads, n.v[1] // H
-        return T * H * (2 * of_state * K * V + C * (of_keys * K + of_values * V))
+        return T * H * (2 * state * K * V + C * (keys * K + values * V))
 
     return flops
 
@@ -64,10 +65,10 @@ def _delta_kernel(n: SimpleNamespace) -> Shape:
     return n.q[0], n.sequence, H, n.q[1] // n.key_heads, n.v[1] // H
 
 
-def _convolve_gradient(op: str, of: str) -> Gradient:
-    """The gradient of the input, or of the taps, behind the sums that the SiLU is of, again."""
+def _convolve_gradient(op: str, argument: str) -> Gradient:
+    """The gradient of the input or of the taps. It computes the input of the SiLU again."""
     flops = lambda n: n.x[0] * n.x[1] * (4 * n.w[1] + 5)  # noqa: E731
-    return Gradient(op, reads=("d_y", "x", "w", "before"), gives=(of,), flops=flops)
+    return Gradient(op, reads=("d_y", "x", "w", "before"), gives=(argument,), flops=flops)
 
 
 LOG_DECAY = Rule(
@@ -90,7 +91,7 @@ DELTA_RULE = Rule(
     kernel_class="delta_rule",
     flops=_delta_flops(3, 3, 2),  # w·S, q·S, k·u; scores of q and k, w of the system; its y, scores·u
     kernel=_delta_kernel,
-    dgrad=Gradient(  # the forward but for what it returns; then 7 with states, 4 over keys, 4 over values
+    dgrad=Gradient(  # the forward except its outputs; then 7 with states, 4 over keys, 4 over values
         "delta_rule_dgrad",
         reads=("d_o", *_DELTA),
         gives=("q", "k", "v", "beta", "decay"),

@@ -1,11 +1,11 @@
-"""Ops of each element and of columns: activations, biases, factors and bounds, sums, joining and splitting."""
+"""Elementwise and column ops: activations, biases, scaling and softcap, sums, concatenation and splitting."""
 
 from __future__ import annotations
 
 from compiler.model.ops.rule import Extent, Gradient, Rule, Tensor, elementwise
 
 
-# --- Activations between up and down. With a gate, of [gate | up] columns: act(gate)·up. Without one, of each column
+# --- Activations between up and down. Gated ones take [gate | up] columns: act(gate)·up. Others act on each column
 def _infer_activation(h_TM: Tensor) -> tuple[Tensor, ...]:
     assert h_TM.shape[1] % 2 == 0, h_TM
     return (Tensor((h_TM.shape[0], h_TM.shape[1] // 2), h_TM.dtype),)
@@ -85,7 +85,7 @@ GATE_COLUMNS = Rule(
 
 
 def _rule(op: str, *, gated: bool, flops: int) -> Rule:
-    """The rule of an activation without constants. FLOPs are those of an element of `h`."""
+    """The rule of an activation without constants. `flops`: per element of `h`."""
     return Rule(
         args=("h",),
         outputs=("y",),
@@ -96,7 +96,7 @@ def _rule(op: str, *, gated: bool, flops: int) -> Rule:
     )
 
 
-# --- Biases: a number added to each column, of one product, or of the products of many experts
+# --- Biases: one number per column, for one product or for the products of many experts
 def _infer_bias(x_TN: Tensor, b_N: Tensor) -> tuple[Tensor, ...]:
     assert x_TN.shape[1:] == b_N.shape, (x_TN, b_N)
     return (x_TN,)
@@ -136,7 +136,7 @@ GROUPED_BIAS = Rule(
 )
 
 
-# --- A factor of every element, a soft bound: cap·tanh(x / cap), and rows without their means
+# --- Scaling, softcap (cap·tanh(x / cap)), and rows minus their means
 def _infer_scale(x_TN: Tensor, factor: float) -> tuple[Tensor, ...]:
     return (x_TN,)
 
@@ -172,7 +172,7 @@ CENTER = Rule(
 )
 
 
-# --- Sums, and joining and splitting columns: torch's own operations. The halves of `split2` are views
+# --- Sums, and concatenation and splitting of columns: torch's own ops. `split2` returns views
 def _infer_add(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     assert a == b, (a, b)
     return (a,)
@@ -235,15 +235,15 @@ RULES = {
 }
 
 
-# --- Quantising casts, which storage puts in and no layer calls: their results have the dtypes that storage says
+# --- Quantising casts. The storage pass inserts them and sets the dtypes of their results; no layer calls them
 
 
 def _infer(*_: object) -> tuple[Tensor, ...]:
-    raise AssertionError("the results of a quantising cast have the dtype of the place where it is put in")
+    raise AssertionError("the storage pass sets the dtypes of a quantising cast")
 
 
 QUANTISE = Rule(args=("x",), outputs=("y",), infer=_infer, kernel_class="quantise")
-REQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")  # tiles of rows to columns
+REQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")  # row tiles to column tiles
 QUANTISE_BOTH = Rule(args=("x",), outputs=("y", "by_columns"), infer=_infer, kernel_class="quantise")
 QUANTISE_COLUMNS = Rule(args=("x",), outputs=("y",), infer=_infer, kernel_class="quantise")
 DEQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")

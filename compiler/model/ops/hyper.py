@@ -1,8 +1,8 @@
-"""Residual streams of hyper-connections: the products that their weights are made of, the weights with what a part of a
-layer reads, and the sum of what it gives. Shapes: runtime/ops/hyper.py.
+"""Residual streams of hyper-connections: the products that give the logits of the mixing weights; the weights and the
+input of a part of a layer; and the sum of its output into the streams. Shapes: runtime/ops/hyper.py.
 
-Weights are made again in the backward: `hyper_mix` keeps the logits of a token, n² + 2n numbers, and no round of
-Sinkhorn and Knopp. Products have so few columns that reading the streams is what takes time: they are timed as norms.
+The backward computes the weights again: `hyper_mix` saves the logits of a token, n² + 2n numbers, and no round of the
+Sinkhorn-Knopp iteration. The products have so few columns that reading the streams dominates: they are timed as norms.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def _infer_copy(x_TD: Tensor, streams: int) -> tuple[Tensor, ...]:
 
 
 def _product_flops(sizes: SimpleNamespace) -> int:
-    """Two for each number of fn and of h, and three for the mean square of h."""
+    """Two per element of h and row of fn, and three per element of h for its mean square."""
     (T, N), M = sizes.h, sizes.fn[0]
     return 2 * T * M * N + 3 * T * N
 
 
 def _mixed(times: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of a sum over streams, and of the rounds on a matrix of each token, `times` as in the forward."""
+    """FLOPs of a sum over streams and of the rounds on each token's matrix: `times` those of the forward."""
 
     def flops(sizes: SimpleNamespace) -> int:
         (T, N), M = sizes.h, sizes.logits[1]
@@ -66,7 +66,7 @@ def _mixed(times: int) -> Callable[[SimpleNamespace], int]:
 
 
 def _summed(products: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of so many products of the streams with a matrix, and of as many with a vector, of each token."""
+    """FLOPs of `products` products of each token's streams with a matrix, and as many with a vector."""
     return lambda sizes: products * 2 * sizes.h[0] * sizes.h[1] * (sizes.post[1] + 1)
 
 

@@ -1,7 +1,7 @@
-"""The keys that each query attends to, by the scores of an indexer, attention over them, and the loss of the indexer.
+"""An indexer's choice of the keys that each query attends to, attention over them, and the loss of the indexer.
 
-Choices have no gradient. In `select_keys` a key stands for `rate` tokens, and a query sees those of its past. FLOPs are
-those of sequences of one document, and of the keys that are chosen: at least as many are computed.
+Choices have no gradient. In `select_keys` a key stands for `rate` tokens, and a query sees the keys of its past. FLOPs
+count one document per sequence and the chosen keys only: kernels compute at least as many.
 """
 
 from __future__ import annotations
@@ -92,21 +92,21 @@ def _infer_loss(
 
 
 def twice_seen(sequence: int, most: int | None, rate: int) -> int:
-    """Twice the keys that the queries of a sequence have together: all of their past, and each `most` at most.
+    """Twice the number of keys that the queries of a sequence see in total: those of their past, at most `most` each.
 
-    Keys of a token each are those of a band. A key of more is seen from the last of its tokens on.
+    A key stands for `rate` tokens and is seen from its last token on. With rate 1 the keys form a band.
     """
     keys = sequence // rate if most is None else min(most, sequence // rate)
     return (2 * sequence - keys) * keys if rate == 1 else 2 * keys * (sequence + 1) - rate * keys * (keys + 1)
 
 
 def _twice_seen(queries: int, sequence: int, most: int | None, rate: int = 1) -> int:
-    """Twice the keys that so many queries have."""
+    """Twice the number of keys that `queries` queries see in total."""
     return queries * twice_seen(sequence, most, rate) // sequence
 
 
 def _chosen_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of `keys` products over the query's width and `values` over the value's."""
+    """FLOPs of `keys` products over the width of a query and `values` over that of a value."""
 
     def flops(n: SimpleNamespace) -> int:
         width = keys * (n.nope + n.rope) + values * n.value
@@ -116,17 +116,17 @@ def _chosen_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
 
 
 def _chosen_kernel(n: SimpleNamespace) -> Shape:
-    """The extents of causal attention in which a query sees as many keys on average, or half a sequence."""
+    """The extents of plain causal attention with the same average number of keys per query, at most half a sequence."""
     return n.q[0], min(n.sequence, 2 * n.chosen[1]), n.heads, n.nope + n.rope, n.value
 
 
 def _loss_flops(n: SimpleNamespace) -> int:
-    """q·k of attention's heads; of the indexer's, q·k, and what it adds to the gradients of q and of k."""
+    """q·k of attention's heads; for the indexer's heads q·k and the gradients of q and of k."""
     return _twice_seen(n.q[0], n.sequence, _chosen(n), n.rate) * (n.query[1] + 3 * n.q[1])
 
 
 def _chosen(n: SimpleNamespace) -> int | None:
-    """Keys that the loss of a query is of at most, if they are chosen."""
+    """The most keys in the loss of a query, or None if the loss covers all keys."""
     return None if n.chosen is None else n.chosen[1]
 
 

@@ -1,6 +1,6 @@
-"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `linear_detached` of rows that get no gradient;
-`grouped_linear` over the rows of many experts; `block_linear` over groups of columns, each with a block of rows of the
-weight.
+"""Matrix products: `linear`; `linear_wide`, whose output is FP32 or wider; `linear_detached`, whose input gets no
+gradient; `grouped_linear` over the rows of many experts; `block_linear` over groups of columns, each with a block of
+rows of the weight.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
 
 
 def _product(rows: str, kind: str) -> Callable[[SimpleNamespace], Shape]:
-    """(m, n, k) of the product, behind the number of experts if there are several: of m rows and n columns, over k.
+    """(m, n, k) of the product, m rows by n columns, contracted over k; preceded by the number of experts if grouped.
 
-    `kind`: "y" of the output, "x" of the input's gradient, "w" of the weight's.
+    `kind`: "y" for the output, "x" for the gradient of the input, "w" for that of the weight.
     """
 
     def extents(sizes: SimpleNamespace) -> Shape:
@@ -58,7 +58,7 @@ def _infer_blocks(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def _block_product(rows: str, kind: str) -> Callable[[SimpleNamespace], Shape]:
-    """(groups, m, n, k) of as many products; `kind` as in `_product`."""
+    """(groups, m, n, k) of one product per group. `kind` as in `_product`."""
 
     def extents(sizes: SimpleNamespace) -> Shape:
         T, (outputs, K) = getattr(sizes, rows)[0], sizes.w

@@ -1,6 +1,6 @@
-"""RMSNorm of rows, and of the heads in a row, with a gain or without. `x` may be a view of columns; `rstd`, one number
-for each row or head, is kept for the backward. Where the columns of rows are spread over ranks, each norms its own by
-the sum of the `squares` that `two_squares` makes on all of them."""
+"""RMSNorm of rows, and of the heads in a row, with or without a gain. `x` may be a view of columns. `rstd`, one number
+per row or head, is saved for the backward. Where the columns of rows are sharded over ranks, each rank norms its own
+columns by the sum over ranks of the `squares` that `two_squares` returns."""
 
 from __future__ import annotations
 

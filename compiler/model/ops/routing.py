@@ -1,4 +1,5 @@
-"""Choosing experts, and moving rows to their order and back. Choices, orders and counts have no gradient."""
+"""Routing: the choice of experts, and the permutation of rows into expert order and back. Choices, orders and counts
+have no gradient."""
 
 from __future__ import annotations
 
@@ -302,7 +303,7 @@ UNPERMUTE = Rule(
 )
 
 
-# --- Rows of padding in a router: where they go, and what is counted without them
+# --- Padding rows in a router: where they are sent, and counts and losses that leave them out
 
 
 def _infer_blank(x_TN: Tensor, real_T: Tensor) -> tuple[Tensor, ...]:

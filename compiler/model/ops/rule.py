@@ -1,9 +1,9 @@
-"""What a rule is: every fact of an op, without torch.
+"""The types of op rules: everything the compiler knows about an op, without torch.
 
 A rule names the op's arguments and outputs in call order, infers the outputs' shapes and dtypes, and states its
-gradients as separate ops: `dgrad` for those of activations, `apart` for one of them that needs nothing the others do,
-`wgrad` for that of a weight, each with what it reads. Its names are those of the reference function's parameters
-(`runtime/ops`), which is checked where the op is given to torch (`compiler/model/segments/torch_ops.py`).
+gradients as separate ops with the values that each reads: `dgrad` for activations, `apart` for the gradient of an
+activation that is computed independently of `dgrad`, `wgrad` for a weight. Argument names are the parameter names of
+the reference function (`runtime/ops`); `compiler/model/segments/torch_ops.py` checks this at registration.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from compiler.ir.names import gradient_of
 Shape = tuple[Any, ...]  # of int, or "R" in dimension 0
 
 INDEX = "int64"  # tokens, chosen experts, orders, counts
-# The last arguments of ops that know where rows stand in their sequences: where the document of a row begins, and the
-# position of a row. Left out where a sequence is one document, and where all its rows are there in their order.
+# Optional last arguments of ops that depend on positions: where the document of each row starts, and the position of
+# each row. `starts` is left out if each sequence is one document, `positions` if a rank has whole sequences in order.
 PLACES = ("starts", "positions")
 
 
@@ -34,9 +34,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A constant a gradient op takes: the extent of dimension `dim` of the forward's argument `of`."""
+    """A constant argument of a gradient op: the extent of dimension `dim` of the forward's `argument`."""
 
-    of: str
+    argument: str
     dim: int
 
 
@@ -46,7 +46,7 @@ def no_flops(_: SimpleNamespace) -> int:
 
 
 def elementwise(tensor: str, per_element: int) -> Callable[[SimpleNamespace], int]:
-    """FLOPs of an op that does `per_element` operations for each element of `tensor`."""
+    """FLOPs of an op that does `per_element` operations per element of `tensor`."""
     return lambda sizes: per_element * prod(getattr(sizes, tensor))
 
 
@@ -56,16 +56,16 @@ class Gradient:
 
     `reads`: its arguments: names of the forward's arguments, outputs or constants, `d_<output>`, or an `Extent`.
     `gives`: the arguments of the forward whose gradients it returns, in order; each has its argument's shape and dtype.
-    `op` "" computes nothing: the gradient of every argument in `gives` is the one tensor in `reads`.
-    `flops` and `touched` get the shapes (R as a number) by the names in `reads` and `gives`, `kernel` with "R" in them.
-    `kernel_class` is that of the rule if it is empty.
+    An empty `op` computes nothing: the gradient of every argument in `gives` is the one tensor in `reads`.
+    `flops` and `touched` get the shapes by the names in `reads` and `gives`, with R as a number; `kernel` gets them
+    with "R". An empty `kernel_class` means that of the rule.
     """
 
     op: str
     reads: tuple[str | Extent, ...]
     gives: tuple[str, ...]
     flops: Callable[[SimpleNamespace], int] = no_flops
-    touched: Callable[[SimpleNamespace], int] | None = None  # elements read and written, if not all there are
+    touched: Callable[[SimpleNamespace], int] | None = None  # elements read and written, if not all elements
     kernel: Callable[[SimpleNamespace], Shape] | None = None  # extents its rate depends on, if not rows and columns
     kernel_class: str = ""
 
@@ -99,9 +99,9 @@ class Rule:
         names = {*self.args, *self.outputs}
         assert len(names) == len(self.args) + len(self.outputs), f"a name twice: {self.args}, {self.outputs}"
         for gradient in self.gradients:
-            unread = {read.of if isinstance(read, Extent) else read for read in gradient.reads} - names
-            assert unread <= {gradient_of(name) for name in self.differentiable}, (
-                f"{gradient.op} reads {sorted(unread)}"
+            unknown = {read.argument if isinstance(read, Extent) else read for read in gradient.reads} - names
+            assert unknown <= {gradient_of(name) for name in self.differentiable}, (
+                f"{gradient.op} reads {sorted(unknown)}"
             )
             assert {*gradient.gives} <= {*self.args}, f"{gradient.op} gives {gradient.gives}"
             assert self.args[len(self.args) - len(self.optional) :] == self.optional, f"not last: {self.optional}"
@@ -113,7 +113,7 @@ class Rule:
 
     @property
     def visible(self) -> int:
-        """How many outputs a layer gets, the first ones."""
+        """How many outputs, from the first, a layer gets."""
         return len(self.outputs) - self.hidden
 
     def value_names(self, op: str, occurrence: int) -> tuple[str, ...]:
@@ -124,10 +124,10 @@ class Rule:
 
 
 def are_places(tensors: tuple[Tensor | None, ...], tokens: int) -> bool:
-    """Whether tensors may say of so many tokens where they, or their documents, are; none may."""
+    """Whether each tensor is None or int32 of shape (tokens,), as `PLACES` are."""
     return all(tensor is None or (tensor.shape == (tokens,) and tensor.dtype == "int32") for tensor in tensors)
 
 
 def statistics_dtype(dtype: str) -> str:
-    """Dtype of row statistics and losses of tensors of `dtype`: float32 at least."""
+    """Dtype of row statistics and losses for tensors of `dtype`: at least float32."""
     return "float64" if dtype == "float64" else "float32"

@@ -1,7 +1,7 @@
-"""Facts of torch's own ops in graphs of modules: which are views, FLOPs, and what rates depend on. No torch.
+"""Facts about torch ops in the graphs of user modules: which are views, FLOPs, and kernel extents. No torch.
 
-Products have the FLOPs that torch's own counter has for them (`torch.utils.flop_counter`; a test compares). Every
-other op does one operation for each element of its results.
+Products have the FLOPs that `torch.utils.flop_counter` counts (a test compares them). Every other op counts as one
+operation per element of its results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.model.ops.rule import Shape
 Shapes = Sequence[Shape]
 
 PREFIX = "aten."
-# Ops whose result lies in the storage of their first tensor. `_unsafe_view` is the view of what nobody else has.
+# Ops whose result shares the storage of their first tensor. `_unsafe_view` views a tensor that nothing else uses.
 VIEWS = frozenset(
     f"{PREFIX}{name}"
     for name in (
@@ -36,12 +36,12 @@ VIEWS = frozenset(
 
 
 def is_torch_call(op: str) -> bool:
-    """Whether an op of a graph is one of torch's."""
+    """Whether an op of a graph is a torch op."""
     return op.startswith(PREFIX)
 
 
 def is_torch_view(op: str) -> bool:
-    """Whether the result of an op of torch is a view."""
+    """Whether a torch op returns a view."""
     return op.rpartition(".")[0] in VIEWS
 
 
@@ -55,7 +55,7 @@ def _bmm(tensors: Shapes) -> Shape:
     return batch, m, n, k
 
 
-# By the name of an op: (m, n, k) of a product, behind their number where there are several.
+# (m, n, k) of the product that an op computes, preceded by the batch size if it is batched.
 PRODUCTS: dict[str, Callable[[Shapes], Shape]] = {
     "aten.mm.default": _mm,
     "aten.addmm.default": _mm,
@@ -66,28 +66,28 @@ CONVOLUTION, CONVOLUTION_BACKWARD = "aten.convolution.default", "aten.convolutio
 
 
 def torch_kernel_class(op: str) -> str:
-    """The kernel class of an op of torch: of products, and of what moves data."""
+    """The kernel class of a torch op: that of products, or `add`."""
     if op in PRODUCTS:
         return "grouped_gemm" if PRODUCTS[op] is _bmm else "gemm"
     return "add"
 
 
 def torch_flops(op: str, reads: Shapes, gives: Shapes) -> int:
-    """FLOPs of a call, by the shapes of its tensors and of its results."""
+    """FLOPs of a call, from the shapes of its tensor arguments and of its results."""
     if op in PRODUCTS:
         return 2 * prod(PRODUCTS[op](reads))
     if op == CONVOLUTION:
         return _convolved(gives[0], reads[1])
-    if op == CONVOLUTION_BACKWARD:  # of d_y, x and the weight: a product like the forward's for each of their gradients
+    if op == CONVOLUTION_BACKWARD:  # reads d_y, x and the weight: one product each for the gradients of x and w
         return 2 * _convolved(reads[0], reads[2])
     return 0 if is_torch_view(op) else sum(map(prod, gives))
 
 
 def _convolved(y: Shape, w: Shape) -> int:
-    """FLOPs of a convolution: each element of y is a sum over the channels and places of w, without the output's."""
+    """FLOPs of a convolution: each element of y is a sum over the input channels and kernel positions of w."""
     return 2 * prod(y) * prod(w[1:])
 
 
 def torch_kernel(op: str, reads: Shapes) -> Shape | None:
-    """The extents that the rate of a product depends on; None of any other op."""
+    """The extents that the rate of a product depends on, or None for any other op."""
     return PRODUCTS[op](reads) if op in PRODUCTS else None

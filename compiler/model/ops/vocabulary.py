@@ -1,7 +1,7 @@
-"""The two ends of the model: embedding and cross entropy. An embedding touches the rows of its tokens only.
+"""The two ends of the model: embedding and cross entropy. An embedding touches only the rows of its tokens.
 
-Where tensor ranks divide the vocabulary, each has the logits of a part of it. What a part gives of each row, the
-logarithm of its sum of exponentials and the logit of the target, is put beside that of others: `place_parts`.
+With vocabulary parallelism each tensor rank has the logits of one shard. Per row, a shard gives its log-sum-exp and the
+logit of the target; `place_parts` puts these next to those of the other ranks.
 """
 
 from __future__ import annotations
@@ -109,10 +109,9 @@ CROSS_ENTROPY_OF_PARTS = Rule(
 )
 
 
-# --- The clipped policy loss of sampled tokens, which stands in the place of the cross entropy where a run is trained
-# by rewards (arXiv 2402.03300)
+# --- The clipped policy loss of sampled tokens (arXiv 2402.03300), which replaces the cross entropy in GRPO runs
 #
-# Its logits are priced as those of a cross entropy are; all else is a few numbers a token.
+# Its cost is that of a cross entropy over the logits; everything else is a few numbers per token.
 
 
 def _infer(
@@ -128,14 +127,14 @@ def _infer(
     corrected: bool,
 ) -> tuple[Tensor, ...]:
     dtype = statistics_dtype(logits_TV.dtype)
-    each_T = Tensor(targets_T.shape, dtype)
+    per_token_T = Tensor(targets_T.shape, dtype)
     assert logits_TV.shape[:1] == targets_T.shape, (logits_TV, targets_T)
-    assert old_T == advantage_T == weight_T == each_T, (old_T, advantage_T, weight_T)
-    assert reference_T in (None, each_T) and (reference_T is None) == (kl == 0), (reference_T, kl)
-    return Tensor((), dtype), each_T, each_T
+    assert old_T == advantage_T == weight_T == per_token_T, (old_T, advantage_T, weight_T)
+    assert reference_T in (None, per_token_T) and (reference_T is None) == (kl == 0), (reference_T, kl)
+    return Tensor((), dtype), per_token_T, per_token_T
 
 
-_TOLD = ("old", "advantage", "weight", "reference", "low", "high", "kl", "corrected")
+_POLICY_ARGUMENTS = ("old", "advantage", "weight", "reference", "low", "high", "kl", "corrected")
 
 
 RULES = {
@@ -145,7 +144,7 @@ RULES = {
     "cross_entropy_part": CROSS_ENTROPY_PART,
     "place_parts": PLACE_PARTS,
     "policy_loss": Rule(
-        args=("logits", "targets", *_TOLD),
+        args=("logits", "targets", *_POLICY_ARGUMENTS),
         outputs=("loss", "logp", "lse"),
         hidden=1,
         differentiable=("loss",),
@@ -154,7 +153,7 @@ RULES = {
         flops=elementwise("logits", 4),
         dgrad=Gradient(
             "policy_loss_dgrad",
-            reads=("d_loss", "logits", "targets", *_TOLD, "lse"),
+            reads=("d_loss", "logits", "targets", *_POLICY_ARGUMENTS, "lse"),
             gives=("logits",),
             flops=elementwise("logits", 4),
         ),

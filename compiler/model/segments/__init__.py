@@ -1,1 +1,1 @@
-"""Joint graphs: a segment with its backward, split into F, I and W, and printed as plain Python."""
+"""Joint graphs: a segment and its backward in one graph, split into F, I and W, and printed as plain Python."""

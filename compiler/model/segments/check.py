@@ -1,5 +1,5 @@
-"""What is compared before an emitted segment is handed out: its base graph with a trace of torch, and its text with its
-graph. No torch."""
+"""Checks before a segment is emitted: its base graph must equal a torch trace, and its text must equal its graph. No
+torch."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from compiler.model.segments.split import CutFunctions
 
 
 def base_graph(traced: Joint, interpreted: Joint) -> None:
-    """The base graph of the op rules is the one that torch traced, up to the order of independent nodes.
+    """Assert that the op rules give the graph that torch traced, up to the order of independent nodes.
 
-    Both take their names from `joint.Draft`. So they are equal if they have the same nodes (op, arguments, results),
-    the same shape and dtype of every value, and the same values as outputs and gradients.
+    Both take their names from `joint.Draft`, so they are equal if they have the same nodes (op, arguments, results),
+    the same shape and dtype for every value, and the same values as outputs and gradients.
     """
     kind = interpreted.segment.kind
     torch_has = {node.outputs: node for node in traced.needed}
     rules_have = {node.outputs: node for node in interpreted.needed}
     for outputs in (*rules_have, *torch_has):
         rule, torch = rules_have.get(outputs), torch_has.get(outputs)
-        assert rule == torch, f"segment {kind}: the op rules have {_said(rule)}, and torch traced {_said(torch)}"
+        assert rule == torch, f"segment {kind}: the op rules give {_shown(rule)}, torch traced {_shown(torch)}"
         for name in (*rules_have[outputs].reads, *outputs):
-            one, other = interpreted.tensors[name], traced.tensors[name]
-            assert one == other, (
-                f"segment {kind}: at {_said(rule)} the op rules have {name} as {_tensor(one)}, and torch traced it as "
-                f"{_tensor(other)}"
+            by_rules, by_torch = interpreted.tensors[name], traced.tensors[name]
+            assert by_rules == by_torch, (
+                f"segment {kind}: at {_shown(rule)}, {name} is {_tensor(by_rules)} by the op rules, and "
+                f"{_tensor(by_torch)} in the torch trace"
             )
     for role in ("outputs", "gradients", "weights"):
-        for (name, one), (_, other) in zip(getattr(interpreted, role), getattr(traced, role), strict=True):
-            assert one == other, (
-                f"segment {kind}: {name} of {role} is {one} by the op rules, and {other} as torch traced"
+        for (name, by_rules), (_, by_torch) in zip(getattr(interpreted, role), getattr(traced, role), strict=True):
+            assert by_rules == by_torch, (
+                f"segment {kind}: {role}: {name} is {by_rules} by the op rules, and {by_torch} in the torch trace"
             )
 
 
-def _said(node: OpNode | None) -> str:
+def _shown(node: OpNode | None) -> str:
     if node is None:
         return "no such node"
     return f"`{', '.join(node.outputs)} = {node.op}({', '.join(map(str, node.args))})`"
@@ -49,16 +49,16 @@ def _tensor(tensor: Tensor) -> str:
 
 
 def text(source: str, joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> None:
-    """The text, parsed, is the graph: each function has the same nodes in the same order, arguments and results, and
-    calls the kernels of their sizes.
+    """Assert that the text parses to the graph: each function has the same nodes in the same order, with the same
+    arguments and results, and calls the kernels for their sizes.
     """
     body = ast.parse(source).body
     functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}
     assert list(functions) == ["F", "I", "W"]
-    bindings = {ast.unparse(s) for s in body if isinstance(s, ast.Assign)} - {ATEN}
+    bindings = {ast.unparse(node) for node in body if isinstance(node, ast.Assign)} - {ATEN}
     table = aliases(parts, kernel_of)
     assert bindings == {f"{a.name} = on_cuda(__file__, {a.file!r}, {a.op})" for a in table.values()}, bindings
-    meant = {alias.name: (alias.op, alias.file) for alias in table.values()}
+    ops_and_files = {alias.name: (alias.op, alias.file) for alias in table.values()}
     for name, nodes in parts.functions.items():
         function, signature = functions[name], getattr(parts.cut, name)
         statements = [s for s in function.body if not _is_docstring(s)]
@@ -67,13 +67,13 @@ def text(source: str, joint: Joint, parts: CutFunctions, kernel_of: KernelOf) ->
         if statements and isinstance(statements[-1], ast.Return):
             returned = _names(statements.pop().value)  # type: ignore[attr-defined]
         assert returned == returned_values(joint, parts, name), name
-        said = device_of(signature, nodes)
-        assert tuple(ast.unparse(each) for each in statements[: len(said)]) == said, name
-        written = [_node(statement) for statement in statements[len(said) :]]
-        read = tuple(replace(node, op=meant.get(node.op, (node.op, None))[0]) for node in written)
-        assert read == nodes, f"{name} was not printed as it is in the graph"
-        files = [meant.get(node.op, (node.op, None))[1] for node in written]
-        assert files == [kernel_of(node) for node in nodes], f"{name} calls a kernel of other sizes"
+        device = device_of(signature, nodes)
+        assert tuple(ast.unparse(statement) for statement in statements[: len(device)]) == device, name
+        printed = [_node(statement) for statement in statements[len(device) :]]
+        parsed = tuple(replace(node, op=ops_and_files.get(node.op, (node.op, None))[0]) for node in printed)
+        assert parsed == nodes, f"the text of {name} differs from its graph"
+        files = [ops_and_files.get(node.op, (node.op, None))[1] for node in printed]
+        assert files == [kernel_of(node) for node in nodes], f"{name} calls a kernel for other sizes"
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
@@ -87,7 +87,7 @@ def _names(expression: ast.expr) -> tuple[str, ...]:
 
 
 def _node(statement: ast.stmt) -> OpNode:
-    """The node a printed statement is."""
+    """Parse a printed statement back into its node."""
     outputs: tuple[str, ...] = ()
     if isinstance(statement, ast.Assign):
         outputs = _names(statement.targets[0])

@@ -1,4 +1,4 @@
-"""An fx graph of a traced segment becomes a plain joint graph."""
+"""Converts the fx graph of a traced segment into a joint graph."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from compiler.model.segments.torch_calls import call_of
 
 aten = torch.ops.aten
 
-SAME = (aten.detach.default, aten.alias.default)  # nodes that are their argument
-PARTS = (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int)  # nodes whose items are views
+SAME = (aten.detach.default, aten.alias.default)  # ops that return their argument
+PARTS = (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int)  # ops that return several views
 
 
 @dataclass(frozen=True, slots=True)
 class ResultLabel:
-    """What an element of the traced function's result is: an output, the gradient of an input or of a weight, by name;
-    or a value in between or its gradient, by (op, occurrence, output index)."""
+    """Identifies one result of the traced function. By `name`: an output, or the gradient of an input or of a weight.
+    By `key` (op, occurrence, output index): an intermediate value or its gradient."""
 
     role: str
     name: str = ""
@@ -33,11 +33,11 @@ class ResultLabel:
 
 
 def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labels: Sequence[ResultLabel]) -> Joint:
-    """`arguments`: name of each placeholder; `labels`: one for each result."""
+    """Convert an fx graph. `arguments`: the name of each placeholder; `labels`: one per result."""
     *body, output = graph.nodes
     results = [None if node is None else same(node) for node in output.args[0]]
-    found = dict(zip(labels, results, strict=True))
-    roots = [node for label, node in found.items() if label.role in ("output", "gradient", "weight") and node]
+    nodes = dict(zip(labels, results, strict=True))
+    roots = [node for label, node in nodes.items() if label.role in ("output", "gradient", "weight") and node]
     conversion = Conversion(needed(roots), Draft(segment))
     for name, node in zip(arguments, (n for n in body if n.op == "placeholder"), strict=True):
         conversion.argument(name, node)
@@ -45,7 +45,7 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
         if node in conversion.live and node.op == "call_function":
             conversion.add(node)
     draft = conversion.draft
-    for label, node in found.items():
+    for label, node in nodes.items():
         if label.role == "between" and node in conversion.values:
             draft.names |= conversion.forward_names(node, label.key)
         if label.role == "between gradient" and node in conversion.values:
@@ -54,9 +54,9 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
             draft.totals[names[index]] = conversion.values[node]
 
     def chosen(role: str) -> list[tuple[str, str]]:
-        missing = [label.name for label, node in found.items() if label.role == role and node is None]
+        missing = [label.name for label, node in nodes.items() if label.role == role and node is None]
         assert not missing, f"no {role} of {missing} in {segment.kind}"
-        return [(label.name, conversion.values[node]) for label, node in found.items() if label.role == role and node]
+        return [(label.name, conversion.values[node]) for label, node in nodes.items() if label.role == role and node]
 
     draft.outputs = [value for _, value in chosen("output")]
     draft.gradients, draft.weights = chosen("gradient"), chosen("weight")
@@ -64,14 +64,14 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
 
 
 def same(node: fx.Node) -> fx.Node:
-    """The node whose tensor this is."""
+    """The node that produces this node's tensor, behind ops that return their argument."""
     while node.target in SAME:
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
 def needed(roots: Sequence[fx.Node]) -> set[fx.Node]:
-    """Every node the roots need."""
+    """The roots and all their ancestors."""
     seen: set[fx.Node] = set()
     todo = list(roots)
     while todo:
@@ -84,7 +84,7 @@ def needed(roots: Sequence[fx.Node]) -> set[fx.Node]:
 
 @dataclass
 class Conversion:
-    """The joint nodes so far. Values that are no arguments have provisional names beginning with %."""
+    """The joint nodes converted so far. Values other than arguments have provisional names that begin with %."""
 
     live: set[fx.Node]
     draft: Draft
@@ -95,7 +95,7 @@ class Conversion:
         self.draft.tensors[name] = abstract(node.meta["val"])
 
     def add(self, node: fx.Node) -> None:
-        """Converts one call, unless an op with several outputs converts with its items."""
+        """Convert one call. An op that returns several views is converted with its items instead."""
         target = node.target
         if target in SAME:
             self.values[node] = self.values[same(node)]
@@ -112,13 +112,13 @@ class Conversion:
         else:
             assert isinstance(target, torch._ops.OpOverload), node.format_node()
             if target.namespace == "dsc":
-                assert node.kwargs.keys() <= {"like"}, node.format_node()  # shapes of gradients alone
+                assert node.kwargs.keys() <= {"like"}, node.format_node()  # gives only the shapes of gradients
                 self._emit(node, target._opname, node.args)
             else:
                 self._emit_call(node, *call_of(node))
 
     def forward_names(self, node: fx.Node, key: tuple[str, int, int]) -> dict[str, str]:
-        """Final names of the outputs, hidden ones included, of the op that made `node` as its `index`-th."""
+        """Final names of all outputs, hidden ones included, of the op that made `node` as its `index`-th output."""
         op, occurrence, index = key
         value = self.values[node]
         if op == MODULE:
@@ -133,7 +133,7 @@ class Conversion:
         self.draft.nodes.append(OpNode(op, tuple(self._argument(arg) for arg in args), self._results(node)))
 
     def _results(self, node: fx.Node) -> tuple[str, ...]:
-        """The provisional names of what a call returns; a gradient that is not asked for is an empty tensor."""
+        """The provisional names of the results of a call. A gradient that is not needed is an empty tensor."""
         meta = node.meta["val"]
         many = isinstance(meta, tuple | list)
         outputs = tuple(f"%{node.name}.{index}" for index in range(len(meta))) if many else (f"%{node.name}",)
@@ -159,8 +159,8 @@ class Conversion:
         self._part(node, x, dim, sum(widths[:index]), sum(widths[: index + 1]))
 
     def _slice(self, node: fx.Node) -> None:
-        given: tuple[Any, ...] = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
-        x, dim, low, high, step = given
+        args: tuple[Any, ...] = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+        x, dim, low, high, step = args
         assert isinstance(x, fx.Node) and isinstance(dim, int) and isinstance(step, int), node.format_node()
         extent = x.meta["val"].shape[dim]
         low, high, _ = slice(low, high).indices(extent)
@@ -170,7 +170,7 @@ class Conversion:
             self._emit_call(node, "aten.slice.Tensor", TorchCall((TENSOR, dim, low, high, step)), [x])
 
     def _part(self, node: fx.Node, x: fx.Node, dim: int, low: int, high: int) -> None:
-        """The elements `low` to `high` of `x` along a dimension: of a matrix, columns."""
+        """Emit the elements `low` to `high` of `x` along a dimension; for columns of a matrix, as `columns`."""
         rank = x.meta["val"].dim()
         if rank == 2 and dim in (1, -1):
             self._columns(node, x, low, high)
@@ -178,7 +178,7 @@ class Conversion:
             self._emit_call(node, "aten.slice.Tensor", TorchCall((TENSOR, dim, low, high)), [x])
 
     def _emit_call(self, node: fx.Node, op: str, call: TorchCall, tensors: Sequence[fx.Node]) -> None:
-        reads = tuple(self.values[same(each)] for each in tensors)
+        reads = tuple(self.values[same(tensor)] for tensor in tensors)
         self.draft.nodes.append(OpNode(op, reads, self._results(node), call))
 
     def _columns(self, node: fx.Node, x: fx.Node, low: int, high: int) -> None:
@@ -196,19 +196,19 @@ class Conversion:
 
 def _are_alike(node: fx.Node) -> bool:
     """Whether a call adds two tensors of one shape and dtype."""
-    both = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)]
-    alike = len(both) == 2 and both[0].shape == both[1].shape and both[0].dtype == both[1].dtype
+    args = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)]
+    alike = len(args) == 2 and args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
     return alike and not node.kwargs
 
 
 def _are_columns(node: fx.Node) -> bool:
-    """Whether a call joins the columns of two matrices."""
+    """Whether a call concatenates the columns of two matrices."""
     parts, dim = (*node.args, 0)[:2]
     return len(parts) == 2 and parts[0].meta["val"].dim() == 2 and dim in (1, -1)  # type: ignore[arg-type,union-attr,index]
 
 
 def abstract(tensor: torch.Tensor) -> Tensor:
-    """Shape and dtype of a fake tensor; what is not static is R."""
+    """Shape and dtype of a fake tensor, with R for a dynamic extent."""
     shape = tuple(extent if isinstance(extent, int) else "R" for extent in tensor.shape)
     assert "R" not in shape[1:], shape
     return Tensor(shape, str(tensor.dtype).removeprefix("torch."))

@@ -1,12 +1,11 @@
-"""Fusion: neighbouring nodes of a joint graph that one kernel does, as passes. No torch.
+"""Fusion passes: replace neighbouring nodes of a joint graph that one kernel computes by one node. No torch.
 
-A pass is a rewrite: nodes to find, and what stands for them. A fused op is by definition what it stands for, rounding
-where that rounds, so a pass that is turned off (`unfused`, in a run) leaves the numbers as they are. Values that only
-the found nodes read are gone: they never reach memory. What that saves is counted in
-`compiler.model.segments.node_costs`.
+A pass is a rewrite: a pattern of nodes to find, and the nodes that replace them. A fused op computes exactly what it
+replaces and rounds where that rounds, so turning a pass off (`unfused` in a run) changes no result. Values that only
+matched nodes read disappear: they never reach memory. `compiler.model.segments.node_costs` counts the bytes saved.
 
-Each pass says how often it must match in a segment, from the segment alone, and is held to it: a pattern that no longer
-matches would cost speed in silence.
+Each pass states, from the segment alone, how often it must match, and `fused` asserts it: a pattern that silently
+stopped matching would cost speed.
 """
 
 from __future__ import annotations
@@ -24,60 +23,62 @@ COMMUTATIVE = ("add",)
 
 
 def fused(joint: Joint) -> Joint:
-    """The joint graph with what its segment fuses as single nodes."""
+    """Apply the passes that the segment names in `fused`."""
     for name in joint.segment.fused:
-        for each in PASSES[name]:
-            if not each.applies(joint.segment):
+        for rewrite in PASSES[name]:
+            if not rewrite.applies(joint.segment):
                 continue
-            joint, count = _rewritten(joint, each)
-            expected = each.matches(joint.segment)
+            joint, count = _rewritten(joint, rewrite)
+            expected = rewrite.matches(joint.segment)
             assert expected is None or count == expected, (
                 f"{name}: {count} matches in {joint.segment.kind}, not {int(expected)}"
             )
     return joint
 
 
-def _behind(result: OpNode, found: Sequence[OpNode]) -> tuple[OpNode, ...]:
-    """The found nodes, in order, without which the outputs of `result` are not there."""
+def _behind(result: OpNode, matched: Sequence[OpNode]) -> tuple[OpNode, ...]:
+    """The matched nodes, in order, that the outputs of `result` depend on."""
     needed: list[OpNode] = []
     todo = list(result.outputs)
     while todo:
         value = todo.pop()
-        for node in found:
+        for node in matched:
             if value in node.outputs and node not in needed and value not in result.args:
                 needed.append(node)
                 todo += node.reads
-    return tuple(node for node in found if node in needed)
+    return tuple(node for node in matched if node in needed)
 
 
 # ---------------------------------------------------------------- rewriting
 
 
-def _rewritten(joint: Joint, each: Pass) -> tuple[Joint, int]:
-    """All matches rewritten, and how many there were."""
+def _rewritten(joint: Joint, rewrite: Pass) -> tuple[Joint, int]:
+    """Rewrite all matches. Returns the graph and the number of matches."""
     count = 0
-    while bound := next(_matches(joint, each), None):
-        joint, count = _applied(joint, each.find, each.make, bound), count + 1
+    while bound := next(_matches(joint, rewrite), None):
+        joint, count = _applied(joint, rewrite.find, rewrite.make, bound), count + 1
     return joint, count
 
 
-def _matches(joint: Joint, each: Pass) -> Iterator[dict[str, str | Constant]]:
-    """Ways to find a pass in a graph, of whose values nobody else reads those that would be gone."""
+def _matches(joint: Joint, rewrite: Pass) -> Iterator[dict[str, str | Constant]]:
+    """Matches of a pass in a graph for which no other node reads a value that would disappear."""
     where = _phases(joint)
-    given = {value for node in each.make for value in node.outputs}
-    gone = {value for node in each.find for value in node.outputs} - given
-    kept = {value for _, value in (*joint.outputs, *joint.gradients, *joint.weights)}
-    for bound, found in _bindings(joint.nodes, each.find, {}, ()):
+    produced = {value for node in rewrite.make for value in node.outputs}
+    gone = {value for node in rewrite.find for value in node.outputs} - produced
+    results = {value for _, value in (*joint.outputs, *joint.gradients, *joint.weights)}
+    for bound, matched in _bindings(joint.nodes, rewrite.find, {}, ()):
         lost = {bound[name] for name in gone}
-        read = {value for node in joint.nodes if node not in found for value in node.reads}
-        of = [[found[each.find.index(part)] for part in _behind(node, each.find)] for node in each.make]
-        apart = any(len({where.get(node) for node in parts}) > 1 or between(joint, parts) for parts in of)
-        if not lost & (read | kept) and (each.anew or not apart):
+        read = {value for node in joint.nodes if node not in matched for value in node.reads}
+        replaced = [
+            [matched[rewrite.find.index(part)] for part in _behind(node, rewrite.find)] for node in rewrite.make
+        ]
+        apart = any(len({where.get(node) for node in parts}) > 1 or between(joint, parts) for parts in replaced)
+        if not lost & (read | results) and (rewrite.anew or not apart):
             yield bound
 
 
 def between(joint: Joint, parts: Sequence[OpNode]) -> bool:
-    """Whether some of the nodes need what other nodes make of their results: then they are not one call."""
+    """Whether one of the nodes depends on another through a node outside `parts`, so that they cannot be one call."""
     results = {value for node in parts for value in node.outputs}
     after: set[str] = set()
     for node in joint.nodes:  # in order
@@ -87,31 +88,31 @@ def between(joint: Joint, parts: Sequence[OpNode]) -> bool:
 
 
 def _bindings(
-    nodes: tuple[OpNode, ...], find: tuple[OpNode, ...], bound: dict[str, str | Constant], found: tuple[OpNode, ...]
+    nodes: tuple[OpNode, ...], find: tuple[OpNode, ...], bound: dict[str, str | Constant], matched: tuple[OpNode, ...]
 ) -> Iterator[tuple[dict[str, str | Constant], tuple[OpNode, ...]]]:
     if not find:
-        yield bound, found
+        yield bound, matched
         return
     first, *rest = find
     for node in nodes:
-        if node.op == first.op and node not in found:
+        if node.op == first.op and node not in matched:
             for args in permutations(node.args) if node.op in COMMUTATIVE else (node.args,):
                 more = _bound(bound, (*first.args, *first.outputs), (*args, *node.outputs))
                 if more is not None:
-                    yield from _bindings(nodes, tuple(rest), more, (*found, node))
+                    yield from _bindings(nodes, tuple(rest), more, (*matched, node))
 
 
 def _bound(
     bound: Bound, names: Sequence[str | Constant], values: Sequence[str | Constant]
 ) -> dict[str, str | Constant] | None:
-    """`bound` with each name as its value, or None where a name would have two."""
-    more = dict(bound)
+    """`bound` with these names bound to these values, or None if a name would have two values."""
+    extended = dict(bound)
     for name, value in zip(names, values, strict=True):
         assert isinstance(name, str), "patterns are made of names"
-        if name in more and (more[name] != value or isinstance(more[name], str) != isinstance(value, str)):
+        if name in extended and (extended[name] != value or isinstance(extended[name], str) != isinstance(value, str)):
             return None
-        more[name] = value
-    return more
+        extended[name] = value
+    return extended
 
 
 def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], bound: Bound) -> Joint:
@@ -119,18 +120,18 @@ def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], b
         args = tuple(bound[arg] if isinstance(arg, str) else arg for arg in node.args)
         return OpNode(node.op, args, tuple(str(bound[value]) for value in node.outputs))
 
-    found, fused = ([actual(node) for node in nodes] for nodes in (find, make))
-    results = {value for node in found for value in node.outputs}
+    matched, fused = ([actual(node) for node in nodes] for nodes in (find, make))
+    results = {value for node in matched for value in node.outputs}
     others = [node for node in joint.nodes if not results & set(node.outputs)]
     parts_of = dict(joint.parts)
     parts = tuple(
-        (node, tuple(each for part in _behind(pattern, find) for each in parts_of.get(actual(part), (actual(part),))))
+        (node, tuple(op for part in _behind(pattern, find) for op in parts_of.get(actual(part), (actual(part),))))
         for node, pattern in zip(fused, make, strict=True)
     )
-    left = tuple(row for row in joint.parts if row[0] not in found)
+    unmatched = tuple(row for row in joint.parts if row[0] not in matched)
     lost = results - {value for node in fused for value in node.outputs}
     again = tuple(value for value in joint.again if value not in lost)
-    after = replace(joint, nodes=_in_order([*others, *fused], joint), parts=(*left, *parts), again=again)
+    after = replace(joint, nodes=_in_order([*others, *fused], joint), parts=(*unmatched, *parts), again=again)
     before, now = _phases(joint), _phases(after)
     assert all(now[node] == before[node] for node in others if node in before), "a fusion moves no other node"
     return after
@@ -141,7 +142,7 @@ def _phases(joint: Joint) -> dict[OpNode, str]:
 
 
 def _in_order(nodes: Sequence[OpNode], joint: Joint) -> tuple[OpNode, ...]:
-    """Every node behind those whose results it reads, else in the order in which the graph had its last result."""
+    """Sort topologically, and otherwise by where the graph had each node's last result."""
     place = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     waiting = sorted(nodes, key=lambda node: max(place[value] for value in node.outputs))
     results = {value for node in waiting for value in node.outputs}

@@ -1,10 +1,10 @@
 """The shape interpreter: the joint graph and the cut of a segment, from the op rules alone. No torch.
 
-A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd would find it: ops in
-reverse, each handing gradients to its arguments, a second gradient of a value added to the first when it arrives. This
-is the base graph; a trace of torch must equal it before a segment is emitted (`compiler.model.segments.check`). The
-passes rewrite it: recompute, storage and fusion, in this order. What they leave is priced; it is unpacked, and so
-planned and printed.
+A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd derives it: ops in
+reverse order, each passing gradients to its arguments; a second gradient of a value is added to the first when it
+arrives. The result is the base graph. A torch trace must equal it before a segment is emitted
+(`compiler.model.segments.check`). Passes rewrite it: recompute, storage and fusion, in this order. Costs are those of
+the rewritten graph; plans and emitted code use it unpacked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compiler.model.segments.unpack import quantised, unpacked
 
 
 def cut(segment: ir.Segment) -> ir.Cut:
-    """What F saves for I and W, what I defers to W, and what each costs."""
+    """Cut a segment: what F saves for I and W, what I defers to W, and what each function costs."""
     joint = interpret(segment)
     flat = unpacked(joint)
     parts = split(flat)
@@ -41,7 +41,7 @@ def cut(segment: ir.Segment) -> ir.Cut:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicValue:
-    """A tensor without numbers, as a layer sees it."""
+    """A tensor without data, as a layer sees it: its name, shape and dtype."""
 
     name: str
     tensor: Tensor
@@ -54,19 +54,19 @@ class SymbolicValue:
 
 @dataclass(frozen=True)
 class OpCall:
-    """An op a layer called."""
+    """A call of an op by a layer."""
 
     op: str
     args: tuple[SymbolicValue | Constant, ...]
-    outputs: tuple[SymbolicValue, ...]  # with the hidden ones
+    outputs: tuple[SymbolicValue, ...]  # hidden ones included
 
     @property
     def rule(self) -> Rule:
         return RULES[self.op]
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The names of its arguments: all of the rule, but for optional ones that are left out."""
+    def arg_names(self) -> tuple[str, ...]:
+        """The names of its arguments: those of the rule, without optional ones that the call leaves out."""
         return self.rule.args[: len(self.args)]
 
     def argument(self, name: str) -> SymbolicValue | Constant:
@@ -78,7 +78,7 @@ class OpCall:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """A traced module that a layer called on `x` and its parameters."""
+    """A call of a traced module by a layer, on `x` and the module's parameters."""
 
     module: Module
     args: tuple[SymbolicValue, ...]
@@ -86,13 +86,13 @@ class ModuleCall:
 
     @property
     def named(self) -> dict[str, str]:
-        """The values of the graph by the names that its module has for what it is given and for what it returns."""
+        """The values of the graph by the module's names for its inputs and its output."""
         names = dict(zip((INPUT, *self.module.locals), (arg.name for arg in self.args), strict=True))
         return names | {self.module.y: self.outputs[0].name}
 
 
 class ShapeOps:
-    """The op table on shapes. Keeps the calls, in order."""
+    """The op table on shapes. Records the calls, in order."""
 
     def __init__(self) -> None:
         self.calls: list[OpCall | ModuleCall] = []
@@ -111,11 +111,11 @@ class ShapeOps:
     def _call(self, op: str, args: tuple[SymbolicValue | Constant, ...]) -> Any:
         rule = RULES[op]
         assert 0 <= len(rule.args) - len(args) <= len(rule.optional), f"{op} takes {rule.args}"
-        given = [arg.tensor if isinstance(arg, SymbolicValue) else arg for arg in args]
+        abstract = [arg.tensor if isinstance(arg, SymbolicValue) else arg for arg in args]
         try:
-            tensors = rule.infer(*given)
+            tensors = rule.infer(*abstract)
         except AssertionError as error:
-            raise AssertionError(f"op {op} does not take {', '.join(map(str, given))}") from error
+            raise AssertionError(f"op {op} does not take {', '.join(map(str, abstract))}") from error
         requires_grad = any(isinstance(arg, SymbolicValue) and arg.requires_grad for arg in args)
         names = rule.value_names(op, sum(isinstance(call, OpCall) and call.op == op for call in self.calls))
         outputs = tuple(
@@ -131,11 +131,11 @@ class ShapeOps:
 
 
 class _Backward:
-    """The nodes and gradients found so far. What is made here has a provisional name: `%` and a number."""
+    """The nodes and gradients so far. Values made here have provisional names: `%` and a number."""
 
     def __init__(self, segment: ir.Segment, calls: list[OpCall | ModuleCall]) -> None:
         self.draft = Draft(segment)
-        self.inside: dict[str, dict[str, str]] = {}  # by the output of a module: its values
+        self.module_values: dict[str, dict[str, str]] = {}  # by the output of a module: names in the module → values
         for call in calls:
             if isinstance(call, ModuleCall):
                 self._inline(call, call.module.forward, call.named)
@@ -143,12 +143,12 @@ class _Backward:
                 self.draft.nodes += _forward_nodes(call)
         self.draft.tensors |= {value.name: value.tensor for call in calls for value in call.outputs}
         self.draft.names |= {value.name: value.name for call in calls for value in call.outputs}
-        self.totals: dict[str, str] = {}  # of the gradients that have arrived
+        self.totals: dict[str, str] = {}  # by value: the sum of the gradients that have arrived
 
-    def _inline(self, call: ModuleCall, nodes: Iterable[OpNode], given: Mapping[str, str]) -> None:
-        """Adds nodes of a module. `given`: the values of the graph by the module's names, of those that are there."""
+    def _inline(self, call: ModuleCall, nodes: Iterable[OpNode], existing: Mapping[str, str]) -> None:
+        """Add nodes of a module. `existing`: the values that the graph has already, by the module's names."""
         tensors = {name: Tensor(shape, dtype) for name, shape, dtype in call.module.tensors}
-        names = dict(given)
+        names = dict(existing)
         for node in nodes:
             for value in node.outputs:
                 if value not in names:
@@ -156,14 +156,14 @@ class _Backward:
                     self.draft.tensors[names[value]] = tensors[value]
             args = tuple(names[arg] if isinstance(arg, str) else arg for arg in node.args)
             self.draft.nodes.append(replace(node, args=args, outputs=tuple(names[value] for value in node.outputs)))
-        self.inside[call.outputs[0].name] = names
+        self.module_values[call.outputs[0].name] = names
 
     def through(self, call: ModuleCall) -> None:
-        """Hands the gradient of a module's output on to its input and its parameters."""
+        """Pass the gradient of a module's output to its input and its parameters."""
         output = call.outputs[0]
-        self._inline(call, call.module.backward, self.inside[output.name] | {TANGENT: self.total(output)})
+        self._inline(call, call.module.backward, self.module_values[output.name] | {TANGENT: self.total(output)})
         for value, gradient in zip(call.args, (call.module.d_x, *call.module.weights), strict=True):
-            self.give(value, self.inside[output.name][gradient])
+            self.give(value, self.module_values[output.name][gradient])
 
     def emit(self, op: str, args: tuple[str | Constant, ...], tensors: list[Tensor]) -> list[str]:
         values = [f"%{len(self.draft.tensors) + index}" for index in range(len(tensors))]
@@ -172,31 +172,31 @@ class _Backward:
         return values
 
     def give(self, value: SymbolicValue, gradient: str) -> None:
-        """Adds a gradient to those of a value that are there, as autograd does when it arrives."""
+        """Add a gradient to the sum of a value's gradients, as autograd does when it arrives."""
         if value.name in self.totals:
             (gradient,) = self.emit("add", (self.totals[value.name], gradient), [value.tensor])
         self.totals[value.name] = gradient
 
     def total(self, value: SymbolicValue) -> str:
-        """The gradient of a value, once every reader has given its summand."""
-        found = value.requires_grad and value.name in self.totals
-        assert found, f"segment {self.draft.segment.kind}: {value.name} has no gradient by the op rules"
+        """The gradient of a value, after every reader has added its share."""
+        has_gradient = value.requires_grad and value.name in self.totals
+        assert has_gradient, f"segment {self.draft.segment.kind}: {value.name} has no gradient by the op rules"
         return self.totals[value.name]
 
     def backward(self, call: OpCall) -> None:
-        """Hands the gradients of a call's outputs on to its arguments, in their order, once all of them are made."""
-        found: dict[str, str] = {}
+        """Compute all gradients of a call's arguments, then pass them on in the order of the arguments."""
+        gradients: dict[str, str] = {}
         for gradient in call.rule.gradients:
             wanted = [call.argument(name) for name in gradient.gives]
             values = [value for value in wanted if isinstance(value, SymbolicValue)]
             if any(value.requires_grad for value in values):
-                found |= zip(gradient.gives, self._gradient(call, gradient, values), strict=True)
-        for name, value in zip(call.given, call.args, strict=True):
-            if name in found and isinstance(value, SymbolicValue) and value.requires_grad:
-                self.give(value, found[name])
+                gradients |= zip(gradient.gives, self._gradient(call, gradient, values), strict=True)
+        for name, value in zip(call.arg_names, call.args, strict=True):
+            if name in gradients and isinstance(value, SymbolicValue) and value.requires_grad:
+                self.give(value, gradients[name])
 
     def _gradient(self, call: OpCall, gradient: Gradient, values: list[SymbolicValue]) -> list[str]:
-        left_out = {*call.rule.args} - {*call.given}
+        left_out = {*call.rule.args} - {*call.arg_names}
         args = tuple(self._argument(call, read) for read in gradient.reads if read not in left_out)
         if not gradient.op:
             return [str(args[0])] * len(values)
@@ -205,9 +205,9 @@ class _Backward:
     def _argument(self, call: OpCall, read: str | Extent) -> str | Constant:
         rule = call.rule
         if isinstance(read, Extent):
-            of = call.argument(read.of)
-            assert isinstance(of, SymbolicValue)
-            return of.shape[read.dim]
+            argument = call.argument(read.argument)
+            assert isinstance(argument, SymbolicValue)
+            return argument.shape[read.dim]
         if is_gradient(read) and value_of(read) in rule.outputs:
             return self.total(call.output(value_of(read)))
         value = call.argument(read) if read in rule.args else call.output(read)
@@ -221,7 +221,7 @@ def _forward_nodes(call: OpCall) -> list[OpNode]:
 
 
 def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensors: dict[str, Tensor]) -> list[OpNode]:
-    """One node, or for `split2` the two views it is."""
+    """One node, or two views for `split2`."""
     if op != "split2":
         return [OpNode(op, args, tuple(outputs))]
     x, at = args
@@ -231,17 +231,17 @@ def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensor
 
 
 def interpret(segment: ir.Segment) -> Joint:
-    """The joint graph of a segment as it is priced: the base graph behind all passes but unpacking."""
+    """The joint graph that costs are computed from: the base graph after all passes except unpacking."""
     return rewritten(base_graph(segment))
 
 
 def rewritten(base: Joint) -> Joint:
-    """A base graph with what its backward computes again, with values as they are stored, and with fused ops."""
+    """Apply the recompute, storage and fusion passes to a base graph."""
     return fused(storage.in_storage(recomputed(base)))
 
 
 def base_graph(segment: ir.Segment) -> Joint:
-    """The joint graph of a segment as the op rules have it, before any pass."""
+    """The joint graph of a segment by the op rules, before any pass."""
     params = {p.name: SymbolicValue(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
     inputs = {i.name: SymbolicValue(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
     ops = ShapeOps()

@@ -1,14 +1,18 @@
 """The joint graph of a segment: its forward and its backward in one list of nodes. No torch.
 
-`compiler.model.segments.interpret` makes it from the op rules. `compiler.model.segments.trace` makes it a second time,
-from what autograd records, and the two must be equal before a segment is emitted (`compiler.model.segments.check`).
+`compiler.model.segments.interpret` builds it from the op rules. `compiler.model.segments.trace` builds it again from
+what autograd records. The two must be equal before a segment is emitted (`compiler.model.segments.check`).
 
-Values are named. Parameters, inputs and outputs have the segment's names, the tangent of output `y` is `d_y`. Any other
-value of the forward is named by the op that made it (`linear_2`, `rmsnorm_0_rstd`), its gradient is `d_linear_2`. One
-tensor may be the gradient of several values: of both arguments of a sum and of the sum. It is the tangent if it is the
-gradient of an output; else it is named by the last of these values in the forward, inputs being the first. Gradients of
-parameters and summands of a gradient, which never leave a function, are named by their op (`linear_dgrad_0`). What the
-backward computes a second time has the first value's name with `_again` behind it.
+Names of values:
+
+- parameters, inputs and outputs have the segment's names; the tangent of output `y` is `d_y`;
+- any other value of the forward is named by the op that made it (`linear_2`, `rmsnorm_0_rstd`), its gradient is
+  `d_linear_2`;
+- one tensor may be the gradient of several values, such as both arguments of a sum and the sum. It is the tangent if
+  it is the gradient of an output; else it is named by the last of these values in the forward, where inputs come first;
+- gradients of parameters and summands of a gradient, which never leave a function, are named by their op
+  (`linear_dgrad_0`);
+- a value that the backward recomputes has the first value's name and the suffix `_again`.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from compiler.ir.names import gradient_of
 from compiler.model.ops import Tensor
 
 COLUMNS = "columns"  # columns(x, low, high): the view x[:, low:high]
-ADD_TO = "add_"  # add_(g_w, value): what adds the gradient of a weight that no op of ours ends
-MODULE = "module"  # what a layer calls for a traced module: many nodes (compiler/ir/module.py)
+ADD_TO = "add_"  # add_(g_w, value): accumulates a weight gradient that was not computed by one of our wgrad ops
+MODULE = "module"  # the op by which a layer calls a traced module of many nodes (compiler/ir/module.py)
 
 
 @dataclass(frozen=True)
 class GivenTensors:
-    """The tensors that the functions of a graph are given: of parameters, of inputs, and of gradients of outputs."""
+    """The tensor arguments of the functions of a graph: parameters, inputs, and gradients of outputs."""
 
     params: tuple[str, ...]
     inputs: tuple[str, ...]
@@ -38,8 +42,8 @@ class GivenTensors:
 
 @dataclass(frozen=True)
 class Joint:
-    """`nodes` in an order of execution; `outputs`, `gradients`, `weights`: the value of each output of the segment, of
-    the gradient of each input and of each parameter that has one. `again`: what the backward computes a second time.
+    """`nodes` are in an order of execution. `outputs`, `gradients`, `weights`: (name, value) of each output of the
+    segment, of the gradient of each input, and of the gradient of each parameter.
     """
 
     segment: Segment
@@ -48,39 +52,39 @@ class Joint:
     outputs: tuple[tuple[str, str], ...]
     gradients: tuple[tuple[str, str], ...]
     weights: tuple[tuple[str, str], ...]
-    again: tuple[str, ...] = ()
-    early: tuple[str, ...] = ()  # what F makes though the backward alone reads it
-    parts: tuple[tuple[OpNode, tuple[OpNode, ...]], ...] = ()  # of fused nodes, those that each stands for
-    given: GivenTensors | None = None  # what its functions are given, where that is not what the segment names
-    columns: frozenset[str] = frozenset()  # tensors that lie column by column
+    again: tuple[str, ...] = ()  # values that the backward recomputes
+    early: tuple[str, ...] = ()  # values that F computes although only the backward reads them
+    parts: tuple[tuple[OpNode, tuple[OpNode, ...]], ...] = ()  # fused node → the nodes that it replaces
+    arguments: GivenTensors | None = None  # tensor arguments of its functions; None: those that the segment names
+    columns: frozenset[str] = frozenset()  # column-major tensors
 
     @property
     def params(self) -> tuple[str, ...]:
-        """The tensors of parameters that functions may read."""
-        return self.given.params if self.given else tuple(param.name for param in self.segment.params)
+        """The parameter tensors that functions may read."""
+        return self.arguments.params if self.arguments else tuple(param.name for param in self.segment.params)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The tensors of the segment's inputs."""
-        return self.given.inputs if self.given else tuple(each.name for each in self.segment.inputs)
+        return self.arguments.inputs if self.arguments else tuple(each.name for each in self.segment.inputs)
 
     @property
     def tangents(self) -> tuple[str, ...]:
         """The tensors of the gradients of outputs."""
-        if self.given:
-            return self.given.tangents
+        if self.arguments:
+            return self.arguments.tangents
         return tuple(gradient_of(output.name) for output in self.segment.outputs if output.grad)
 
     @property
     def needed(self) -> tuple[OpNode, ...]:
-        """The nodes, views among them, without which a result of the segment or a gradient is not there."""
+        """The nodes, views included, that a result of the segment or a gradient depends on."""
         todo = {value for _, value in (*self.outputs, *self.gradients, *self.weights)}
-        found = []
+        needed = []
         for node in reversed(self.nodes):
             if todo.intersection(node.outputs):
-                found.append(node)
+                needed.append(node)
                 todo.update(node.reads)
-        return tuple(reversed(found))
+        return tuple(reversed(needed))
 
 
 def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:
@@ -89,10 +93,11 @@ def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:
 
 @dataclass
 class Draft:
-    """A joint graph in the making: what `names` does not name has a provisional name, until `named` gives it one.
+    """A joint graph under construction, with provisional names that `named` replaces.
 
-    `names`: provisional → final names of values of the forward. `totals`: by the name of a value of the forward, in its
-    order, the provisional name of its gradient. `outputs`, `gradients` and `weights` are those of `Joint`, provisional.
+    `names`: provisional → final names of values of the forward. `totals`: the provisional name of the gradient of each
+    value of the forward, in forward order. `outputs`, `gradients` and `weights` are those of `Joint` under provisional
+    names.
     """
 
     segment: Segment
@@ -105,7 +110,7 @@ class Draft:
     weights: list[tuple[str, str]] = field(default_factory=list)
 
     def named(self) -> Joint:
-        """The joint graph under the names that the docstring of this module states."""
+        """The joint graph under the names that this module's docstring states."""
         names = self._names()
 
         def final(value: str) -> str:
@@ -127,7 +132,7 @@ class Draft:
         )
 
     def _names(self) -> dict[str, str]:
-        """The final name of every value that a node makes."""
+        """The final name of every output of a node."""
         names = dict(self.names)
         arguments = {argument.name for argument in arguments_of(self.segment)}
         returned = {output.name for output in self.segment.outputs}
@@ -135,9 +140,9 @@ class Draft:
             if value not in arguments and names.get(value) not in returned:
                 names[value] = output.name
         inner = {value for node in self.nodes for value in node.outputs} - names.keys()
-        for of, value in (*self.gradients, *self.totals.items()):
+        for source, value in (*self.gradients, *self.totals.items()):
             if value in inner:
-                names[value] = gradient_of(of)  # of the last value whose gradient it is
+                names[value] = gradient_of(source)  # the last value whose gradient it is wins
         taken = {*names.values(), *arguments}
         occurrence: Counter[str] = Counter()
         for node in self.nodes:

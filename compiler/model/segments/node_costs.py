@@ -1,7 +1,7 @@
-"""What the nodes of a joint graph cost: FLOPs, and bytes read and written, from the op rules. No torch.
+"""Costs of the nodes of a joint graph: FLOPs, and bytes read and written, from the op rules. No torch.
 
-A fused op costs what it stands for: a CPU calls that, and rates are measured on that, or come from programs that did
-not fuse it. What it saves where one kernel does it, the bytes of `bytes_saved`, is told beside.
+A fused op costs what the ops that it replaces cost: a CPU runs those, and rates are measured on them or come from
+programs that do not fuse them. `bytes_saved` gives the bytes that a fused kernel saves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.model.segments.split import base_of, phases, taken_nodes, view_nod
 
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
-    """FLOPs and bytes of F, I and W. They are affine in R: two values of R give both coefficients."""
+    """FLOPs and bytes of F, I and W. They are affine in R, so the values at R = 0 and R = 1 give both coefficients."""
     ops: dict[str, list[tuple[str, ir.Cost]]] = {phase: [] for phase in "FIW"}
     for phase, _, works in works_of(joint):
         ops[phase] += works
@@ -28,7 +28,8 @@ def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
 
 
 def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cost]]]]:
-    """(function, node, the ops it stands for and what each costs) for each node, in the order of the functions."""
+    """(function, node, [(op, cost)]) for each node, in the order of the functions. The ops of a fused node are those
+    that it replaces."""
     none, one = _SizedNodes(joint, 0), _SizedNodes(joint, 1)
     for index, phase in phases(joint).items():
         works = []
@@ -44,20 +45,20 @@ def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cos
 
 
 def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, OpNode]]:
-    """(function, node) of what functions make where they read it, once each."""
+    """(function, node) of constants, nodes that depend on no tensor: once for each function that reads them."""
     where, apart = phases(joint), taken_nodes(joint)
     constants = apart.keys() - view_nodes(joint).keys()
     for phase in "FIW" if constants else "":
-        nodes = [joint.nodes[index] for index, of in where.items() if of == phase]
+        nodes = [joint.nodes[index] for index, node_phase in where.items() if node_phase == phase]
         yield from ((phase, node) for node in with_taken(nodes, apart) if constants.intersection(node.outputs))
 
 
 def bytes_saved(joint: Joint) -> dict[OpNode, tuple[int, int]]:
-    """Bytes, and bytes per received row, that each fused node moves less than the nodes that it stands for."""
+    """The bytes, and bytes per received row, that each fused node saves over the nodes that it replaces."""
     saved = []
     for rows in (0, 1):
-        at = _SizedNodes(joint, rows)
-        saved.append([sum(at.moved(part) for part in parts) - at.moved(node) for node, parts in joint.parts])
+        sized = _SizedNodes(joint, rows)
+        saved.append([sum(sized.moved(part) for part in parts) - sized.moved(node) for node, parts in joint.parts])
     return {node: (none, one - none) for (node, _), none, one in zip(joint.parts, *saved, strict=True)}
 
 
@@ -93,7 +94,7 @@ class _SizedNodes:
         return _rule(node).flops(_extents(node, self.sized))
 
     def moved(self, node: OpNode) -> int:
-        """Bytes; a fused op moves its own arguments and results alone."""
+        """Bytes read and written. A fused op moves only its own arguments and results."""
         if node.call:
             return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)) + self._added(node)
         if node not in self.parts and (touched := _rule(node).touched):
@@ -103,18 +104,18 @@ class _SizedNodes:
         return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs, *twice))
 
     def _seeks_a_scale(self, node: OpNode) -> bool:
-        """Whether a cast first reads its operand once more: one scale for all of it is that of its largest number."""
+        """Whether a cast reads its operand twice: a per-tensor scale depends on its largest element."""
         dtype = self.tensors[node.outputs[0]].dtype
         return node.op in ("quantise", "quantise_both") and is_packed(dtype) and packed_of(dtype).is_whole
 
     def _added(self, node: OpNode) -> int:
-        """Bytes that adding its results to accumulators of weight gradients moves: both are read, one is written."""
+        """Bytes moved by adding its results to gradient accumulators: both are read, the accumulator is written."""
         added = [self.tensors[name] for name in self.ends if base_of(self.views, name) in node.outputs]
         wide = sum(2 * prod(tensor.shape) * ITEMSIZE[statistics_dtype(tensor.dtype)] for tensor in added)
         return wide + sum(map(self._bytes, added))
 
     def kernel(self, node: OpNode) -> tuple[Shape, str]:
-        """Shape and dtype that its rate depends on."""
+        """The shape and dtype that the node's rate depends on."""
         if node.call:
             product = torch_kernel(node.op, [self.tensors[value].shape for value in node.reads])
             dtype = self.tensors[node.outputs[0]].dtype
@@ -132,20 +133,20 @@ def _rule(node: OpNode) -> Rule | Gradient:
 
 
 def _extents(node: OpNode, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
-    """Shapes by the names that a node's rule has for its arguments and results."""
+    """Shapes and constants by the rule's names for the node's arguments and results."""
     rule = _rule(node)
     reads, gives = (rule.args, rule.outputs) if isinstance(rule, Rule) else (rule.reads, rule.gives)
-    found = SimpleNamespace()
-    reads = reads[: len(node.args)]  # optional ones may be left out
+    extents = SimpleNamespace()
+    reads = reads[: len(node.args)]  # a call may leave out optional ones
     for name, arg in (*zip(reads, node.args, strict=True), *zip(gives, node.outputs, strict=True)):
         if isinstance(name, str):
-            setattr(found, name, tensors[arg].shape if isinstance(arg, str) else arg)
-    return found
+            setattr(extents, name, tensors[arg].shape if isinstance(arg, str) else arg)
+    return extents
 
 
 def _largest(tensors: list[Tensor]) -> tuple[Shape, str]:
-    """(rows, columns) and dtype of the largest tensor that a kernel reads or writes; R counts as more than any number
-    of rows."""
+    """(rows, columns) and dtype of the largest tensor that a kernel reads or writes. R counts as larger than any
+    number."""
     largest = max(tensors, key=lambda tensor: ("R" in tensor.shape, prod(e for e in tensor.shape if e != "R")))
     rows, *columns = largest.shape or (1,)
     return (rows, prod(columns)), largest.dtype

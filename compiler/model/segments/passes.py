@@ -1,7 +1,7 @@
-"""The passes of fusion: what is found, what stands for it, and how often a segment has it. No torch.
+"""The table of fusion passes: each pattern, its replacement, and how often a segment has it. No torch.
 
-A pass belongs to a name that a run can leave apart (`unfused`), but for `logits`, which a run asks for (`recompute`).
-Passes of one name are applied in their order: what needs most nodes first.
+Passes are grouped by names that a run can turn off (`unfused`), except `logits`, which a run turns on (`recompute`).
+Passes of one name are applied in order, larger patterns first.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ from compiler.model.segments.pass_facts import (
 
 @dataclass(frozen=True)
 class Pass:
-    """`find`: nodes whose arguments and outputs are names of the pattern, each one value or constant throughout.
+    """Replaces the nodes `find` by the nodes `make`.
 
-    `make` stands for them; what it does not give nobody else may read. `matches`: how many there are in a segment, or
-    None where that is not said: of values that activations without a kernel make, that no norm is in front of, or of
-    the sums of adapters. What one node stands for is all of one function, F, I or W, unless it computes that `anew`.
-    `applies`: whether a segment has sizes for which there is a kernel; it is left as it is elsewhere.
+    Arguments and outputs of `find` are pattern names; each stands for one value or constant throughout. No other node
+    may read a value that `make` does not return. The nodes that one node replaces belong to one function, F, I or W,
+    unless `anew` is set.
     """
 
     find: tuple[OpNode, ...]
     make: tuple[OpNode, ...]
-    matches: Callable[[Segment], int | None]
-    anew: bool = False
-    applies: Callable[[Segment], bool] = lambda segment: True
+    matches: Callable[[Segment], int | None]  # number of matches in a segment; None if it depends on more than that
+    anew: bool = False  # whether `make` may compute values of another function again
+    applies: Callable[[Segment], bool] = lambda segment: True  # whether there is a kernel for the segment's sizes
 
 
-_HOW = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
+_ROUTING = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
 
 
 def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
-    """SwiGLU, plain or with the arguments of gated rows, and the quantisation around it."""
+    """Passes for SwiGLU and the quantisation around it. `more`: the arguments of a gated one, () for a plain one."""
     gated, whole = bool(more), ("h", *more)
     activation = OpNode(op, whole, ("y",)), OpNode("quantise", ("y",), ("q",))
-    given = ("dh", *(gradient_of(name) for name in more))
+    gradients = ("dh", *(gradient_of(name) for name in more))
     return (
         Pass(
             find=(*activation, OpNode("requantise", ("q",), ("columns",))),
@@ -79,8 +78,8 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
             matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + activated_again(s)),
         ),
         Pass(
-            find=(OpNode(f"{op}_dgrad", ("dy", *whole), given), OpNode("quantise_both", ("dh",), ("q", "columns"))),
-            make=(OpNode(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
+            find=(OpNode(f"{op}_dgrad", ("dy", *whole), gradients), OpNode("quantise_both", ("dh",), ("q", "columns"))),
+            make=(OpNode(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *gradients[1:])),),
             matches=lambda segment: swiglus(segment, gated) and not biased(segment),
         ),
     )
@@ -92,19 +91,20 @@ _LATENT = ("queries", "kv", "k_rope", "sequence", "heads", "nope", "rope", "valu
 
 
 def _latent_gradient(kept: bool, both: bool) -> Pass:
-    """The gradient of latent attention: of what was kept of its result, and with that of keys and values quantised."""
+    """The gradient of latent attention. `kept`: it reads the saved lower-precision output; `both`: it returns the
+    gradient of keys and values quantised by rows and by columns."""
     first = (OpNode("dequantise", ("kept",), ("o",)),) if kept else ()
-    given = ("d_queries", "d_kv", "d_k_rope")
+    gradients = ("d_queries", "d_kv", "d_k_rope")
     last = (OpNode("quantise_both", ("d_kv",), ("q", "columns")),) if both else ()
     tensors, sizes = ("do", *_LATENT[:3]), _LATENT[3:]
     op = f"{'dequantise_' * kept}mla_attention_dgrad{'_quantise_both' * both}"
     return Pass(
-        find=(*first, OpNode("mla_attention_dgrad", (*tensors, "o", "lse", *sizes), given), *last),
+        find=(*first, OpNode("mla_attention_dgrad", (*tensors, "o", "lse", *sizes), gradients), *last),
         make=(
             OpNode(
                 op,
                 (*tensors, "kept" if kept else "o", "lse", *sizes),
-                (given[0], *(("q", "columns") if both else given[1:2]), given[2]),
+                (gradients[0], *(("q", "columns") if both else gradients[1:2]), gradients[2]),
             ),
         ),
         matches=lambda segment: attention_again(segment, kept=True) == kept and (both or not latent_tiles(segment)),
@@ -116,16 +116,16 @@ def _latent_gradient(kept: bool, both: bool) -> Pass:
 
 
 def _parts(segment: Segment) -> str:
-    """What the gradient of a block's norm is a sum of, as the names of ops say it."""
+    """The prefix of the fused op for the sum that the gradient of a block's norm is."""
     if segment.kind == "router":
-        return "permuted_" if "route" in segment.fused else "sum_"  # of rows, and of the router's product
+        return "permuted_" if "route" in segment.fused else "sum_"  # of rows and of the router's product
     several = not {"kv_down", "kv", "beta"}.isdisjoint(param.name for param in segment.params)
-    return "sum_" if several else ""  # of the products that read it
+    return "sum_" if several else ""  # of the several products that read the norm
 
 
 def _remade(segment: Segment) -> str:
-    """How the backward makes a block's norm again for W alone: not where products of I read it again. The product of a
-    router that gives its logits to another segment is not computed again."""
+    """The suffix of the fused op where the backward recomputes a block's norm for W only; "" where it does not, or
+    where products of I read it, too. A router that returns its logits does not recompute their product."""
     products = {param.name for param in segment.params} & {"qkv", "up"}
     outputs = {output.name for output in segment.outputs}
     if "scores" in outputs and scored(segment):
@@ -150,8 +150,8 @@ _NORMS = {"_again_quantise": "rmsnorm_quantise", "_again": "rmsnorm", "": ""}
 
 
 def _norm_gradient(parts: str, remade: str) -> Pass:
-    """The gradient of a norm with the residual's, behind the sum that is the gradient of its result, and beside the
-    norm itself."""
+    """The gradient of a norm plus that of the residual, fused with the sum before it (`parts`) and with the recomputed
+    norm (`remade`)."""
     sums, reads = _SUMS[parts]
     norm = (OpNode(_NORMS[remade], ("x", "w", "eps"), ("y", "rstd")),) if remade else ()
     last = OpNode("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "add"), ("dx",))
@@ -173,21 +173,21 @@ def _norm_gradient(parts: str, remade: str) -> Pass:
 
 
 def _logits(trained: bool, part: bool) -> Pass:
-    """The product of the head and the loss of it, or what a part of the vocabulary gives to that, block by block, with
-    their gradients."""
+    """The product of the head, its loss and their gradients, block by block. `part`: for one shard of the
+    vocabulary."""
     op = "cross_entropy_part" if part else "cross_entropy"
-    found, tangents = (("lse", "picked"), ("dlse", "dpicked")) if part else (("loss", "lse"), ("dloss",))
+    results, tangents = (("lse", "picked"), ("dlse", "dpicked")) if part else (("loss", "lse"), ("dloss",))
     read = (*tangents, "h", "w", "targets", "lse")
     return Pass(
         find=(
             OpNode("linear", ("h", "w"), ("logits",)),
-            OpNode(op, ("logits", "targets"), found),
+            OpNode(op, ("logits", "targets"), results),
             OpNode(f"{op}_dgrad", (*tangents, "logits", "targets", "lse"), ("dlogits",)),
             OpNode("linear_dgrad", ("dlogits", "w"), ("dh",)),
             *((OpNode("linear_wgrad", ("dlogits", "h"), ("dw",)),) if trained else ()),
         ),
         make=(
-            OpNode(f"linear_{op}", ("h", "w", "targets"), found),
+            OpNode(f"linear_{op}", ("h", "w", "targets"), results),
             OpNode(f"linear_{op}_dgrad", read, ("dh",)),
             *((OpNode(f"linear_{op}_wgrad", read, ("dw",)),) if trained else ()),
         ),
@@ -217,18 +217,18 @@ PASSES: dict[str, tuple[Pass, ...]] = {
     "route": (
         Pass(
             find=(
-                OpNode("route", ("logits", "bias", *_HOW), _ROUTED),
+                OpNode("route", ("logits", "bias", *_ROUTING), _ROUTED),
                 OpNode("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
             ),
-            make=(OpNode("route_permute", ("logits", "bias", "x", None, *_HOW), (*_ROUTED, *_PERMUTED)),),
+            make=(OpNode("route_permute", ("logits", "bias", "x", None, *_ROUTING), (*_ROUTED, *_PERMUTED)),),
             matches=lambda segment: scored(segment) and not placed(segment),
         ),
         Pass(
             find=(
-                OpNode("route", ("logits", "bias", *_HOW), _ROUTED),
+                OpNode("route", ("logits", "bias", *_ROUTING), _ROUTED),
                 OpNode("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
             ),
-            make=(OpNode("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
+            make=(OpNode("route_permute", ("logits", "bias", "x", "slots", *_ROUTING), (*_ROUTED, *_PERMUTED)),),
             matches=lambda segment: scored(segment) and placed(segment),
         ),
         Pass(
@@ -312,7 +312,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             make=(OpNode("quantise_requantise", ("x",), ("columns",)),),
             matches=lambda segment: None if is_other(segment) else attention_again(segment, kept=False),
         ),
-        Pass(  # what is kept comes first
+        Pass(  # the saved copy is quantised first
             find=(OpNode("quantise", ("x",), ("kept",)), OpNode("quantise", ("x",), ("q",))),
             make=(OpNode("quantise_kept", ("x",), ("q", "kept")),),
             matches=lambda segment: attention_again(segment, kept=True),
@@ -330,5 +330,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             matches=gets_packed,
         ),
     ),
-    "norm_gradient": tuple(_norm_gradient(*each) for each in product(_SUMS, _NORMS) if any(each)),
+    "norm_gradient": tuple(
+        _norm_gradient(parts, remade) for parts, remade in product(_SUMS, _NORMS) if parts or remade
+    ),
 }

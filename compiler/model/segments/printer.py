@@ -1,4 +1,4 @@
-"""A split joint graph → the text of a Python module with the plain functions F, I and W. No torch."""
+"""Prints a split joint graph as a Python module with the plain functions F, I and W. No torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from compiler.model.ops.rule import statistics_dtype
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 from compiler.model.segments.split import CutFunctions, base_of, view_nodes
 
-# --- What a function of a segment needs inside: values that are made and gone within one call. No torch
+# --- Memory inside a call: values that are created and freed within one function of a segment
 #
-# A program, its proof and a run's ledger see what a call takes and what it returns. Between the two a device holds
-# more: in the order of the nodes, each value from the node that makes it to the last that reads it.
+# A program, its proof and a run's ledger see the arguments and results of a call. During the call a device holds more:
+# in the order of the nodes, each value from the node that makes it to the last that reads it.
 
 
 def inside(joint: Joint, parts: CutFunctions) -> Inside:
-    """For F, I and W: (bytes, bytes per received row) beside the returned values, at the nodes where they are most."""
+    """For F, I and W: the peaks of (bytes, bytes per received row) that are live besides the returned values."""
     return tuple(
         (name, _most(joint, nodes, _names_returned(joint, parts, name))) for name, nodes in parts.functions.items()
     )
@@ -35,7 +35,7 @@ def inside(joint: Joint, parts: CutFunctions) -> Inside:
 
 def _names_returned(joint: Joint, parts: CutFunctions, name: str) -> set[str]:
     """The values a function returns, each by its own name."""
-    values = dict(joint.outputs) if name == "F" else {gradient_of(given): value for given, value in joint.gradients}
+    values = dict(joint.outputs) if name == "F" else {gradient_of(source): value for source, value in joint.gradients}
     return {values.get(returned, returned) for returned in getattr(parts.cut, name).returns}
 
 
@@ -48,7 +48,7 @@ def _most(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple[
         read = {base_of(views, value) for value in node.reads}
         last |= dict.fromkeys(read & first.keys(), index)
     changes: list[list[int]] = [[0, 0] for _ in range(len(nodes) + 1)]
-    live = [0, 0]  # beside what is returned, all of which counts as there from the beginning
+    live = [0, 0]  # besides the returned values, which all count as live from the beginning
     for value, index in first.items():
         tensor = joint.tensors[value]
         buffer = Buffer(value, tensor.shape, tensor.dtype)
@@ -67,7 +67,7 @@ def _most(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple[
 
 
 def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The pairs (bytes, bytes a row) that can be the most for some number of rows."""
+    """The pairs (bytes, bytes per row) that are the largest for some number of rows."""
     kept: list[tuple[int, int]] = []
     for point in sorted(set(points), reverse=True):
         if max(point) > 0 and all(point[1] > other[1] for other in kept):
@@ -75,11 +75,11 @@ def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(kept)
 
 
-# --- Calls of torch's ops as Python text, and back. No torch
+# --- Calls of torch ops as Python text, and back
 
 
 def text_of(node: OpNode) -> str:
-    """`aten.sum.dim_IntList(x, [0], dtype=torch.float32)`."""
+    """Print a torch call: `aten.sum.dim_IntList(x, [0], dtype=torch.float32)`."""
     assert node.call is not None
     tensors = iter(node.reads)
     args = [_atom(atom, tensors) for atom in node.call.args]
@@ -91,7 +91,7 @@ def text_of(node: OpNode) -> str:
 
 def _atom(atom: Atom, tensors: Iterator[str]) -> str:
     if isinstance(atom, tuple):
-        return f"[{', '.join(_atom(each, tensors) for each in atom)}]"
+        return f"[{', '.join(_atom(item, tensors) for item in atom)}]"
     if atom == TENSOR:
         return next(tensors)
     if isinstance(atom, float) and not math.isfinite(atom):
@@ -100,16 +100,16 @@ def _atom(atom: Atom, tensors: Iterator[str]) -> str:
 
 
 def node_of(call: ast.Call, outputs: tuple[str, ...]) -> OpNode:
-    """The node that a printed call is; the inverse of `text_of`."""
+    """Parse a printed torch call into its node; the inverse of `text_of`."""
     tensors: list[str] = []
-    args = tuple(_read(each, tensors) for each in call.args)
-    options = tuple((str(each.arg), _read(each.value, tensors)) for each in call.keywords)
+    args = tuple(_read(arg, tensors) for arg in call.args)
+    options = tuple((str(keyword.arg), _read(keyword.value, tensors)) for keyword in call.keywords)
     return OpNode(ast.unparse(call.func), tuple(tensors), outputs, TorchCall(args, options))
 
 
 def _read(value: ast.expr, tensors: list[str]) -> Atom:
     if isinstance(value, ast.List):
-        return tuple(_read(each, tensors) for each in value.elts)
+        return tuple(_read(item, tensors) for item in value.elts)
     if isinstance(value, ast.Name) and value.id != "device":
         tensors.append(value.id)
         return TENSOR
@@ -130,24 +130,24 @@ PURPOSE = {
     "W": "Backward for the weights: adds to the gradients in the g_ buffers.",
 }
 AGAIN = "_again: what F had, computed again."
-OF_TORCH = ("add", ADD_TO, "cat2")  # ops that are torch's own
+OF_TORCH = ("add", ADD_TO, "cat2")  # ops printed as torch calls
 ATEN = "aten = torch.ops.aten"
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An op that has an emitted kernel at some sizes: `name = on_cuda(__file__, file, op)`."""
+    """A binding of an op to an emitted kernel for some sizes: `name = on_cuda(__file__, file, op)`."""
 
     name: str
     file: str
     op: str
 
 
-KernelOf = Callable[[OpNode], str | None]  # the kernel file of a node, or None where the reference op always runs
+KernelOf = Callable[[OpNode], str | None]  # the kernel file of a node, or None if it always runs the reference op
 
 
 def aliases(parts: CutFunctions, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
-    """By (op, kernel file). An op that is one file's alone keeps its name; else sizes tell it apart: rmsnorm_d192."""
+    """Aliases by (op, kernel file). An op with one file keeps its name; else its sizes are appended: rmsnorm_d192."""
     pairs = {(node.op, kernel_of(node)) for nodes in parts.functions.values() for node in nodes}
     several = {op for op, file in pairs if any(op == other and file != another for other, another in pairs)}
     with_file = sorted((op, file) for op, file in pairs if file is not None)
@@ -155,7 +155,7 @@ def aliases(parts: CutFunctions, kernel_of: KernelOf) -> dict[tuple[str, str], A
 
 
 def _sized(op: str, file: str) -> str:
-    """rmsnorm_wgrad_ of rmsnorm_d192_float32 → rmsnorm_wgrad_d192_."""
+    """`rmsnorm_wgrad_` in file `rmsnorm_d192_float32` → `rmsnorm_wgrad_d192_`."""
     sizes = [word for word in file.split("_") if word[:1].isalpha() and word[1:].isdecimal()]
     return "_".join([op.rstrip("_"), *sizes]) + "_" * op.endswith("_")
 
@@ -167,7 +167,7 @@ def runtime_ops(parts: CutFunctions) -> tuple[str, ...]:
 
 
 def letters(segment: ir.Segment) -> dict[str, int]:
-    """Static extents of the inputs by the letters of the layer's argument names: T=512, D=256 of an `h_TD`."""
+    """Static extents of the inputs by the letters of the layer's argument names: T=512, D=256 for `h_TD`."""
     names = [name for name in inspect.signature(segment.function).parameters if name not in ("ops", "p")]
     extents: dict[str, int] = {}
     for name, argument in zip(names, segment.inputs, strict=False):
@@ -178,12 +178,13 @@ def letters(segment: ir.Segment) -> dict[str, int]:
 
 
 def module_name(segment: ir.Segment) -> str:
-    """`attention_T512_D256_1f3a5c`: the last part tells segments apart that differ in anything else."""
+    """`attention_T512_D256_1f3a5c`. The digest tells apart segments that differ in anything else."""
     digest = hashlib.sha256(repr(segment.shown).encode()).hexdigest()[:6]
     return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
 
 
 def module(joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> str:
+    """Return the text of the module."""
     segment, ops, table = joint.segment, runtime_ops(parts), aliases(parts, kernel_of)
     taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda", "aten", DEVICE}
     clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
@@ -196,14 +197,14 @@ def module(joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> str:
     lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
     if joint.again:
         lines.append(f"# recompute: {', '.join(segment.recompute)}")
-    everything = [node for nodes in parts.functions.values() for node in nodes]
-    if any(node.call or node.op in OF_TORCH for node in everything):
+    all_nodes = [node for nodes in parts.functions.values() for node in nodes]
+    if any(node.call or node.op in OF_TORCH for node in all_nodes):
         lines += ["", "import torch"]
     lines += [""] if ops else []
     lines += ["from runtime.build.kernels import on_cuda"] if table else []
     lines += _imports(ops) if ops else []
     lines += ["", *(line for alias in table.values() for line in _binding(alias))] if table else []
-    lines += ["", ATEN] if any(node.call for node in everything) else []
+    lines += ["", ATEN] if any(node.call for node in all_nodes) else []
     for name, nodes in parts.functions.items():
         lines += ["", "", *function(joint, parts, name, nodes, kernel_of)]
     return "\n".join(lines) + "\n"
@@ -228,7 +229,7 @@ def _imports(ops: tuple[str, ...]) -> list[str]:
 
 
 def function(joint: Joint, parts: CutFunctions, name: str, nodes: tuple[OpNode, ...], kernel_of: KernelOf) -> list[str]:
-    """One of F, I and W, with the shape of every argument and value beside it."""
+    """Print one of F, I and W, with the shape of each argument and value in a comment."""
     signature: ir.Signature = getattr(parts.cut, name)
     table = aliases(parts, kernel_of)
 
@@ -260,8 +261,8 @@ def function(joint: Joint, parts: CutFunctions, name: str, nodes: tuple[OpNode, 
 
 
 def wrapped(statement: str, shapes: list[str]) -> list[str]:
-    """A statement of a function, with the shapes of its results. The arguments of a long call are on a line of their
-    own, and where that is not enough each result is."""
+    """A statement of a function, with the shapes of its results. Arguments of a long call get lines of their own; if
+    that is not enough, so does each result."""
     comment = f"  # {', '.join(shapes)}" if shapes else ""
     line = f"    {statement}{comment}"
     if len(line) <= WIDTH:
@@ -284,15 +285,15 @@ def _returned(values: tuple[str, ...]) -> list[str]:
 
 
 def returned_values(joint: Joint, parts: CutFunctions, name: str) -> tuple[str, ...]:
-    """Values in the order of the signature's returns: an alias returns the value it is."""
-    values = dict(joint.outputs) if name == "F" else {gradient_of(given): value for given, value in joint.gradients}
+    """The values that a function returns, in the order of its signature. An alias returns the value that it names."""
+    values = dict(joint.outputs) if name == "F" else {gradient_of(source): value for source, value in joint.gradients}
     return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
 
 
 def device_of(signature: ir.Signature, nodes: Sequence[OpNode]) -> tuple[str, ...]:
-    """The statement that names the device of a function's tensors, where a call says it."""
-    said = any(DEVICE in (each for _, each in node.call.options) for node in nodes if node.call)
-    return (f"{DEVICE} = {signature.args[0]}.device",) if said else ()
+    """The statement that assigns `device`, if a torch call uses it."""
+    uses_device = any(DEVICE in (value for _, value in node.call.options) for node in nodes if node.call)
+    return (f"{DEVICE} = {signature.args[0]}.device",) if uses_device else ()
 
 
 def print_node(node: OpNode, callee: str) -> str:
@@ -312,11 +313,11 @@ def print_node(node: OpNode, callee: str) -> str:
 
 
 def dtype_of(segment: ir.Segment, parts: CutFunctions) -> str:
-    """The dtype of activations: that of the first input that has a gradient, else of the first output."""
+    """The dtype of activations: that of the first input with a gradient, else that of the first output."""
     return next((i.dtype for i in segment.inputs if i.grad), parts.cut.outputs[0].dtype)
 
 
 def describe(tensor: Tensor, usual: str) -> str:
-    """`[512, 256]`, with its dtype where that is not the usual one."""
+    """`[512, 256]`, followed by the dtype if it is not the usual one."""
     shape = f"[{', '.join(map(str, tensor.shape))}]"
     return shape if tensor.dtype == usual else f"{shape} {tensor.dtype}"

@@ -1,13 +1,13 @@
-"""Recompute: the backward computes again what a run's `recompute` names, instead of F keeping it. No torch.
+"""Recompute pass: the backward recomputes what a run's `recompute` names, so that F does not save it. No torch.
 
-Of an op that is named, the backward reads second values: `rmsnorm_0_again` where it read `rmsnorm_0`. They are made
-once, from second values where the op's arguments are named too (so a chain begins at what is kept). `split` does the
-rest: F no longer saves the first value; the second one is made in I, and handed to W by the deferred list, or in W if
-only W needs it.
+Where the backward read `rmsnorm_0` of a named op, it reads a copy, `rmsnorm_0_again`. The copy is computed once, from
+copies of its arguments if their ops are named too, so a chain of recomputation starts at saved values. `split` does the
+rest: F no longer saves the first value; the copy is computed in I and passed to W by the deferred list, or in W if only
+W needs it.
 
-Kept are the arguments of a segment (what arrived by communication is never sent again), its outputs, which others hold
-anyway, and the statistics of an op (`rmsnorm_0_rstd`) of which the backward needs nothing else. Inputs and outputs that
-the segment says are `remade` are not kept.
+These are not recomputed: the arguments of a segment (what arrived by communication is never sent again); its outputs,
+which others hold anyway; and the statistics of an op (`rmsnorm_0_rstd`) if the backward needs nothing else of it.
+Inputs and outputs that the segment lists in `remade` are recomputed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ ACTIVATIONS = (
 HYPER = ("hyper_products", "scale_parts", "hyper_mix", "hyper_collapse", "hyper_add")
 NORMS = ("rmsnorm", "head_rmsnorm", "shared_rmsnorm", "unweighted_rmsnorm")
 OPS = {"hyper": HYPER, "rmsnorm": NORMS, "swiglu": ACTIVATIONS}
-WEIGHTS = {"mla_up": ("q_up", "kv_up"), "qkv": ("qkv",), "up": ("up",)}  # the product of it, and of its adapter's last
+WEIGHTS = {"mla_up": ("q_up", "kv_up"), "qkv": ("qkv",), "up": ("up",)}  # products of these and of their adapters' B
 PRODUCTS = ("linear", "grouped_linear")
-BIASES = ("add_bias", "add_grouped_bias")  # made again where what they are added to is
-PUTTING = ("cat2", "add")  # computes next to nothing: made again where all its parts are
+BIASES = ("add_bias", "add_grouped_bias")  # recomputed if what they are added to is
+CHEAP = ("cat2", "add")  # recomputed if all their arguments are
 AGAIN = "_again"
 
 
 def is_named(segment: Segment, node: OpNode) -> bool:
-    """Whether the names in `segment.recompute` mean a node of the forward: a kind of op, or the whole segment, but for
-    sums, which are less to keep than their two parts, unless these are made again too."""
+    """Whether the names in `segment.recompute` include a node of the forward, by its op or with the whole segment. Sums
+    are included only by `SUM`: saving a sum takes less memory than saving its two parts."""
     names = segment.recompute
     if node.op == "add":
         return SUM in names
@@ -55,7 +55,7 @@ def is_named(segment: Segment, node: OpNode) -> bool:
 
 
 def recomputed(joint: Joint) -> Joint:
-    """The joint graph whose backward reads second values of what its segment computes again."""
+    """The joint graph whose backward reads recomputed copies of the values that its segment recomputes."""
     if not joint.segment.recompute:
         return joint
     where = phases(joint)
@@ -66,24 +66,24 @@ def recomputed(joint: Joint) -> Joint:
     repeated = _repeated(joint, forward, [joint.nodes[index] for index in backward])
 
     held = _held(joint)
-    second = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held}
+    copy_of = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held}
     views = list(view_nodes(joint).values())
-    for view in views:  # in order: a view of a view comes behind it
-        second |= {value: value + AGAIN for value in view.outputs if view.reads[0] in second}
+    for view in views:  # in order: a view comes before views of it
+        copy_of |= {value: value + AGAIN for value in view.outputs if view.reads[0] in copy_of}
 
-    def reading_second(node: OpNode) -> OpNode:
-        return replace(node, args=tuple(second.get(arg, arg) if isinstance(arg, str) else arg for arg in node.args))
+    def reading_copies(node: OpNode) -> OpNode:
+        return replace(node, args=tuple(copy_of.get(arg, arg) if isinstance(arg, str) else arg for arg in node.args))
 
     copies: dict[str, OpNode] = {}
-    for node in (*repeated, *(view for view in views if view.outputs[0] in second)):
-        copy = replace(reading_second(node), outputs=tuple(value + AGAIN for value in node.outputs))
+    for node in (*repeated, *(view for view in views if view.outputs[0] in copy_of)):
+        copy = replace(reading_copies(node), outputs=tuple(value + AGAIN for value in node.outputs))
         copies |= dict.fromkeys(copy.outputs, copy)
         tensors |= {value + AGAIN: tensors[value] for value in node.outputs}
     nodes: list[OpNode] = []
     again: list[str] = []
 
     def add(node: OpNode) -> None:
-        """A node behind the copies it reads: each right before its first reader."""
+        """Append a node, and before it the copies that it is the first to read."""
         for value in node.reads:
             if value in copies and value not in again:
                 again.extend(copies[value].outputs)
@@ -91,17 +91,17 @@ def recomputed(joint: Joint) -> Joint:
         nodes.append(node)
 
     for index, node in enumerate(joint.nodes):
-        add(reading_second(node) if index in backward else node)
+        add(reading_copies(node) if index in backward else node)
     return replace(joint, nodes=tuple(nodes), tensors=tensors, again=tuple(again))
 
 
 def _held(joint: Joint) -> set[str]:
-    """Results of F that somebody holds besides the backward."""
+    """Results of F that are held for others than the backward."""
     return {value for name, value in joint.outputs} - {remade.value for remade in joint.segment.remade}
 
 
 def _remade_inputs(joint: Joint) -> list[OpNode]:
-    """The ops that make inputs, which were other segments' in the forward."""
+    """The ops that recompute inputs. In the forward other segments computed these."""
     inputs = {argument.name for argument in joint.segment.inputs}
     return [
         OpNode(
@@ -118,22 +118,22 @@ def _results(joint: Joint, node: OpNode) -> Iterable[tuple[str, Tensor]]:
 
 
 def _repeated(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode]) -> list[OpNode]:
-    """The nodes of the forward that are named, and of which the backward, or another such node, reads a result that
-    nobody holds."""
+    """The named nodes of the forward with a result that is not held and that the backward, or another such node,
+    reads."""
     views, held = view_nodes(joint), _held(joint)
 
-    makers: dict[str, OpNode] = {}  # of results; statistics alone are not worth it
+    makers: dict[str, OpNode] = {}  # by result; statistics alone are not worth recomputing
     for node in forward:
-        parts = node.reads if node.op in PUTTING else node.reads[:1] if node.op in BIASES else ()
-        put = bool(parts) and all(base_of(views, value) in makers for value in parts)
-        if put or is_named(joint.segment, node):
+        parts = node.reads if node.op in CHEAP else node.reads[:1] if node.op in BIASES else ()
+        follows_parts = bool(parts) and all(base_of(views, value) in makers for value in parts)
+        if follows_parts or is_named(joint.segment, node):
             results = node.outputs[: len(node.outputs) - (0 if node.call else RULES[node.op].hidden)]
             makers |= {value: node for value in results if value not in held}
-    found: list[OpNode] = []
+    repeated: list[OpNode] = []
     todo = [value for node in backward for value in node.reads]
     while todo:
         maker = makers.get(base_of(views, todo.pop()))
-        if maker and maker not in found:
-            found.append(maker)
+        if maker and maker not in repeated:
+            repeated.append(maker)
             todo += maker.reads
-    return found
+    return repeated

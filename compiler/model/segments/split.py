@@ -1,15 +1,21 @@
 """Splits a joint graph into F, I and W by reachability. No torch.
 
-F = ancestors of the outputs, whole nodes: an output of an F node that only the backward reads belongs to F.
-I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
-What crosses from F is the saved list, what crosses from I to W the deferred list; tangents are arguments of both.
+F = ancestors of the outputs. A node with several outputs is never divided: outputs that only the backward reads belong
+to F, too. I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
+The saved list is what I and W read of F's values, the deferred list is what W reads of I's values. Tangents are
+arguments of both.
 
-Five rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
-read. So is what is made of no tensor, such as a mask. W gets gradient accumulators and no weights (they may be far away
-by then), so a node that reads a weight belongs to I, unless it is an op of ours that ends a weight's gradient. What is
-computed again from a value that I computes again belongs to I with it: W gets the end of such a chain, not its
-beginning. An input gradient is gone when I has returned it, so a node that reads one belongs to I, whatever it is for.
-Which function a node belongs to is decided by `phases` alone.
+Further rules:
+
+- Views own no storage. The tensor that they view crosses, and each function takes the view again where it reads it. The
+  same holds for constants, which are made of no tensor, such as a mask.
+- W gets gradient accumulators and no weights, which may no longer be on the device. So a node that reads a weight
+  belongs to I, unless it is one of our ops that end a weight gradient.
+- A value that is recomputed from a value that I recomputes belongs to I: W gets the end of such a chain, not its
+  beginning.
+- An input gradient is gone once I has returned it. So a node that reads one belongs to I.
+
+`phases` alone decides which function a node belongs to.
 """
 
 from __future__ import annotations
@@ -25,7 +31,8 @@ from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 
 @dataclass(frozen=True)
 class CutFunctions:
-    """Nodes of each function (views first where they are read, W accumulating) and the cut, its costs left open."""
+    """The nodes of each function and the cut, without costs. Views come right before their first reader; the nodes of W
+    accumulate gradients."""
 
     F: tuple[OpNode, ...]
     I: tuple[OpNode, ...]
@@ -38,7 +45,7 @@ class CutFunctions:
 
 
 def phases(joint: Joint) -> dict[int, str]:
-    """Phase of each node that is needed, by its index. Views have none: they go where they are read."""
+    """The phase of each needed node, by its index. Views and constants have none: each function takes its own."""
     views, apart = view_nodes(joint), taken_nodes(joint)
     producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     params = {*joint.params}
@@ -81,12 +88,12 @@ def phases(joint: Joint) -> dict[int, str]:
 
 
 def view_nodes(joint: Joint) -> dict[str, OpNode]:
-    """The nodes whose result lies in the storage of what they read first, by it."""
+    """By result: the nodes whose result shares the storage of the first tensor that they read."""
     return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS or is_torch_view(node.op)}
 
 
 def taken_nodes(joint: Joint) -> dict[str, OpNode]:
-    """The nodes that functions take where they read them, by their result: views, and what is made of no tensor."""
+    """By result: views and constants, which each function computes where it reads them."""
     views, constants = view_nodes(joint), dict[str, OpNode]()
     for node in joint.nodes:
         if all(value in constants for value in node.reads):
@@ -95,7 +102,7 @@ def taken_nodes(joint: Joint) -> dict[str, OpNode]:
 
 
 def base_of(views: Mapping[str, OpNode], value: str) -> str:
-    """The value in whose storage a value lies."""
+    """The value that owns the storage of a value."""
     while value in views:
         value = views[value].reads[0]
     return value
@@ -115,7 +122,7 @@ def split(joint: Joint) -> CutFunctions:
     assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
 
     params, inputs, tangents = joint.params, joint.inputs, joint.tangents
-    named = {param.name for param in joint.segment.params}  # what F takes whether it reads it or not
+    named = {param.name for param in joint.segment.params}  # F takes these even if it does not read them
     outputs = tuple(dict.fromkeys(value for name, value in joint.outputs if value == name))
     backward = read["I"] | read["W"] | {value for _, value in gradients}
     saved = tuple(value for value in results["F"] if value in backward and value not in outputs)
@@ -131,7 +138,8 @@ def split(joint: Joint) -> CutFunctions:
         return ir.Signature(tuple(value for value in candidates if value in read[name] | direct), returns)
 
     def buffers(values: Iterable[tuple[str, str]], storages: dict[str, str]) -> tuple[ir.Buffer, ...]:
-        """(name, value) as buffers; `storages` grows by the values met, so that the second of a value is an alias."""
+        """Buffers of (name, value) pairs. `storages` collects the values, so that a value's second buffer is an
+        alias."""
         result = []
         for name, value in values:
             tensor = joint.tensors[value]
@@ -157,11 +165,11 @@ def split(joint: Joint) -> CutFunctions:
 
 
 def accumulating(nodes: list[OpNode], joint: Joint) -> list[OpNode]:
-    """Rewrites the op that ends each weight gradient: `linear_wgrad(dy, x)` to `linear_wgrad_(g_w, dy, x)`.
+    """Rewrite the op that ends each weight gradient: `linear_wgrad(dy, x)` to `linear_wgrad_(g_w, dy, x)`.
 
-    A parameter read twice has a sum of weight gradients: every summand is accumulated and the sum dropped. The
-    accumulator has the parameter's shape, so the accumulating form takes no extents. What another op gives, perhaps in
-    I, is added by `ADD_TO`.
+    A parameter that is read twice has a sum of weight gradients: each summand is accumulated, and the sum is dropped.
+    The accumulator has the parameter's shape, so the accumulating op takes no extents. A gradient that another op
+    computes, perhaps in I, is added by `ADD_TO`.
     """
     producer = {value: node for node in nodes for value in node.outputs}
     rewritten: dict[OpNode, OpNode | None] = {}
@@ -171,7 +179,7 @@ def accumulating(nodes: list[OpNode], joint: Joint) -> list[OpNode]:
         node = producer.get(value)
         if node is None or node.op != "add":
             return [value]
-        return [each for summand in node.reads for each in summands(summand)]
+        return [part for summand in node.reads for part in summands(summand)]
 
     for param, value in joint.weights:
         parts = summands(value)
@@ -188,13 +196,13 @@ def accumulating(nodes: list[OpNode], joint: Joint) -> list[OpNode]:
 
 
 def _sums(value: str, producer: Mapping[str, OpNode]) -> list[OpNode]:
-    """The nodes that add the parts of a sum."""
+    """The `add` nodes of a sum."""
     node = producer[value]
-    return [node, *(each for read in node.reads for each in _sums(read, producer))] if node.op == "add" else []
+    return [node, *(add for read in node.reads for add in _sums(read, producer))] if node.op == "add" else []
 
 
 def with_taken(nodes: Iterable[OpNode], apart: Mapping[str, OpNode]) -> list[OpNode]:
-    """The nodes, each view and what is made of no tensor right before the first node that reads it."""
+    """The nodes, with each view and constant (`apart`) right before the first node that reads it."""
     result: list[OpNode] = []
     taken: set[str] = set()
 

@@ -1,25 +1,25 @@
-"""Storage: in which dtype values are kept and sent, where that is not the dtype they are computed in. No torch.
+"""Storage pass: stores and sends values in another dtype than they are computed in. No torch.
 
-A segment says it in `stored`, as its run's precision has it: the operands of its products, and the rows it exchanges.
-With operands of eight bits (arXiv 2412.19437, §3.3) every product reads quantised values:
+A segment's `stored` has these dtypes, from the run's precision: of the operands of its products and of the rows that it
+exchanges. With FP8 operands (arXiv 2412.19437, §3.3) every product reads quantised values:
 
-- what F keeps for a weight gradient is the quantised input, once, and not the input;
-- an input that is computed again is quantised again, and one that the backward reads anyway is kept as it is;
-- the input of a SwiGLU that is computed again is kept in eight bits; kernels that read it widen it as they go;
-- a gradient is quantised once, by rows for the input's gradient and by columns for the weight's: W gets the latter, if
+- for a weight gradient F saves the quantised input, once, instead of the input;
+- an input that is recomputed is quantised again; one that the backward reads anyway is saved unquantised;
+- the input of a SwiGLU that is recomputed is saved in FP8; kernels that read it dequantise it on the fly;
+- a gradient is quantised once, by rows for the input's gradient and by columns for the weight's. W gets the latter if
   the weight is trained;
-- products of adapters read values as they are;
-- what F quantised by rows, or came so from other ranks, W quantises again by columns;
-- what attention returns has scales that are powers of two, as rows on their way to experts have: in tiles of columns
-  their numbers are the same then, but for those that become too small for eight bits.
+- products of adapters read unquantised values;
+- values that F quantised by rows, or that arrived quantised from other ranks, are quantised again by columns in W;
+- the output of attention and rows on their way to experts have scales that are powers of two. Quantising them again by
+  columns then changes only numbers that become too small for FP8.
 
-E4M3 in FP32 scales has ops and kernels of its own. In other formats (dsl/facts/formats.py) columns are not made of
-what F quantised by rows but of the values themselves, as NVIDIA's recipes have it (arXiv 2506.08027, 2509.25149): by
-F, where the backward does not have the value anyway; and the input of a SwiGLU is kept as it is. `columns` in `stored`
-says how.
+E4M3 with FP32 scales has its own ops and kernels. For other formats (dsl/facts/formats.py) columns are quantised from
+the original values, not from those quantised by rows, as in NVIDIA's recipes (arXiv 2506.08027, 2509.25149). F does so
+unless the backward has the original value anyway, and the input of a SwiGLU is saved unquantised. `columns` in `stored`
+lists the transformations.
 
-What attention returns may be kept in twelve bits: both its own backward and the weight gradient behind it read that.
-Logits may be kept in FP32: the loss reads them so.
+The output of attention may be saved in 12 bits: both its own backward and the weight gradient after it read that.
+Logits may be saved in FP32: the loss reads them in FP32.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ ATTENTION = (
     *(f"{op}_attention{form}" for op in ("mla", "gqa", "bounded") for form in ("", "_peaks")),
     *("chosen_attention", "compressed_attention"),
 )
-# The ops of the loss, and which value that each reads is the logits.
+# The ops of the loss → the index, among the tensors that they read, of the logits.
 LOSSES = {
     **{"cross_entropy": 0, "cross_entropy_dgrad": 1, "cross_entropy_part": 0, "cross_entropy_part_dgrad": 2},
     **{"policy_loss": 0, "policy_loss_dgrad": 1},
 }
-# An op that only moves rows, and which of its arguments has them.
+# Ops that only move rows → the index of the argument that has the rows.
 MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
 
 
 def operand_weights(joint: Joint) -> tuple[str, ...]:
-    """The parameters that products read in eight bits: a device holds each once more, quantised."""
+    """The parameters that products read quantised. A device holds a quantised copy of each."""
     if "weights" not in dict(joint.segment.stored):
         return ()
     read = {node.args[1] for node in joint.nodes if node.op in PRODUCTS and not is_wide(joint, node)}
@@ -56,17 +56,17 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
 
 
 def is_wide(joint: Joint, node: OpNode) -> bool:
-    """Whether a product stays in the dtype of activations: those of adapters do, and weight gradients of products that
-    are not in few bits in the forward, as those of an indexer."""
+    """Whether a product stays in the dtype of activations: products of adapters, and weight gradients of products that
+    the forward does not quantise, such as those of an indexer."""
     if node.is_weight_gradient:
-        narrow = {each.args[1] for each in joint.nodes if each.op in PRODUCTS}
-        found = [name for name, value in joint.weights if value in node.outputs]
-        return any(is_adapter(name) or name not in narrow for name in found)
+        narrow = {product.args[1] for product in joint.nodes if product.op in PRODUCTS}
+        weights = [name for name, value in joint.weights if value in node.outputs]
+        return any(is_adapter(name) or name not in narrow for name in weights)
     return is_adapter(node.reads[1])
 
 
 def in_storage(joint: Joint) -> Joint:
-    """The joint graph with values as its segment stores them."""
+    """Apply the segment's storage dtypes to its joint graph."""
     stored = dict(joint.segment.stored)
     joint = _sent(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
     if "attention_output" in stored:
@@ -75,12 +75,13 @@ def in_storage(joint: Joint) -> Joint:
         joint = _wide_logits(joint, stored["logits"])
     if "operands" not in stored:
         return joint
-    how = tuple(word for role, word in joint.segment.stored if role == "columns")
-    return _Products(joint, stored["operands"], stored["weights"], how).rewritten()
+    flags = tuple(word for role, word in joint.segment.stored if role == "columns")
+    return _Products(joint, stored["operands"], stored["weights"], flags).rewritten()
 
 
 def _kept_in(joint: Joint, dtype: str) -> Joint:
-    """The joint graph whose backward reads what attention returns from a copy in `dtype`; I and W widen it apart."""
+    """The joint graph whose backward reads the output of attention from a copy in `dtype`. I and W each dequantise
+    it."""
     where = phases(joint)
     value = next(
         node.outputs[0] for index, node in enumerate(joint.nodes) if node.op in ATTENTION and where[index] == "F"
@@ -96,14 +97,15 @@ def _kept_in(joint: Joint, dtype: str) -> Joint:
         nodes.append(node)
         if value in node.outputs:
             nodes.append(OpNode("quantise", (value,), (kept,)))
-    if len(nodes) == len(joint.nodes) + 1:  # the backward computes it again
+    if len(nodes) == len(joint.nodes) + 1:  # the backward recomputes it
         return joint
     tensors[kept] = replace(tensors[value], dtype=dtype)
     return replace(joint, nodes=tuple(nodes), tensors=tensors, early=(*joint.early, kept))
 
 
 def _wide_logits(joint: Joint, dtype: str) -> Joint:
-    """The joint graph whose loss reads logits in a wider dtype and gives their gradient in it: a cast for each."""
+    """The joint graph whose loss reads logits, and returns their gradient, in a wider dtype. A cast is inserted for
+    each."""
     tensors, nodes = dict(joint.tensors), list[OpNode]()
     for node in joint.nodes:
         if node.op not in LOSSES:
@@ -124,7 +126,8 @@ def _wide_logits(joint: Joint, dtype: str) -> Joint:
 
 
 def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
-    """The joint graph with values that come or go in another dtype: their maker narrows them, before rows are moved."""
+    """The joint graph with values that are sent or received in another dtype. They are quantised by their producer,
+    before it moves rows."""
     tensors, nodes = dict(joint.tensors), []
     for node in joint.nodes:
         for value in dtypes.keys() & set(node.outputs):
@@ -135,7 +138,7 @@ def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
                 tensors[narrow] = replace(tensors[wide], dtype=dtypes[value])
             else:
                 wide = f"{value}_wide"
-                nodes.append(replace(node, outputs=tuple(wide if each == value else each for each in node.outputs)))
+                nodes.append(replace(node, outputs=tuple(wide if name == value else name for name in node.outputs)))
                 node = OpNode("quantise", (wide,), (value,))
                 tensors[wide] = tensors[value]
         nodes.append(node)
@@ -144,10 +147,10 @@ def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
 
 
 class _Products:
-    """A joint graph on its way to products of few bits."""
+    """Rewrites a joint graph to quantised products."""
 
-    def __init__(self, joint: Joint, dtype: str, weights: str, how: tuple[str, ...]) -> None:
-        self.joint, self.dtype, self.how = joint, dtype, how
+    def __init__(self, joint: Joint, dtype: str, weights: str, flags: tuple[str, ...]) -> None:
+        self.joint, self.dtype, self.flags = joint, dtype, flags
         self.form = packed_of(dtype).form
         where = phases(joint)
         backward = [joint.nodes[index] for index, phase in where.items() if phase != "F"]
@@ -165,7 +168,7 @@ class _Products:
         self.again, self.early = list(joint.again), list(joint.early)
 
     def _operands(self, node: OpNode) -> int:
-        """How many of the values that a node reads first are in few bits."""
+        """How many of the values that a node reads, from the first on, are quantised."""
         return (2 if node.is_weight_gradient else 1) if node in self.narrow else 0
 
     def rewritten(self) -> Joint:
@@ -185,7 +188,7 @@ class _Products:
         return replace(self.joint, nodes=tuple(self.nodes), tensors=self.tensors, again=tuple(self.again), early=early)
 
     def _make(self, op: str, value: str, result: str) -> str:
-        """`result`, made here if it is not made yet."""
+        """Return `result`, after adding the node that makes it if there is none yet."""
         if result not in self.tensors:
             columns = f"{value}_columns"
             results: Sequence[str] = (result, columns) if op == "quantise_both" else (result,)
@@ -197,18 +200,18 @@ class _Products:
         return result
 
     def _dtype(self, value: str, gradient: bool, by_columns: bool) -> str:
-        """The dtype of a value in tiles of rows: the one it came in, or else that of operands."""
+        """The dtype of a value once it is quantised: the one it arrived in, else that of operands."""
         if is_packed(self.tensors[value].dtype):
             return self.tensors[value].dtype
-        of = packed_of(self.dtype)
+        packed = packed_of(self.dtype)
         if self.form is None:
-            return str(Packed(of.element, of.rows, of.columns, ("pow2",) * (value in self.exact)))
+            return str(Packed(packed.element, packed.rows, packed.columns, ("pow2",) * (value in self.exact)))
         wanted = {"columns": by_columns, "hadamard": by_columns, "stochastic": gradient}
-        how = tuple(word for word in ("columns", *self.how) if wanted[word])
-        return str(Packed(of.element, of.rows, of.columns, how))
+        flags = tuple(word for word in ("columns", *self.flags) if wanted[word])
+        return str(Packed(packed.element, packed.rows, packed.columns, flags))
 
     def _operand(self, value: str) -> str:
-        """The value as a product of the forward, or one that is computed again, reads it."""
+        """The name of the value as a product of the forward, or a recomputed one, reads it."""
         if is_packed(self.tensors[value].dtype):
             return value
         result = self._make("quantise", value, f"{value}_fp8")
@@ -217,7 +220,7 @@ class _Products:
         return result
 
     def _kept(self, value: str) -> str:
-        """The value as a weight gradient reads it."""
+        """The name of the value as a weight gradient reads it."""
         if self.form is not None:
             columns = self._make("quantise_columns", value, f"{value}_columns")
             if value not in self.wide and value not in self.late and columns not in self.early:
@@ -230,7 +233,7 @@ class _Products:
         return self._make("requantise", rows, f"{rows}_columns")
 
     def _gradient(self, value: str, by_columns: bool) -> str:
-        if is_packed(self.tensors[value].dtype):  # it came so
+        if is_packed(self.tensors[value].dtype):  # it arrived quantised
             return self._make("requantise", value, f"{value}_columns") if by_columns else value
         both = self.form is not None or value in self.by_columns
         rows = self._make("quantise_both" if both else "quantise", value, f"{value}_fp8")
@@ -238,6 +241,6 @@ class _Products:
 
 
 def _kept_gates(backward: Sequence[OpNode]) -> set[str]:
-    """Inputs of a SwiGLU that is computed again, of which the backward needs nothing else."""
+    """Inputs of recomputed SwiGLUs that no other op of the backward reads."""
     repeated = {node.reads[0] for node in backward if node.op in GATES}
     return repeated - {value for node in backward if node.forward_op not in GATES for value in node.reads}

@@ -1,4 +1,4 @@
-"""Calls of torch's ops: taken from a traced graph as nodes, and computed again."""
+"""Calls of torch ops: converted from a traced graph to nodes, and executed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, fx
 from compiler.ir.module import DEVICE, TENSOR, Atom, OpNode, TorchCall
 from compiler.model.segments.joint import COLUMNS
 
-LEFT_OUT = ("layout", "pin_memory")  # how a new tensor lies: dense, and where its device wants it
+LEFT_OUT = ("layout", "pin_memory")  # options that stay at their defaults
 
 
 def call_of(node: fx.Node) -> tuple[str, TorchCall, list[fx.Node]]:
-    """The op of a call, what it is called with, and its tensors in their order."""
+    """Return the op of a call, its arguments, and its tensors in order."""
     tensors: list[fx.Node] = []
-    args = tuple(_atom(each, tensors) for each in node.args)
-    options = tuple((name, _atom(each, tensors)) for name, each in node.kwargs.items() if name not in LEFT_OUT)
+    args = tuple(_atom(arg, tensors) for arg in node.args)
+    options = tuple((name, _atom(arg, tensors)) for name, arg in node.kwargs.items() if name not in LEFT_OUT)
     return str(node.target), TorchCall(args, options), tensors
 
 
@@ -28,7 +28,7 @@ def _atom(value: Any, tensors: list[fx.Node]) -> Atom:
         tensors.append(value)
         return TENSOR
     if isinstance(value, (list, tuple)):
-        return tuple(_atom(each, tensors) for each in value)
+        return tuple(_atom(item, tensors) for item in value)
     if isinstance(value, torch.device):
         return DEVICE
     if isinstance(value, str):
@@ -40,7 +40,7 @@ def _atom(value: Any, tensors: list[fx.Node]) -> Atom:
 
 
 def compute(nodes: Iterable[OpNode], values: dict[str, Tensor], device: torch.device) -> None:
-    """Adds the results of nodes, in their order, to the values that they read."""
+    """Execute nodes in order, adding their results to `values`."""
     for node in nodes:
         result = _result(node, [values[arg] if isinstance(arg, str) else arg for arg in node.args], device)
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -57,15 +57,15 @@ def _result(node: OpNode, args: Sequence[Any], device: torch.device) -> Any:
         return torch.cat(tuple(args), dim=-1)
     assert node.call is not None, node
     tensors = iter(args)
-    given = [_value(each, tensors, device) for each in node.call.args]
-    options = {name: _value(each, tensors, device) for name, each in node.call.options}
+    positional = [_value(atom, tensors, device) for atom in node.call.args]
+    options = {name: _value(atom, tensors, device) for name, atom in node.call.options}
     namespace, name, overload = node.op.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)(*given, **options)
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)(*positional, **options)
 
 
 def _value(atom: Atom, tensors: Iterator[Any], device: torch.device) -> Any:
     if isinstance(atom, tuple):
-        return [_value(each, tensors, device) for each in atom]
+        return [_value(item, tensors, device) for item in atom]
     if not isinstance(atom, str):
         return atom
     if atom == TENSOR:

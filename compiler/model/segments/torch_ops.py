@@ -1,11 +1,12 @@
-"""The ops in torch's dispatcher, as `torch.ops.dsc.*`: single nodes of a traced graph. Emitted code does not need this.
+"""Registers the ops with torch's dispatcher as `torch.ops.dsc.*`, so that each is one node of a traced graph. Emitted
+code does not need this.
 
-What torch is told of an op is its rule's (`compiler.model.ops`): the shapes and dtypes it returns, the ops that are its
-gradients and what these read. The function is the reference op of `runtime.ops`. Gradients of inputs and of weights are
-separate ops, so that a joint graph can be cut between them; neither is traced unless it is asked for.
+The shapes and dtypes that an op returns, its gradient ops and what these read come from its rule
+(`compiler.model.ops`). The implementation is the reference op of `runtime.ops`. Gradients of inputs and of weights are
+separate ops, so that a joint graph can be cut between them, and each is traced only if it is needed.
 
-A gradient has the shape and dtype of the argument it is the gradient of. Its own arguments need not tell these, so in
-the dispatcher it takes one more, `like`: the forward's arguments whose gradients it gives.
+A gradient has the shape and dtype of its argument of the forward. Its own arguments may not determine these, so in the
+dispatcher it takes an extra argument, `like`: the arguments of the forward whose gradients it returns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from compiler.ir.names import gradient_of
 from compiler.model.ops import RULES, Extent, Gradient, Rule, Tensor
 from runtime.ops import OPS
 
-# Rules whose ops are torch's own; the halves of `split2` are views.
+# Rules whose ops are torch's own. `split2` returns views.
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "cat2": lambda a_TM, b_TN: torch.cat((a_TM, b_TN), dim=-1),
@@ -33,8 +34,8 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 @cache
 def register() -> torch.library.Library:
-    """Define every op with its implementation, shape rule and autograd formula, once. The library lives as long as the
-    cache holds it.
+    """Define every op once, with its implementation, shape function and autograd formula. The cache keeps the library
+    alive.
     """
     library = torch.library.Library("dsc", "DEF")
     ours = {op: rule for op, rule in RULES.items() if op not in TORCH}
@@ -54,7 +55,7 @@ def register() -> torch.library.Library:
 
 
 def ops() -> SimpleNamespace:
-    """The torch table: each op that a layer may call by its name, without the outputs that are hidden from layers."""
+    """The op table on torch: each op that a layer may call, without its hidden outputs."""
     register()
     return SimpleNamespace(**{op: TORCH.get(op) or _visible(op, rule) for op, rule in RULES.items()})
 
@@ -70,7 +71,7 @@ def _one_or_all(values: tuple[Any, ...]) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-# ---------------------------------------------------------------- what torch is told
+# ---------------------------------------------------------------- schemas, fake implementations, autograd
 
 
 def _schema(op: str) -> str:
@@ -78,24 +79,25 @@ def _schema(op: str) -> str:
 
 
 def check_names(op: str, rule: Rule) -> None:
-    """The parameters of the reference functions have the names by which the rule calls them, in the same order."""
+    """Assert that the parameters of the reference functions have the names of the rule's arguments, in order."""
     computed = ((gradient.op, gradient.reads) for gradient in rule.gradients if gradient.op)
     for name, reads in ((op, rule.args), *computed):
-        given = [re.sub("_[A-Z][A-Za-z0-9]*$", "", parameter) for parameter in inspect.signature(OPS[name]).parameters]
-        wanted = [
+        names = [re.sub("_[A-Z][A-Za-z0-9]*$", "", parameter) for parameter in inspect.signature(OPS[name]).parameters]
+        expected = [
             parameter if isinstance(read, Extent) else _parameter(read)
-            for read, parameter in zip(reads, given, strict=False)
+            for read, parameter in zip(reads, names, strict=False)
         ]
-        assert len(reads) == len(given) and wanted == given, f"{name} takes {given}; the rule of {op} gives it {reads}"
+        matches = len(reads) == len(names) and expected == names
+        assert matches, f"{name} takes {names}; the rule of {op} passes it {reads}"
 
 
 def _parameter(read: str) -> str:
-    """The name of a parameter without the letters of its shape: d_y is the `dy` of `dy_TN`."""
+    """The parameter of a reference function, without its shape suffix, for a name in a rule: `dy` for `d_y`."""
     return re.sub("^d_", "d", read)
 
 
 def abstract(value: Any) -> Any:
-    """A torch tensor as the rules have it; a constant as it is."""
+    """The shape and dtype of a torch tensor, as rules take them. Constants are returned unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     return Tensor(tuple(value.shape), str(value.dtype).removeprefix("torch."))
@@ -121,7 +123,7 @@ def _without_like(op: str) -> Callable[..., Any]:
 def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch.Tensor | None, ...]]]:
     """(setup_context, backward) of a rule, for `torch.library.register_autograd`.
 
-    Only what a wanted gradient reads is saved.
+    Only values that a needed gradient reads are saved.
     """
 
     # torch passes these arguments by keyword, under exactly these names
@@ -132,7 +134,7 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
         ctx.tangents = {gradient_of(name): (values[name].shape, values[name].dtype) for name in rule.differentiable}
         reads = {read for gradient in ctx.wanted for read in (*gradient.reads, *gradient.gives)} - ctx.tangents.keys()
         saved = {
-            read: values[read.of].shape[read.dim] if isinstance(read, Extent) else values[read]
+            read: values[read.argument].shape[read.dim] if isinstance(read, Extent) else values[read]
             for read in sorted(reads, key=str)
         }
         ctx.names = [read for read, value in saved.items() if isinstance(value, torch.Tensor)]
@@ -150,23 +152,23 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
             if values[name] is None:  # an output nobody used
                 values[name] = arrived[0].new_zeros(shape, dtype=dtype)
         values |= ctx.constants | dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        given: dict[str, torch.Tensor] = {}
+        gradients: dict[str, torch.Tensor] = {}
         for gradient in ctx.wanted:
             args = [values[read] for read in gradient.reads]
             if not gradient.op:
-                given |= dict.fromkeys(gradient.gives, args[0])
+                gradients |= dict.fromkeys(gradient.gives, args[0])
                 continue
             result = getattr(torch.ops.dsc, gradient.op)(*args, like=[values[name] for name in gradient.gives])
-            given |= zip(gradient.gives, result if isinstance(result, tuple) else (result,), strict=True)
+            gradients |= zip(gradient.gives, result if isinstance(result, tuple) else (result,), strict=True)
         called = rule.args[: len(ctx.needs_input_grad)]  # optional arguments may be left out
         return tuple(
-            given.get(name) if needed else None for name, needed in zip(called, ctx.needs_input_grad, strict=True)
+            gradients.get(name) if needed else None for name, needed in zip(called, ctx.needs_input_grad, strict=True)
         )
 
     return setup_context, backward
 
 
 def _wanted(rule: Rule, needed: tuple[bool, ...]) -> tuple[Gradient, ...]:
-    """The gradients of a rule that give anything an argument needs."""
+    """The gradient ops of a rule that return a gradient that is needed."""
     names = {name for name, need in zip(rule.args, needed, strict=False) if need}  # optional ones may be left out
     return tuple(gradient for gradient in rule.gradients if names.intersection(gradient.gives))

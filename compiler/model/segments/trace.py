@@ -1,8 +1,8 @@
-"""Traces a segment: the joint graph of its forward and of what autograd makes of it.
+"""Traces a segment with torch into the joint graph of its forward and the backward that autograd derives.
 
 `make_fx` under fake tensors runs the segment on the torch op table and then `torch.autograd.grad`. Our ops stay single
-nodes, for their gradients are ops too. Autograd is asked for the gradient of every value in between as well, so that
-each has its name in the graph. Sizes are static, but for R. No tensor has storage: any size can be traced.
+nodes because their gradients are ops too. Gradients of all intermediate values are requested as well, so that each gets
+its name in the graph. Sizes are static, except R. Tensors have no storage, so any size can be traced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from compiler.model.segments.convert import ResultLabel, convert
 from compiler.model.segments.joint import MODULE, Joint, arguments_of
 from compiler.model.segments.torch_calls import compute
 
-ROWS_HINT = 7  # a size R might have; 0 and 1 would be specialised
+ROWS_HINT = 7  # any size for R but 0 and 1, which torch would specialise
 
 
 class Replayed(torch.autograd.Function):
-    """The forward of a traced module, computed again node by node, with its own backward."""
+    """Executes a traced module node by node, with the module's own backward."""
 
     @staticmethod
     def forward(ctx: Any, module: Module, x_TD: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Replayed(torch.autograd.Function):
 
 
 class Recorder:
-    """The torch op table; keeps what each call returned as (op, occurrence, output index) and tensor."""
+    """The torch op table. Records each result of each call as ((op, occurrence, output index), tensor)."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -73,14 +73,15 @@ class Recorder:
 
 
 def trace(segment: ir.Segment, ops: Any) -> Joint:
-    """The base graph of a segment as autograd has it. `ops`: the table of `compiler.model.segments.torch_ops`."""
+    """The base graph of a segment by autograd. `ops`: the table of `compiler.model.segments.torch_ops`."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    given = fake_arguments(segment, mode)
-    names = list(given)
+    arguments = fake_arguments(segment, mode)
+    names = list(arguments)
     labels: list[ResultLabel] = []
 
     def joint(*values: torch.Tensor) -> list[torch.Tensor | None]:
-        """Outputs; gradients of inputs and parameters; every value in between, and its gradient; as `labels` says."""
+        """Return outputs, gradients of inputs and parameters, gradients of intermediate values, and these values, in
+        the order of `labels`."""
         by_name = dict(zip(names, values, strict=True))
         for argument in arguments_of(segment):
             if argument.grad:
@@ -90,7 +91,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         leaves = [("gradient", i.name) for i in segment.inputs if i.grad]
         leaves += [("weight", p.name) for p in segment.params if p.grad]
         between = [(key, tensor) for key, tensor in recorder.results if tensor.requires_grad]
-        differentiable = [  # none, of an embedding that stays as it is
+        differentiable = [  # empty for a frozen embedding
             (tensor, by_name[gradient_of(output.name)])
             for output, tensor in zip(segment.outputs, outputs, strict=True)
             if output.grad and tensor.requires_grad
@@ -108,25 +109,26 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         return [*outputs, *gradients, *(tensor for _, tensor in recorder.results)]
 
     with mode:
-        outputs = run(segment, Recorder(ops), given)
+        outputs = run(segment, Recorder(ops), arguments)
         tangents = {
             gradient_of(output.name): torch.empty_like(tensor)
             for output, tensor in zip(segment.outputs, outputs, strict=True)
             if output.grad
         }
         names += tangents
-        graph = make_fx(joint)(*given.values(), *tangents.values())
+        graph = make_fx(joint)(*arguments.values(), *tangents.values())
     return convert(segment, graph.graph, names, labels)
 
 
-def run(segment: ir.Segment, ops: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    params = SimpleNamespace(**{param.name: given[param.name] for param in segment.params})
-    outputs: tuple[torch.Tensor, ...] = segment.function(ops, params, *(given[i.name] for i in segment.inputs))
+def run(segment: ir.Segment, ops: Any, arguments: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Call the segment's function. `arguments`: parameters and inputs by name."""
+    params = SimpleNamespace(**{param.name: arguments[param.name] for param in segment.params})
+    outputs: tuple[torch.Tensor, ...] = segment.function(ops, params, *(arguments[i.name] for i in segment.inputs))
     return outputs
 
 
 def fake_arguments(segment: ir.Segment, mode: FakeTensorMode) -> dict[str, torch.Tensor]:
-    """Parameters and inputs by name, each a tensor of its own; those with R rows share one symbol for it."""
+    """Fake tensors for parameters and inputs, by name. Those with R rows share one symbol for R."""
     arguments = arguments_of(segment)
     rows: Any = None
     if any("R" in argument.shape for argument in arguments):

@@ -1,19 +1,19 @@
-"""Unpacking: the graph that is printed, where each value of eight bits is the tensors that it is stored as. No torch.
+"""Unpacking pass: replaces each quantised value by the tensors that store it. This graph is printed. No torch.
 
-A graph says `linear` of values whose dtypes say their tiles. Its functions take tensors: x ≈ data · scale, R rows ·
-C columns · N out, K in:
+Before, a graph has `linear` on values whose dtypes include tiles. After, its functions take tensors with x ≈ data ·
+scale. With R rows · C columns · N out, K in:
 
-- by rows (1x128): data `x` [R, C], scales `x_scales` [R, C/128], column-major: those of neighbouring rows are
-  neighbours;
+- by rows (1x128): data `x` [R, C], scales `x_scales` [R, C/128], column-major, so that scales of neighbouring rows are
+  adjacent;
 - by columns (128x1), transposed so that the contraction over rows is contiguous: data [C, R], scales [C, R/128],
   column-major too;
 - a weight `w` (128x128): `w_fp8` [N, K], `w_scales` [N/128, K/128]; for the input's gradient `w_fp8_t` and
-  `w_scales_t`, both transposed. A device makes them of its parameters after each step of the optimizer.
+  `w_scales_t`, both transposed. A device quantises them from its parameters after each optimizer step.
 
-The op of `linear` is `linear_fp8` then, which takes data and scales for each such operand. What quantises is told
-whether scales are powers of two. Of another format (dsl/facts/formats.py) the name of an op has the format's, and a
-value may be more than two tensors: `runtime.ops.formats` says which. A weight whose gradient is rounded stochastically
-has a key `w_key` beside its tensors. This is the last pass: signatures, buffers, text and calls are of what it leaves.
+`linear` becomes `linear_fp8`, which takes data and scales for each such operand. Quantising ops take a flag whether
+scales are powers of two. For other formats (dsl/facts/formats.py) the op's name includes the format, and a value may be
+more than two tensors (`runtime.ops.formats`). A weight whose gradient is rounded stochastically also has a key,
+`w_key`. This is the last pass: signatures, buffers, text and calls are those of its result.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _OP = re.compile(r"(?P<base>\w+?)(?P<suffix>(_dgrad|_wgrad|_quantise)\w*|)")  # 
 
 
 def unpacked(joint: Joint) -> Joint:
-    """The joint graph of tensors alone. Nodes have the order, and belong to the functions, that they had before."""
-    weights = {each.param: each for each in quantised(joint)}
+    """The joint graph with plain tensors only. Nodes keep their order and their functions."""
+    weights = {weight.param: weight for weight in quantised(joint)}
     flat = {name: flat_tensors(t.shape, t.dtype) for name, t in joint.tensors.items() if name not in weights}
     masters = {param.name: Tensor(param.shape, param.dtype) for param in joint.segment.params if param.name in weights}
-    tensors = {f"{name}{each.suffix}": Tensor(each.shape, each.dtype) for name, of in flat.items() for each in of}
-    copies = {each.name: Tensor(each.shape, each.dtype) for of in weights.values() for each in of.tensors}
+    tensors = {f"{name}{t.suffix}": Tensor(t.shape, t.dtype) for name, stored in flat.items() for t in stored}
+    copies = {t.name: Tensor(t.shape, t.dtype) for weight in weights.values() for t in weight.tensors}
     assert len(tensors) == sum(map(len, flat.values())) and not tensors.keys() & copies.keys(), "a name twice"
 
     def parts(value: str) -> tuple[str, ...]:
-        return tuple(f"{value}{each.suffix}" for each in flat[value])
+        return tuple(f"{value}{tensor.suffix}" for tensor in flat[value])
 
     def all_parts(values: Iterable[str]) -> tuple[str, ...]:
         return tuple(part for value in values for part in parts(value))
 
     def pairs(rows: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        return tuple((f"{name}{each.suffix}", f"{value}{each.suffix}") for name, value in rows for each in flat[value])
+        return tuple((f"{name}{t.suffix}", f"{value}{t.suffix}") for name, value in rows for t in flat[value])
 
     def unpack(node: OpNode) -> OpNode:
         if node.call:
@@ -58,13 +58,13 @@ def unpacked(joint: Joint) -> Joint:
             if not isinstance(arg, str):
                 args.append(arg)
             elif arg in weights:
-                names = [each.name for each in weights[arg].tensors]
-                count = len(names) // 2  # the key may follow
+                names = [tensor.name for tensor in weights[arg].tensors]
+                count = len(names) // 2  # rounds down if a key follows
                 args += names[count : 2 * count] if suffix == "_dgrad" else names[:count]
             else:
                 args += parts(arg)
         packed = [packed_of(dtype) for v in (*node.reads, *node.outputs) if is_packed(dtype := joint.tensors[v].dtype)]
-        form = next((of.form for of in packed if of.form), None)
+        form = next((dtype.form for dtype in packed if dtype.form), None)
         if form is not None:
             op = f"{node.op}_{form.name}" if "quantise" in node.op else f"{base}_{form.name}{suffix}"
             return OpNode(op, (*args, *_manner(joint, node), *_exactness(joint, node)), all_parts(node.outputs))
@@ -80,12 +80,12 @@ def unpacked(joint: Joint) -> Joint:
         gradients=pairs(joint.gradients),
         again=all_parts(joint.again),
         early=all_parts(joint.early),
-        parts=tuple((unpack(node), of) for node, of in joint.parts),
-        given=GivenTensors(
+        parts=tuple((unpack(node), replaced) for node, replaced in joint.parts),
+        arguments=GivenTensors(
             params=tuple(
                 name
                 for param in joint.params
-                for name in ([each.name for each in weights[param].tensors] if param in weights else [param])
+                for name in ([tensor.name for tensor in weights[param].tensors] if param in weights else [param])
             ),
             inputs=all_parts(joint.inputs),
             tangents=all_parts(joint.tangents),
@@ -99,30 +99,31 @@ def unpacked(joint: Joint) -> Joint:
 
 
 def _exactness(joint: Joint, node: OpNode) -> tuple[bool, ...]:
-    """What a node that quantises is told: whether FP32 scales of its results, if they have some, are powers of two."""
+    """The flag of a quantising node: whether FP32 scales of its results are powers of two. () if there are none."""
     if "quantise" not in node.op:
         return ()
     packed = [packed_of(dtype) for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)]
-    found = {of.pow2 for of in packed if of.form is None}
-    assert len(found) < 2, f"{node} quantises to scales of two kinds"
-    return tuple(found)
+    pow2 = {dtype.pow2 for dtype in packed if dtype.form is None}
+    assert len(pow2) < 2, f"{node} quantises to scales of two kinds"
+    return tuple(pow2)
 
 
 def _manner(joint: Joint, node: OpNode) -> tuple[bool | str, ...]:
-    """What a node that quantises to a format is told: whether columns are transformed, and the key of its weight."""
+    """The flags of a node that quantises to a format: whether columns get a Hadamard transform, and the weight's key
+    for stochastic rounding."""
     if node.op not in ("quantise_columns", "quantise_both"):
         return ()
-    how = packed_of(joint.tensors[node.outputs[-1]].dtype).how
-    if "stochastic" not in how:
-        return ("hadamard" in how,)
-    (rows, _), reads = node.outputs, (each for each in joint.nodes if each.is_input_gradient)
-    found = [each.reads[1] for each in reads if each.reads[0] == rows]
-    assert found, f"{rows} is read by no gradient of an input"  # next() would end the caller's map, without a word
-    return "hadamard" in how, f"{found[0]}_key"
+    flags = packed_of(joint.tensors[node.outputs[-1]].dtype).flags
+    if "stochastic" not in flags:
+        return ("hadamard" in flags,)
+    (rows, _), dgrads = node.outputs, (dgrad for dgrad in joint.nodes if dgrad.is_input_gradient)
+    weights = [dgrad.reads[1] for dgrad in dgrads if dgrad.reads[0] == rows]
+    assert weights, f"no gradient of an input reads {rows}"  # not next(): StopIteration would silently end the map
+    return "hadamard" in flags, f"{weights[0]}_key"
 
 
 def quantised(joint: Joint) -> tuple[Quantised, ...]:
-    """The parameters that products read in few bits, and the tensors that hold them so."""
+    """The parameters that products read quantised, and the tensors of their quantised copies."""
     keyed = ("columns", "stochastic") in joint.segment.stored
     return tuple(
         Quantised(
@@ -133,23 +134,23 @@ def quantised(joint: Joint) -> tuple[Quantised, ...]:
 
 
 def _tensors(name: str, weight: Tensor) -> tuple[Buffer, ...]:
-    of, (*experts, N, K) = packed_of(weight.dtype), weight.shape
-    if of.form is not None:
-        return _tensors_in(of, name, weight)
-    rows, columns = tiles_of(N, of.rows), tiles_of(K, of.columns)
+    packed, (*experts, N, K) = packed_of(weight.dtype), weight.shape
+    if packed.form is not None:
+        return _tensors_in(packed, name, weight)
+    rows, columns = tiles_of(N, packed.rows), tiles_of(K, packed.columns)
     return (
-        Buffer(f"{name}_fp8", (*experts, N, K), of.element),
+        Buffer(f"{name}_fp8", (*experts, N, K), packed.element),
         Buffer(f"{name}_scales", (*experts, rows, columns), "float32"),
-        Buffer(f"{name}_fp8_t", (*experts, K, N), of.element),
+        Buffer(f"{name}_fp8_t", (*experts, K, N), packed.element),
         Buffer(f"{name}_scales_t", (*experts, columns, rows), "float32"),
     )
 
 
-def _tensors_in(of: Packed, name: str, weight: Tensor) -> tuple[Buffer, ...]:
-    """A weight in a format, and the transposed weight, which is quantised by itself: `up_mxfp8`, `up_scales`."""
+def _tensors_in(packed: Packed, name: str, weight: Tensor) -> tuple[Buffer, ...]:
+    """The tensors of a weight in a format, `up_mxfp8` and `up_scales`, and of the separately quantised transpose."""
     *experts, N, K = weight.shape
     return tuple(
-        Buffer(f"{name}{each.suffix or f'_{of.element}'}{end}", each.shape, each.dtype)
+        Buffer(f"{name}{tensor.suffix or f'_{packed.element}'}{end}", tensor.shape, tensor.dtype)
         for extents, end in (((N, K), ""), ((K, N), "_t"))
-        for each in flat_tensors((*experts, *extents), weight.dtype)
+        for tensor in flat_tensors((*experts, *extents), weight.dtype)
     )

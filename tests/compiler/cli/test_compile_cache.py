@@ -140,7 +140,7 @@ def test_what_is_no_entry_in_a_builds_cache_is_not_removed(
     mine = build / CACHE / "notes.json"
     mine.write_text("mine")
     assert main(["compile", str(SPEC), "-o", "build"]) == 2
-    assert f"holds what is not of its build, {CACHE}/notes.json" in capsys.readouterr().err
+    assert f"contains files that are not part of its build, {CACHE}/notes.json" in capsys.readouterr().err
     assert mine.read_text() == "mine"
 
 

@@ -344,7 +344,7 @@ def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str,
     values |= {f"d_{name}": source.normal(*output.shape).to(output.dtype) for name, output in made.items()}
 
     def given(read: str | Extent) -> Any:
-        return values[read.of].shape[read.dim] if isinstance(read, Extent) else values[read]
+        return values[read.argument].shape[read.dim] if isinstance(read, Extent) else values[read]
 
     return [
         (gradient.op, tuple(map(given, gradient.reads)))

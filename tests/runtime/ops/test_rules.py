@@ -59,7 +59,7 @@ def check(op: str, rule: Rule, dtype: torch.dtype) -> None:
 
 def check_gradient(gradient: Gradient, values: dict[str, Any]) -> None:
     """A gradient has its argument's shape and dtype, and so has the buffer that it is added to, in FP32 at least."""
-    reads = [values[r.of].shape[r.dim] if isinstance(r, Extent) else values[r] for r in gradient.reads]
+    reads = [values[r.argument].shape[r.dim] if isinstance(r, Extent) else values[r] for r in gradient.reads]
     wanted = [abstract(values[name]) for name in gradient.gives]
     if not gradient.op:
         assert [abstract(reads[0])] * len(wanted) == wanted

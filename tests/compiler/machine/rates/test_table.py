@@ -106,7 +106,7 @@ WRONG = {
     ),
     "a list": ("[]", "t.json: input should be an object"),
     "no json": ('{\n  "name": x}', "t.json:2:11: this is not JSON"),
-    "NaN": (text(rows=[ROW | {"rate": float("nan")}]), "NaN is no number of JSON"),
+    "NaN": (text(rows=[ROW | {"rate": float("nan")}]), "NaN is not a JSON number"),
     "huge": (text(rows=[ROW | {"rate": 10**400}]), "rows[0].rate"),
     "deep": ("[" * 200_000, "t.json: it is nested too deep"),
 }
@@ -126,7 +126,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         file.truncate(MAX_BYTES + 1)
     for name, said in {
         "none.json": "there is no file",
-        "": "is no regular file",
+        "": "is not a regular file",
         "a\0b": "there is no file",
         "binary.json": "is not text in UTF-8",
         "large.json": "is larger than 8 MiB",

@@ -154,4 +154,4 @@ def test_every_rank_is_held_against_its_own_device(schedule: str) -> None:
         (first, second - 1, 2 + held[2:].index(second), "a100"),
     ):
         said = does_not_fit(on(here, there), found)
-        assert f"those of rank {rank} the most" in said and f"of device {name} are all there is" in said
+        assert f"rank {rank} needs the most" in said and f"of device {name};" in said

@@ -1,4 +1,4 @@
-"""What cannot be a layer is refused, at the key that names it, with the line of the user's file where there is one."""
+"""Modules that cannot be layers are refused at the key that names them, with the line of the user's file."""
 
 from __future__ import annotations
 
@@ -36,47 +36,47 @@ class Own(nn.Module):
         {step}
         return {result}
 """
-# (lines of the class, what is said, what mends it)
+# (lines of the class, message, hint)
 WRONG = {
     "data-dependent shape": (
         {"step": "x = x[x.sum(1) > 0]"},
-        "own.py:12: a shape, or which way forward goes, depends on numbers in tensors: aten.nonzero",
-        "use ops of one shape: torch.where, masks, sums",
+        "own.py:12: a shape or a branch of forward depends on values in tensors: aten.nonzero",
+        "use ops whose shapes are fixed: torch.where, masks, sums",
     ),
     "data-dependent branch": (
         {"step": "x = -x if x.sum() > 0 else x"},
-        "own.py:12: a shape, or which way forward goes, depends on numbers in tensors: aten._local_scalar_dense",
-        "use ops of one shape: torch.where, masks, sums",
+        "own.py:12: a shape or a branch of forward depends on values in tensors: aten._local_scalar_dense",
+        "use ops whose shapes are fixed: torch.where, masks, sums",
     ),
     "in place on a parameter": (
         {"step": "self.weight.data.mul_(2)"},
         "own.py:12: forward writes into the parameter weight: aten.mul_",
-        "compute a new tensor in its place",
+        "compute a new tensor instead",
     ),
     "in place on the input": (
         {"step": "x += 1"},
         "own.py:12: forward writes into its input: aten.add_",
-        "compute a new tensor in its place",
+        "compute a new tensor instead",
     ),
     "random numbers": (
         {"step": "x = nn.functional.dropout(x, 0.1)"},
         "own.py:12: forward draws random numbers: aten.",
-        "leave it out: no step of a run draws any",
+        "remove it: no training step draws random numbers",
     ),
     "batch norm": (
         {"make": "self.norm = nn.BatchNorm1d(hidden)", "step": "x = self.norm(x)"},
-        "Own has a buffer, norm.running_mean, and only parameters belong to a layer",
-        "compute it in forward, by torch.arange, torch.tril and the like",
+        "Own has a buffer, norm.running_mean; a layer may only have parameters",
+        "compute it in forward, with torch.arange, torch.tril and the like",
     ),
     "frozen": (
         {"make": "self.frozen = nn.Parameter(torch.ones(hidden), requires_grad=False)", "result": "x * self.frozen"},
-        "Own.frozen has no gradient, and all parameters are trained",
-        "let it have one",
+        "Own.frozen is frozen; all parameters of a layer are trained",
+        "remove requires_grad=False",
     ),
     "unused": (
         {"make": "self.spare = nn.Linear(2, 2)"},
-        "what forward returns does not depend on parameter spare.weight",
-        "use it, or leave it out",
+        "the result of forward does not depend on parameter spare.weight",
+        "use it or remove it",
     ),
     "another shape": (
         {"result": "(x * self.weight)[:, :8]"},
@@ -95,17 +95,17 @@ WRONG = {
     ),
     "a tensor of numbers": (
         {"step": "x = x * torch.tensor([2.0])"},
-        "forward makes a tensor of numbers, or reads one that is no parameter",
+        "forward creates a tensor from Python numbers, or reads a tensor that is not a parameter",
         "use torch.full or torch.arange in forward, or a parameter",
     ),
     "first values": (
         {"make": "self.first = nn.Parameter(torch.full((hidden,), 1e999))", "result": "x * self.weight * self.first"},
-        "parameter first begins at inf, which no training changes",
-        "begin with a number",
+        "parameter first is initialized to inf",
+        "initialize it to a finite number",
     ),
     "constructor": (
         {"make": "raise ValueError('no')"},
-        "own.py:9: making it fails: ValueError: no",
+        "own.py:9: the constructor fails: ValueError: no",
         "correct the file",
     ),
     "forward": (
@@ -145,9 +145,9 @@ def test_what_cannot_be_traced_is_refused(name: str, tmp_path: Path) -> None:
     ("text", "message", "hint"),
     [
         (None, "there is no file own.py", "write class Own into own.py"),
-        ("class Own(\n", "own.py:1 is no Python: '(' was never closed", "correct the file"),
+        ("class Own(\n", "own.py:1 is not valid Python: '(' was never closed", "correct the file"),
         ("class Other:\n    pass\n", "own.py has no class Own", 'write `module = "own.py:Other"`'),
-        ("class Own:\n    pass\n", "own.py: Own is no torch.nn.Module", "write `class Own(torch.nn.Module): …`"),
+        ("class Own:\n    pass\n", "own.py: Own is not a torch.nn.Module", "write `class Own(torch.nn.Module): …`"),
         ("import nowhere_at_all\nOwn = 1\n", "own.py:1: running the file fails: ModuleNotFoundError: ", ""),
     ],
 )

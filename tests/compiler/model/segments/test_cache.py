@@ -97,7 +97,7 @@ def test_segments_of_one_model_have_a_key_each() -> None:
 @pytest.mark.parametrize("function", [lambda ops, p, h: (h,), test_segments_of_one_model_have_a_key_each])
 def test_a_function_that_is_no_layers_has_no_key(function: Any) -> None:
     """A function outside the layers has no text among the sources, so its name does not identify it."""
-    with pytest.raises(AssertionError, match="is no layer's"):
+    with pytest.raises(AssertionError, match="is not a layer's"):
         cache.key_of(replace(SEGMENT, function=function), 132, "tools")
 
 

@@ -81,7 +81,7 @@ def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], messa
         ('{"load": [[]]}', "row 0 of `load` is no list of tokens"),
         ('{"load": [[1], 5]}', "row 1 of `load` is no list of tokens"),
         ('{"load": [[1, -2]]}', "row 0, expert 1: -2 tokens"),
-        ('{"load": [[1, NaN]]}', "NaN is no number of JSON"),
+        ('{"load": [[1, NaN]]}', "NaN is not a JSON number"),
         ('{"load": [[1, 1e999]]}', "row 0, expert 1: inf tokens"),
         ('{"load": [[1, true]]}', "row 0, expert 1: true is no number"),
         ('{"load": [["7"]]}', 'row 0, expert 0: "7" is no number'),
@@ -102,7 +102,7 @@ def test_a_load_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "l.json").write_bytes(b'{"load": "\xff"}')
     with pytest.raises(PlacementError, match="is not text in UTF-8"):
         read_load(tmp_path / "l.json")
-    with pytest.raises(PlacementError, match="is no regular file"):
+    with pytest.raises(PlacementError, match="is not a regular file"):
         read_load(tmp_path)
 
 

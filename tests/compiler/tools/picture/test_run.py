@@ -224,7 +224,7 @@ def test_inspect_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(str(folder), "--program", "train_77") == 2
     assert "use one of train_4" in capsys.readouterr().err
     assert run(str(folder), "--costs", str(tmp_path)) == 2  # nor a pipe, which would be waited for
-    assert f"{tmp_path} is no regular file, but a folder" in capsys.readouterr().err
+    assert f"{tmp_path} is not a regular file, but a folder" in capsys.readouterr().err
     path = folder / "trace" / "rank_0.jsonl"
     path.write_text(path.read_text("utf-8").replace("F0.1", "F0.9"), "utf-8")
     assert run(str(folder)) == 1

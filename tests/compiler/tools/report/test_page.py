@@ -256,7 +256,7 @@ def test_same_values_same_bytes_in_any_process(report_of_run: Report, tmp_path: 
         ('{"load": [[1, -1], ["x"]]}', "`load.0.1`: Input should be greater than or equal to 0"),
         ('{"load": 1}', "`load`: Input should be a valid list"),
         ("[]", "Input should be a valid dictionary or instance of LoadForm"),
-        ('{"load": [NaN]}', "NaN is no number of JSON"),
+        ('{"load": [NaN]}', "NaN is not a JSON number"),
     ],
 )
 def test_a_file_of_a_run_is_refused_by_the_first_place_that_is_wrong(text: str, said: str, tmp_path: Path) -> None:
