@@ -1,4 +1,4 @@
-"""Token ids by words: the library's, on every text."""
+"""Token ids computed by words equal the library's on every text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = [path.read_text("utf-8") for path in FILES]
 BPE = tokenizer.train(TEXTS, 900)
 KEPT = Encoder(BPE)
 
-# What the pattern tells apart, and its corners: runs of spaces before a word, contractions, controls, other scripts.
+# Classes of the pattern, and corner cases: runs of spaces before a word, contractions, controls, other scripts.
 PARTS = [*" \t\n\r\v\f'\"", "'s", "'ll", "'S", "  ", "\n    ", "a", "Zebra", "def", "7", "42", "_", "==", "#"]
 PARTS += ["\x00", "\x1c", "\x1f", "\x7f", "\x85", "\xa0", "é", "²", "一", "\u2028", "😀", tokenizer.END]
 TEXT = st.lists(st.sampled_from(PARTS) | st.characters(max_codepoint=127), max_size=40).map("".join)
@@ -27,7 +27,7 @@ TEXT = st.lists(st.sampled_from(PARTS) | st.characters(max_codepoint=127), max_s
 @given(st.lists(TEXT, max_size=4), st.integers(1, 12))
 @example(["a \n\n  b\x1c c's  \n"], 1)
 def test_ids_are_the_librarys(texts: list[str], piece: int) -> None:
-    """Any text in pieces of any size has these ids, from an encoder that met other words before and from a new one."""
+    """Ids are right for any text in pieces of any size, with a new encoder and with one that has seen other words."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "PIECE", piece)
         assert KEPT.encode(texts) == Encoder(BPE).encode(texts) == tokenizer.encode(BPE, texts)
