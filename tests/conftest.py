@@ -1,6 +1,6 @@
 """For every test: `bless` rewrites goldens (`pytest --bless`), refused where CI is set.
 
-Properties are held against the same examples each time; `--hypothesis-profile=search` looks for new ones.
+Properties are tested on the same examples each time; `--hypothesis-profile=search` looks for new ones.
 `--tier` runs a part of the tests: tests/tiers.py.
 """
 
@@ -21,7 +21,7 @@ from tests.watched import watch
 
 if TYPE_CHECKING:
     from compiler.emit.segment_cache import Segments
-if find_spec("hypothesis") is not None:  # on a machine with a GPU, where kernels alone are checked, it may be missing
+if find_spec("hypothesis") is not None:  # it may be missing on a GPU machine that only checks kernels
     from hypothesis import settings
 
     settings.register_profile("search", deadline=None)
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file of which a tier has no test."""
+    """Do not import files without a test of the tier."""
     tier = config.getoption("--tier")
     if tier == "all" or not collection_path.match("test_*.py"):
         return None
@@ -54,7 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Leave out the tests of other tiers, and begin with the folders that take longest, so that no worker ends late.
+    """Deselect the tests of other tiers, and begin with the slowest folders, so that no worker ends late.
 
     Which cases are a sample depends on the order of their collection. So this wraps the hooks of plugins: one that
     shuffles tests may run before a hook that is merely marked as the first.

@@ -1,4 +1,4 @@
-"""Copies of the project's own files that a test may change, also where the project itself may not be written to."""
+"""Copies of the project's files that a test may change, even if the project is read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def copy(source: Path, target: Path | str) -> Path:
-    """Copy a file, to another name or into a folder. The copy may be written to."""
+    """Copy a file, to another name or into a folder. The copy is writable."""
     copied = Path(shutil.copy(source, target))
     let_write(copied)
     return copied
@@ -22,7 +22,7 @@ def copytree(
     ignore: Callable[[str, list[str]], Iterable[str]] | None = None,
     dirs_exist_ok: bool = False,
 ) -> None:
-    """Copy a folder as `shutil.copytree` does. All of the copy may be written to."""
+    """Copy a folder like `shutil.copytree`. All files of the copy are writable."""
     shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=dirs_exist_ok)
     for folder, _, names in os.walk(target):
         for path in (Path(folder), *(Path(folder, name) for name in names)):
@@ -31,7 +31,7 @@ def copytree(
 
 
 def let_write(path: Path) -> None:
-    """Let the owner of a file or folder write to it."""
+    """Make a file or folder writable for its owner."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & stat.S_IWUSR:
         path.chmod(mode | stat.S_IWUSR)

@@ -1,4 +1,4 @@
-"""The templates of docs/extending.md, and copies of the project in which they are written."""
+"""The templates of docs/extending.md, and copies of the project into which they are written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Template:
     each: bool = False  # whether there are several such lines
 
     def write(self, folder: Path) -> None:
-        """Puts the text into a copy of the project."""
+        """Write the text into a copy of the project."""
         path = folder / self.path
         if not self.anchor:
             assert not path.exists(), f"{self.path} is there already"
@@ -109,7 +109,7 @@ class Copy:
             template.write(folder)
 
     def run(self, *words: str, code: int = 0) -> str:
-        """What Python says for these arguments, run with the copy in the place of the project."""
+        """The output of Python with these arguments, run in the copy instead of the project."""
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
         done = subprocess.run(
             [sys.executable, *words], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
@@ -118,5 +118,5 @@ class Copy:
         return done.stdout or done.stderr
 
     def dsc(self, *words: str, code: int = 0) -> str:
-        """What a command of dsc says."""
+        """The output of a dsc command."""
         return self.run("-m", "compiler.cli.main", *words, code=code)

@@ -1,7 +1,7 @@
-"""Runs `python -m MODULE` in a fork of a process that has imported torch, which takes seconds of the processor.
+"""Runs `python -m MODULE` in a fork of a process that has imported torch, since the import takes seconds of CPU time.
 
-What it starts with `python -m` in turn are forks too, until something is started otherwise: they inherit the modules,
-and everything else is as after an `exec`: descriptors, environment, working directory, signals, output, exit code.
+Processes that it starts with `python -m` are forks too. Forks inherit the modules; everything else is as after an
+`exec`: descriptors, environment, working directory, signals, output, exit code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AT_IMPORT = dict(os.environ)  # before any test changes a variable: a server has
 
 
 def environment(now: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of what is started with these variables."""
+    """The environment of a process started with these variables."""
     return {name: value for name, value in now.items() if name not in NOT_GIVEN} | FIXED
 
 
@@ -80,7 +80,7 @@ def start(module: str, words: Sequence[str], cwd: Path, out: Path, err: Path) ->
 def start_anew(
     module: str, words: Sequence[str], cwd: Path, out: Path, err: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `python -P -m module word …` as a user does, in a process that imports all anew."""
+    """Start `python -P -m module word …` as a user does, in a process that imports everything itself."""
     with out.open("wb") as to_out, err.open("wb") as to_err:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", module, *words], cwd=cwd, stdout=to_out, stderr=to_err, env=env
@@ -103,7 +103,7 @@ def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Fork:
-    """A process of the server, with what tests ask of a Popen."""
+    """A process of the server, with the methods of Popen that tests use."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         assert process.pid is not None

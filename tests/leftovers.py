@@ -1,9 +1,9 @@
-"""A guard for the end of a session: a run fails where processes, shared-memory segments or temporary folders are left.
+"""A guard at the end of a session: a run fails if processes, shared-memory segments or temporary folders are left.
 
-A session has a folder of its own: TMPDIR and HOME lie in it, and it is removed at the end. So what is left in TMPDIR is
-of this session, however many others run beside it. A process is of this session if it descends from pytest, if its
+A session has its own folder with TMPDIR and HOME, which is removed at the end. So leftovers in TMPDIR belong to this
+session, however many others run at the same time. A process belongs to this session if it descends from pytest, if its
 environment names the folder, or if it has a file in the folder open, as each fork of pytest has. Workers of xdist
-inherit all of that, and the process that controls them judges.
+inherit all of that; the controlling process checks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _names(folder: Path) -> set[str]:
 
 
 class Blame:
-    """Notes for each entry of TMPDIR the test that made it."""
+    """Records which test created each entry of TMPDIR."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.known = folder, set[str]()
@@ -109,7 +109,7 @@ class Guard:
                 terminalreporter.line(f"LEFT BEHIND {line}", red=True)
 
     def _processes_that_stay(self) -> list[int]:
-        """Processes of this session that do not end by themselves."""
+        """The processes of this session that do not end by themselves."""
         left, since = processes(self.folder), time.monotonic()
         while left and time.monotonic() - since < self.patience_s:
             time.sleep(0.05)

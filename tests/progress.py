@@ -1,7 +1,7 @@
 """Limits against hangs, by progress: a process that works is never too slow, however busy the machine is.
 
-A hang is that for PATIENCE_S neither was anything printed nor did all processes together take WORK_S of the processor.
-A process that waits and polls takes less than that; one that works takes more, if it gets a tenth of a core.
+A hang means that for PATIENCE_S nothing was printed and all processes together used less than WORK_S of CPU time. A
+process that waits and polls uses less; one that works uses more, if it gets a tenth of a core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HangError(Exception):
 
 
 class Watch:
-    """What a process and its descendants have done so far; or the descendants alone, without the process itself."""
+    """The progress of a process and its descendants, or of only the descendants."""
 
     def __init__(self, pid: int, patience_s: float = PATIENCE_S, work_s: float = WORK_S, itself: bool = True) -> None:
         self.pid, self.patience_s, self.work_s, self.itself = pid, patience_s, work_s, itself
@@ -33,9 +33,9 @@ class Watch:
         self._since = time.monotonic()
 
     def look(self, printed_bytes: int = 0, what: str = "") -> None:
-        """Raise HangError if nothing has gone on for too long. To be called about once a second."""
+        """Raise HangError if there was no progress for too long. Call it about once a second."""
         now, worked_s = time.monotonic(), processor_s(self.pid, self.itself)
-        # Of a descendant that ended before its parent asked for its time, the time is gone: so the sum may shrink.
+        # The time of a descendant that ended before its parent waited for it is lost, so the sum may shrink.
         if printed_bytes != self._mark[0] or abs(worked_s - self._mark[1]) >= self.work_s:
             self._mark, self._since = (printed_bytes, worked_s), now
         elif now - self._since > self.patience_s:
@@ -44,7 +44,7 @@ class Watch:
 
 
 def processor_s(pid: int, itself: bool = True) -> float:
-    """Seconds of the processor that a process and its descendants took, those that have ended among them."""
+    """CPU seconds of a process and its descendants, including those that have ended."""
     found = [pid]
     for each in found:
         found += children(each)
@@ -80,7 +80,7 @@ def run(
     patience_s: float = PATIENCE_S,
     work_s: float = WORK_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. If it hangs, it is killed with all of its descendants, and HangError has its output."""
+    """Run a command to its end. If it hangs, it is killed with all its descendants, and HangError has its output."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
 
         def printed(file: object) -> str:
@@ -112,7 +112,7 @@ def end(
     patience_s: float = PATIENCE_S,
     work_s: float = WORK_S,
 ) -> int:
-    """Wait for the end of a process; its exit code. HangError if it makes no progress."""
+    """Wait for the end of a process. Returns its exit code. Raises HangError if it makes no progress."""
     watch = Watch(process.pid, patience_s, work_s)
     while True:
         try:
@@ -122,7 +122,7 @@ def end(
 
 
 def kill(pid: int) -> None:
-    """Kill a process and its descendants. Children first: what has lost its parent would not be found."""
+    """Kill a process and its descendants, children first: orphans would not be found."""
     for child in children(pid):
         kill(child)
     os.kill(pid, signal.SIGKILL)

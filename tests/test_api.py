@@ -1,4 +1,4 @@
-"""dsc from Python: what the functions return is what the commands do; the example notebook runs."""
+"""dsc from Python: functions return the results of the commands, and the example notebook runs."""
 
 from __future__ import annotations
 

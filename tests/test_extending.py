@@ -1,4 +1,4 @@
-"""Extension points are where docs/extending.md says: its examples, in exactly its files, run end to end in a copy."""
+"""Extension points are where docs/extending.md says: its examples, in exactly these files, run end to end in a copy."""
 
 from __future__ import annotations
 

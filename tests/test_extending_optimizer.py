@@ -76,7 +76,7 @@ def test_the_table_names_the_files_of_the_page() -> None:
 
 
 def test_a_new_optimizer_is_planned(copy: Copy) -> None:
-    """What a plan says of its bytes, owners and time is what ranks allocate."""
+    """The plan's bytes, owners and time match what ranks allocate."""
     copy.run("-m", "tests.extended_optimizer", MINE)
 
 

@@ -1,4 +1,4 @@
-"""Every block of docs/language.md is a spec that is right, or has the error it says."""
+"""Every block of docs/language.md is a valid spec, or has the error that the page states."""
 
 from __future__ import annotations
 

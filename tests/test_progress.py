@@ -1,4 +1,4 @@
-"""Limits against hangs: who waits for nothing is ended, who works slowly or prints seldom is not. Where forks serve."""
+"""Limits against hangs: a process without progress is killed, one that works slowly or prints seldom is not; forks."""
 
 from __future__ import annotations
 

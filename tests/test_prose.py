@@ -1,4 +1,4 @@
-"""Pages, docstrings and comments: links lead to a heading, and paths that are named exist."""
+"""Pages, docstrings and comments: links lead to a heading, and named paths exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and the pages that it leads to show is what the product gives."""
+"""The README and its linked pages show the real output of dsc."""
 
 from __future__ import annotations
 

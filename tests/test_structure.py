@@ -1,4 +1,4 @@
-"""What may import what, what starts without torch, and how many parameters a function may take."""
+"""Allowed imports, commands that start without torch, and the maximum number of a function's parameters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
 
 
 def test_no_files_and_no_entries_of_a_folder_import_each_other_in_a_circle() -> None:
-    """Imports inside of functions and of types alone included."""
+    """Including imports inside functions and type-only imports."""
     edges = imports_of_modules()
     assert (cycles(edges), circles(edges)) == ([], [])
 

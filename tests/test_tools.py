@@ -34,7 +34,7 @@ def set_up(machine: Path, user: int, **environment: str) -> subprocess.Completed
 
 
 def apt_get(machine: Path, *installed: str) -> Path:
-    """An apt-get that installs what is given here, whatever it is asked for, and writes down what it was."""
+    """A stand-in for apt-get that installs `installed`, whatever is requested, and records the request."""
     log = machine.parent / "log"
     copies = "\n".join(f"/bin/cp {machine}/apt-get {machine}/{name}" for name in installed)
     program(machine, "apt-get", f'echo "$@" >> {log}\ncase "$1" in install) {copies or ":"};; esac')
@@ -42,7 +42,7 @@ def apt_get(machine: Path, *installed: str) -> Path:
 
 
 def test_make_says_at_once_what_is_missing(machine: Path) -> None:
-    """The message comes before anything is installed or run: no other command is begun."""
+    """The message is printed before anything is installed or run: no other command is started."""
     make = shutil.which("make")
     assert make
     of_make = ("MAKEFLAGS", "MAKELEVEL")  # set where make runs the tests: the make below would say its folder

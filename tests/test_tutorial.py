@@ -1,4 +1,4 @@
-"""The tutorial, typed in by a machine: each of its commands runs, in order, and shows what the page says it shows."""
+"""The tutorial, executed: its commands run in order and show the output on the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Home of a newcomer in which every step of the page was done."""
+    """A newcomer's home folder after all steps of the page."""
     home = tmp_path_factory.mktemp("home")
     type_in(steps(PAGE), home, environment(home))
     return home
@@ -54,7 +54,7 @@ def test_the_largest_import_is_as_large_as_is_said() -> None:
 
 
 def test_it_is_installed_as_the_makefile_does() -> None:
-    """The test runs in what these lines have made."""
+    """The test runs in the environment that these lines have made."""
     (install,) = (block[3] for block in FENCE.finditer(PAGE) if block[1] == "sh")
     command = ["make", "--dry-run", "--always-make", ".venv/.installed", "PIP=pip install -c constraints.txt"]
     makefile = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
 """Which tests run when: the tiers of docs/testing.md.
 
-What tests/soak.txt names is in `soak`, except for a sample. Of what is left, what tests/landing.txt names is in
-`landing`, except for a sample. Everything else is in `test`. `check` is the part of `test` that pins the language,
+Tests that tests/soak.txt names are in `soak`, except for a sample. Of the others, those that tests/landing.txt names
+are in `landing`, except for a sample. All others are in `test`. `check` is the part of `test` that pins the language,
 plans, schedules, proofs and goldens. `pytest` alone runs all tests, `pytest --tier test` those of one tier.
 """
 
@@ -19,9 +19,9 @@ TIERS = ("check", "test", "landing", "soak", "all")
 
 
 class Row(NamedTuple):
-    """Tests whose ids begin with `prefix` leave for a later tier: of each function, one of `every` cases stays.
+    """Tests whose ids begin with `prefix` move to a later tier, except one of `every` cases of each function.
 
-    `every` 0: none stays. `sample` is the beginning of the ids of tests that stay and hold the same for less, if any.
+    `every` 0: all move. `sample`: the beginning of the ids of tests that stay and check the same at less cost, if any.
     """
 
     prefix: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Moved:
-    """Tests that leave for a tier, by the rows of a file."""
+    """Tests that move to a tier, by the rows of a file."""
 
     def __init__(self, file: str) -> None:
         text = Path(__file__).with_name(file).read_text("utf-8")
@@ -38,7 +38,7 @@ class Moved:
         self.rows = {row.prefix: row for row in rows}
 
     def row_of(self, function: str) -> Row | None:
-        """The row that decides on a test function, by its id: the one with the longest prefix."""
+        """The row for a test function, by its id: the one with the longest prefix."""
         prefixes = (function[:length] for length in range(len(function), 0, -1))
         return next((self.rows[prefix] for prefix in prefixes if prefix in self.rows), None)
 
@@ -109,7 +109,7 @@ SLOW_FIRST = (
 
 
 def may_check(test: str) -> bool:
-    """Whether a test, or a file of tests, is of `check` if it is in `test`."""
+    """Whether a test, or a file of tests, is in `check` if it is in `test`."""
     return test.startswith(CHECK) and not test.startswith(NOT_CHECK)
 
 
@@ -142,7 +142,7 @@ def tiers_of_file(file: str, text: str) -> set[str]:
 
 
 class Stays:
-    """Whether a test stays where rows move others. It counts the cases of a function as it is asked for them."""
+    """Whether a test stays where rows move others. It counts the cases of a function in the order of calls."""
 
     def __init__(self, moved: Moved) -> None:
         self.row_of = cache(moved.row_of)

@@ -1,4 +1,4 @@
-"""Segments that all tests of a session share: what one process has traced, the others read."""
+"""Segments that all tests of a session share: one process traces them, the others read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.ir import Segment, SegmentCode
 
 
 class SharedSegments(Segments):
-    """Segments, each of which is stored in `folder` when it is first asked for."""
+    """Segments, each of which is stored in `folder` when it is first requested."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,6 +1,6 @@
-"""An audit hook of the interpreter: what code of an attacker would have to do is noted while `watch` is on.
+"""An audit hook of the interpreter that records actions of possible attacks while `watch` is active.
 
-A hook cannot be taken away, so there is one for all tests of a process.
+A hook cannot be removed, so all tests of a process share one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Seen:
 
 @contextmanager
 def watch(*allowed: Path) -> Iterator[list[str]]:
-    """What happens meanwhile that must not: programs and connections, unpickling, secrets read, changes outside of
-    the folders that are `allowed`."""
+    """Forbidden actions in this context: programs and connections, unpickling, reading secrets, changes outside the
+    `allowed` folders."""
     _install()
     _Seen.allowed, _Seen.found = (*(f"{folder}/" for folder in allowed), "/dev/"), []
     try:
@@ -59,7 +59,7 @@ def _writes(path: str, flags: Any) -> bool:
 
 
 def _leads_out(path: str) -> bool:
-    """Whether a path leads out of what is allowed; one that is relative is so to a folder that is open."""
+    """Whether a path is outside the allowed folders. A relative path is relative to an open folder."""
     assert _Seen.allowed is not None
     if ".." in path.split("/"):
         return True

@@ -1,4 +1,4 @@
-"""The command `dsc check`, and what it costs to start."""
+"""The command `dsc check`, and its start-up cost."""
 
 from __future__ import annotations
 

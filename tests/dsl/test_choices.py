@@ -1,4 +1,4 @@
-"""Keys that are `auto`: what keeps the rules is what a person could have written, and nothing else."""
+"""Keys that are `auto`: the alternatives are exactly the values that a person could have written without an error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_computed_again_is_tried_from_most_to_nothing(file: str, ops: tu
 
 
 def test_no_choice_keeps_the_rules() -> None:
-    """The message is about the choice with the fewest mistakes; it has the number of choices, and edits."""
+    """The message is about the choice with the fewest mistakes; it gives the number of choices, and edits."""
     auto = [f"{path}=auto" for path in OPENED]
     (mistake,) = check(SPECS / "quickstart.dsc", overrides=(*auto, "train.batch=13"))
     assert mistake.code == "E0807"
@@ -59,7 +59,7 @@ def test_no_choice_keeps_the_rules() -> None:
 
 
 def test_choices_that_break_the_limit_of_nodes_are_passed_over() -> None:
-    """128 expert ranks of DeepSeek-V3 lie on 16 nodes, of which a token would reach 8."""
+    """With 128 expert ranks on 16 nodes, a token of DeepSeek-V3 would reach 8 nodes."""
     (wrong,) = check(SPECS / "deepseek-v3.dsc", overrides=("parallel.expert=128",))
     assert wrong.code == "E0922" and wrong.message.endswith("on up to 8 nodes: max_nodes = 4")
     degrees = {
@@ -69,7 +69,7 @@ def test_choices_that_break_the_limit_of_nodes_are_passed_over() -> None:
 
 
 def test_experts_may_be_over_all_ranks_of_a_stage() -> None:
-    """Two data ranks of four tensor ranks: as many expert ranks as divide eight, or four if each is two devices."""
+    """Two data ranks of four tensor ranks: expert degrees divide eight, or four if each expert rank has two devices."""
     words = (
         "parallel.expert=auto",
         "parallel.pipeline=1",
@@ -85,7 +85,7 @@ def test_experts_may_be_over_all_ranks_of_a_stage() -> None:
 
 @pytest.mark.parametrize(("sequence", "most"), [(2048, 1), (6144, 2), (8192, 4), (131072, 64)])
 def test_context_ranks_have_long_chunks(sequence: int, most: int) -> None:
-    """Each has two chunks of 1,024 tokens or more, as many ranks as divide 256 devices."""
+    """Each context rank has two chunks of at least 1,024 tokens; context degrees divide 256 devices."""
     spec = load(SPECS / "llama3-8b.dsc", overrides=(f"train.sequence={sequence}",))
     degrees = choices.values(spec, "parallel.context")
     assert degrees == tuple(2**power for power in range(most.bit_length()))

@@ -1,4 +1,4 @@
-"""Several files and blocks as one spec: what may be defined where, what counts, and that nothing written is ignored."""
+"""Specs of several files and blocks: what may be defined where, what wins, and that nothing written is ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK, LET = "model base { hidden = 64 }", "let count = 1"
 
 
 def said(tmp_path: Path, text: str, **files: str) -> list[tuple[str, str, str]]:
-    """Code, the place and the message of everything wrong."""
+    """(code, place, message) of each error."""
     with pytest.raises(SpecError) as caught:
         read(tmp_path, text, **files)
     return [(item.code, item.span.text if item.span else "", item.message) for item in caught.value.diagnostics]
@@ -38,7 +38,7 @@ def test_what_two_imports_define_is_ambiguous(one: str, name: str, tmp_path: Pat
     built_on = f'import "left.dsc"\n{one}'
     assert read(tmp_path, run, left=left, right=built_on).train.seed == 3
     both = 'import "left.dsc"\nimport "right.dsc"\n'
-    if one == LET:  # what the file itself says counts; a block would still be changed key by key
+    if one == LET:  # the file's own definition wins; a block would still be changed key by key
         assert read(tmp_path, run + "let count = 4\n", left=left, right=right).train.seed == 3
         assert read(tmp_path, 'import "both.dsc"\n' + run, left=left, right=right, both=both + LET).train.seed == 3
     else:
@@ -85,7 +85,7 @@ def test_a_built_in_precision_is_extended_and_not_changed(tmp_path: Path) -> Non
 
 
 def test_a_recipe_is_built_in_and_may_be_defined_anew(tmp_path: Path) -> None:
-    """A block that extends FP8 blocks has their tiles; a spec that defines a precision of this name has its own."""
+    """A block that extends a built-in FP8 precision has its tiles; a spec may define a precision of the same name."""
     text = "precision mine extends fp8_block { moments = fp32 }\nrun a extends base { precision = mine }"
     found = read(tmp_path, text).precision
     assert found == BUILT_IN["fp8_block"].model_copy(update={"name": "mine", "moments": "fp32"})

@@ -1,4 +1,4 @@
-"""Conflicts against brute force: the smallest set of lines, and the best edits; and each edit applied to the text."""
+"""Conflicts against brute force: the smallest set of lines, the best edits, and each edit applied to the text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ cluster random {{ nodes = {nodes}, node {{ devices = {devices}, device cpu {{ me
 
 
 def allowed(n: Numbers) -> bool:
-    """The rules of these numbers, written down once more and in other words."""
+    """The rules for these numbers, implemented independently."""
     p, d, e, b = (int(n[key]) for key in ("pipeline", "data", "expert", "micro_batch"))
     batch, experts, groups = (int(n[key]) for key in ("batch", "experts", "groups"))
     group = e * int(n["expert_tensor"])
@@ -98,14 +98,14 @@ def wrong(seed: int, count: int) -> Iterator[dict[str, int | str]]:
 
 
 def filled(n: Numbers) -> dict[str, int | str]:
-    """Numbers with the data degree of `auto`, or with an impossible one if the pipeline does not divide the world."""
+    """Numbers with the data degree of `auto`; an impossible one if the pipeline does not divide the world."""
     world, pipeline = int(n["nodes"]) * int(n["devices"]), int(n["pipeline"])
     auto = world // pipeline if world % pipeline == 0 else world + 1
     return {**n, "data": auto if n["data"] == "auto" else n["data"]}
 
 
 def written(folder: Path, n: Numbers) -> Path:
-    """The spec of some numbers, in two files of its own and one of the others'."""
+    """Write a spec with these numbers into two new files and one shared file."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     (folder / "base.dsc").write_text(base, encoding="utf-8")
     (folder / "library.dsc").write_text('import "base.dsc"\n' + LIBRARY.format(**n), encoding="utf-8")
@@ -114,7 +114,7 @@ def written(folder: Path, n: Numbers) -> Path:
 
 
 def applied(edits: tuple[Edit, ...], overrides: list[str]) -> list[str]:
-    """Write edits into the files they are of; those of the command line are returned."""
+    """Apply edits to their files. Returns the overrides with the edits of the command line."""
     for edit in sorted(edits, key=lambda edit: edit.span.start, reverse=True):
         source = edit.span.source
         text = source.text if source.name == OVERRIDE else Path(source.name).read_text("utf-8")
@@ -127,7 +127,7 @@ def applied(edits: tuple[Edit, ...], overrides: list[str]) -> list[str]:
 
 
 def keys_of(item: Diagnostic) -> set[str]:
-    """The keys of the lines of a conflict."""
+    """The keys on the lines of a conflict."""
     assert item.conflict is not None
     found = set()
     for span in item.conflict.lines:
@@ -148,7 +148,7 @@ def test_the_rules_are_those_of_the_reference(tmp_path: Path) -> None:
 
 
 def problem_of(path: Path) -> RuleProblem:
-    """All joint rules over the spec of a file."""
+    """All joint rules, applied to the spec in a file."""
     view = analyse(str(path)).views[0]
     known = variables(view.spec, view.context.origins, view.context.failed, ())
     rows = [
@@ -159,7 +159,7 @@ def problem_of(path: Path) -> RuleProblem:
 
 
 def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """The lines of a conflict fit no right assignment; any fewer lines fit one, of the domain or beyond it."""
+    """No right assignment has all lines of a conflict; one, perhaps outside the domain, has any fewer of them."""
     seen = 0
     for n in wrong(1, 120):
         items = check(written(tmp_path, n))
@@ -179,8 +179,8 @@ def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str
 
 
 def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """No smaller set of lines is a conflict where one conflict explains everything; or the set has two lines
-    more at most, all of them lines that its message is about, as no smaller set of these is a conflict."""
+    """Where one conflict explains everything, no smaller set of lines is a conflict; or the set has at most two more
+    lines, all of which its message is about, and no smaller set of these is a conflict."""
     seen = 0
     for n in wrong(2, 60):
         items = [item for item in check(written(tmp_path, n)) if item.conflict is not None]
@@ -201,7 +201,7 @@ def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[
 
 
 def about_of(item: Diagnostic, n: Numbers) -> set[str]:
-    """The keys of the lines that a message is about."""
+    """The keys on the lines that a message is about."""
     batch = {"pipeline", "data", "nodes", "devices", "micro_batch", "batch", "schedule"}
     about = {
         "E0801": {"pipeline", "data", "nodes", "devices"}, "E0802": {"expert", "expert_tensor", "data"},
@@ -212,7 +212,7 @@ def about_of(item: Diagnostic, n: Numbers) -> set[str]:
 
 
 def test_what_is_derived_is_traced_to_its_lines(tmp_path: Path) -> None:
-    """`data = auto`: a message that names its number says what it follows from, and its conflict has those lines."""
+    """`data = auto`: a message with the derived number names its sources, and its conflict has their lines."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     text = f"""{base}
 cluster big extends four {{ nodes = 8, node {{ devices = 8 }} }}
@@ -240,7 +240,7 @@ run big extends base {{
 
 
 def has_witness(path: Path, n: Numbers, keys: tuple[str, ...]) -> bool:
-    """Whether the search finds values beyond the domain, which the reference allows."""
+    """Whether the search finds values outside the domain that the reference allows."""
     problem = problem_of(path)
     spans = {span for span, paths in problem.lines.items() if {KEYS.get(each) for each in paths} & {*keys}}
     if not problem.can_hold(frozenset(spans), memory=False):
@@ -262,8 +262,7 @@ def numbers_of(spec: Spec) -> dict[str, int | str]:
 
 
 def test_the_first_edits_are_the_best(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """No right assignment of few lines changes the model less, fewer lines, or as many by less; and every edit of the
-    text makes it right."""
+    """No right assignment that changes few lines has a lower cost, and every edit of the text makes it right."""
     seen = given_up = 0
     for n in wrong(3, 60):
         items = check(written(tmp_path, n))
@@ -287,7 +286,7 @@ def test_the_first_edits_are_the_best(tmp_path: Path, right: list[dict[str, int 
 
 
 def cost(new: Numbers, old: Numbers) -> tuple[bool, bool, int, bool, float]:
-    """Whether it resizes the model, or changes it; lines changed, whether of the cluster, and by how much."""
+    """(resizes the model, changes the model, number of changed lines, changes the cluster, size of the changes)."""
     changed = [key for key in old if new[key] != old[key] and old[key] != "auto"]
     resized, bought = (bool({*changed} & keys) for keys in ({"experts", "last"}, {"nodes", "devices"}))
     size = sum(distance(PATHS[key], old[key], new[key]) for key in changed) if changed else inf
@@ -299,7 +298,7 @@ def cost(new: Numbers, old: Numbers) -> tuple[bool, bool, int, bool, float]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in UI.glob("*.dsc")))
 def test_every_edit_of_a_pinned_spec_mends_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Applied to the text, each resolution takes its messages away and brings no other. All is right then, unless the
+    """Each resolution, applied to the text, removes its messages and adds none. The text is then right, unless the
     conflict says that other messages stay."""
     first = (UI / f"{name}.dsc").read_bytes().split(b"\n")[0].decode(errors="replace")
     overrides = first.removeprefix("# -s ").split(" -s ") if first.startswith("# -s ") else []
@@ -347,7 +346,7 @@ run large extends pretrain {
     ["parallel.pipeline=128", "parallel.pipeline=64", "schedule.chunks=32", "train.batch=2049", "parallel.pipeline=20"],
 )
 def test_a_published_model_is_not_offered_with_other_layers(tmp_path: Path, override: str) -> None:
-    """126 layers are 405B parameters: the run gives way to the model, not the model to the run."""
+    """126 layers are 405B parameters: the edits change the run, not the model."""
     copies.copytree(UI.parents[1] / "specs", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "large.dsc"
     path.write_text(MODEL_405B, encoding="utf-8")
@@ -366,7 +365,7 @@ def test_nothing_is_imported_for_a_right_spec() -> None:
 
 
 def test_a_spec_of_very_many_layers_is_told_without_a_long_search(tmp_path: Path) -> None:
-    """Less is said then, never something untrue: each mistake keeps the hint of its own rule."""
+    """The messages then say less, and nothing untrue: each mistake keeps the hint of its own rule."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     ffn = (
         "experts = 16, groups = 5, top_groups = 2, top_k = 4, inner = 4, shared = 1, score = sigmoid, normalize = true"
@@ -380,7 +379,7 @@ def test_a_spec_of_very_many_layers_is_told_without_a_long_search(tmp_path: Path
 
 
 def test_what_names_other_lines_is_no_line_of_a_conflict(tmp_path: Path) -> None:
-    """`expert = parallel.pipeline` says what another line says; `let` says the same everywhere."""
+    """`expert = parallel.pipeline` repeats another line; a `let` has the same value everywhere."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     lets = "let three = 3\n"
     for value, is_line in (("three", True), ("1 + 2", True), ("train.micro_batch + 1", False)):
@@ -397,7 +396,7 @@ def test_what_names_other_lines_is_no_line_of_a_conflict(tmp_path: Path) -> None
 
 
 def test_changes_that_are_as_large_stay_in_the_order_in_which_they_were_found(tmp_path: Path) -> None:
-    """Of one line to two values; a smaller change goes before, one of two lines behind."""
+    """Two changes of one line keep their order; a smaller one comes before them, a change of two lines after them."""
     problem = problem_of(written(tmp_path, next(wrong(1, 1))))
     pipeline, data = (problem.variables[f"parallel.{key}"].span for key in ("pipeline", "data"))
     assert pipeline and data

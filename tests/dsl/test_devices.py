@@ -1,4 +1,4 @@
-"""Devices whose peaks are known by their name, and devices of which nothing says how fast they are."""
+"""Devices whose peak rates are known by name, and devices of unknown speed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ cluster mine {{
 
 
 def written(folder: Path, device: str, more: str = "") -> Path:
-    """A spec on one device, with all that it imports beside it."""
+    """Write a spec for one device, and the files that it imports, into a folder."""
     for file in SPECS.rglob("*.dsc"):
         copy = folder / file.relative_to(SPECS)
         copy.parent.mkdir(parents=True, exist_ok=True)

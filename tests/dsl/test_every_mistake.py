@@ -1,4 +1,4 @@
-"""Each of several mistakes in a text is reported once, at its place, and none that only follows from another."""
+"""Each of several mistakes in a text is reported once, at its place; consequences of a mistake are not reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 
 def spec(name: str, edits: dict[str, str]) -> str:
-    """A shipped spec, the blanks before each `=` made one, with some words changed where they first stand."""
+    """A shipped spec with one space before each `=`, and with the first occurrence of some words replaced."""
     text = re.sub(r"(\w) +=", r"\1 =", (SPECS / f"{name}.dsc").read_text("utf-8"))
     for old, new in edits.items():
         assert old in text, old
@@ -54,7 +54,7 @@ WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
         ({WARMUP: "warmup 3GB to 99", COSINE: "cosine to 1 over 3GB"}, [("E0303", "99"), ("E0301", "3GB")]),
         ({"batch = 16": "batch = 0", COSINE: "cosine to 99"}, [("E0303", "0"), ("E0303", "99")]),
         ({"devices = 4": "devices = oops", COSINE: "cosine to 99"}, [("E0303", "99"), ("E0401", "oops")]),
-        # several in one block, and none that only follows: a key that is wrong is not missing, too
+        # several in one block, without consequences: a wrong key is not also reported as missing
         ({"batch = 16": "batch { from = 8, too = 16, over = 9K tokens, 3 }"}, [("E0201", "too"), ("E0108", "3")]),
         (
             {"batch = 16": "batch { form = 8, to = oops, ovr = 9K tokens }"},
@@ -143,7 +143,7 @@ def test_a_model_that_contradicts_itself_is_no_question_of_memory() -> None:
     ],
 )
 def test_an_edit_says_what_was_meant(edits: dict[str, str], written: str | None) -> None:
-    """An edit is offered only where the meaning is certain, and where the key that it writes is not given already."""
+    """An edit is offered only where the meaning is certain and the key that it writes is not set yet."""
     text = spec("tiny", edits)
     (item,) = said(text)
     edit = edit_of(item)

@@ -1,4 +1,4 @@
-"""`dsc fmt`: what it does to a text, what it never does, and the command."""
+"""`dsc fmt`: what it changes in a text, what it never changes, and the command."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def format_text(text: str) -> str:
 
 
 def meaning(value: object) -> object:
-    """A document without its places: what `fmt` must keep."""
+    """A document without its source locations: what `fmt` must keep."""
     if isinstance(value, tuple):
         return tuple(meaning(each) for each in value)
     places = ("span", "head", "end", "source")
@@ -85,7 +85,7 @@ def read(text: str) -> tuple[Statement, ...]:
 
 
 def comments(text: str) -> list[str]:
-    """Every comment of a text: what is neither a word nor a blank."""
+    """All comments of a text."""
     rest, place = [], 0
     for token in tokens(text):
         rest.append(text[place : token.start].strip(" \t"))
@@ -94,7 +94,7 @@ def comments(text: str) -> list[str]:
 
 
 def shaken(text: str, chooser: random.Random) -> str:
-    """The text with other blanks, where blanks mean nothing."""
+    """The text with other whitespace wherever whitespace has no meaning."""
     parts, place = [], 0
     for token in tokens(text):
         gap = text[place : token.start]
@@ -115,7 +115,7 @@ def test_example(name: str) -> None:
 
 
 def keeps(text: str) -> bool:
-    """Whether a text can be read; its formatted text is then held against everything that must stay."""
+    """Whether a text can be parsed. If so, asserts that formatting keeps everything that must stay."""
     if parse(Source("spec.dsc", text)).diagnostics:
         with pytest.raises(SpecError):
             format_text(text)
@@ -153,7 +153,7 @@ def test_blanks_do_not_matter(path: Path, seed: int) -> None:
 
 
 def test_soups_keep_their_words_and_comments() -> None:
-    """Lines of all specs in any order and on any line, as far as they can be read."""
+    """Lines of all specs in random order; texts that cannot be parsed are skipped."""
     chooser = random.Random(2)
     pool = [line for path in SHIPPED for line in path.read_text("utf-8").splitlines()]
     words = [token.text for path in SHIPPED for token in tokens(path.read_text("utf-8")) if token.type != "NEWLINE"]

@@ -1,4 +1,4 @@
-"""No text, however wrong or hostile, ends in anything but a located message or a spec; and soon."""
+"""Every text, however wrong or hostile, quickly gives a located message or a spec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dsl.text.syntax import Attribute
 
 SPECS = Path(__file__).parents[2] / "specs"
 BASE = (Path(__file__).parents[1] / "ui" / "lib" / "base.dsc").read_text("utf-8")
-SECONDS = 30.0  # of the processor: it takes 1.5 on an idle core; what grows as the square would take hours
+SECONDS = 30.0  # CPU seconds: it takes 1.5 on an idle core; a quadratic algorithm would take hours
 
 BOMBS = {
     "statements": "a = 1\n" * 170_000,
@@ -59,7 +59,7 @@ def messages(path: Path, content: bytes) -> tuple[Diagnostic, ...]:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_operators_are_counted_for_each_statement(more: int) -> None:
-    """Two statements and a list may each have the most operators; one operator more is refused."""
+    """Two statements and a list may each have the maximum number of operators; one more operator is refused."""
     most, over = "1" + "+1" * MAX_DEPTH, "1" + "+1" * (MAX_DEPTH + more)
     for text in (f"a = {most}\nb = {over}\nc = {most}\n", f"a {{ b = {over}, c = {most} }}\n", f"a = [{over}]\n"):
         assert [item.code for item in parse(Source("a.dsc", text)).diagnostics] == ["E0103"] * more, text
@@ -92,7 +92,7 @@ def test_what_was_meant_is_found_soon(name: str, tmp_path: Path) -> None:
 
 
 def test_bombs_take_little_memory() -> None:
-    """Nor does a right spec after a megabyte of nothing. In a process of its own, held to what the fuzzer is."""
+    """A right spec after a megabyte of whitespace takes little memory, too. In a process with the fuzzer's limits."""
     program = (
         "from tests.dsl.test_hostile import BASE, BOMBS\n"
         "from tests.fuzz.generate import Input\nfrom tests.fuzz.judge import judged, limit_memory\n"

@@ -1,4 +1,4 @@
-"""Clusters of several kinds of nodes: what they have room for, and conflicts with the line that names them."""
+"""Clusters of several kinds of nodes: what fits into their memory, and conflicts with the line that names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_kinds(chosen: Spec, *memories: int) -> Spec:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
 def test_no_plan_that_fits_is_refused(schedule: str) -> None:
-    """Two ranks on all pairs of memories: no pair that fits is refused, and a pair that nothing fits is."""
+    """Two ranks on all pairs of memory sizes: a pair is refused exactly if no plan fits."""
     base = small_spec(2, 2, 2, 4, schedule=schedule)
     needed = [each.total for each in planned(on_kinds(base, 10**9, 10**9))]
     sizes = sorted({int(share * most) for most in needed for share in (0.05, 0.3, 0.6, 1.0, 1.5)})
@@ -52,7 +52,7 @@ def planned(chosen: Spec):  # type: ignore[no-untyped-def]
 
 
 def test_the_device_with_the_last_stage_is_named() -> None:
-    """1F1B has it on the last rank, a V on the first; where stages are mirrored there is what the smaller one has."""
+    """1F1B has the last stage on the last rank, a V on the first; with mirrored stages the smaller memory counts."""
     paths = {}
     for schedule, memories in (("1f1b", (10**9, 2000)), ("zbv", (2000, 10**9)), ("dualpipe", (10**9, 2000))):
         (found,) = state_fits_each_kind(on_kinds(small_spec(2, 2, 2, 4, schedule=schedule), *memories))
@@ -60,7 +60,7 @@ def test_the_device_with_the_last_stage_is_named() -> None:
     assert paths == {
         "1f1b": "cluster.more.node.device.memory",
         "zbv": "cluster.node.device.memory",
-        "dualpipe": "cluster",  # both copies of everything: already the mean is too much
+        "dualpipe": "cluster",  # both copies of everything: even the mean is too large
     }
 
 
@@ -95,7 +95,7 @@ WORLDS = (2, 3, 4, 6, 8, 12)
 
 @pytest.fixture(scope="module")
 def right() -> list[dict[str, int | str]]:
-    """All assignments that the rules allow; of a pair of kinds only the sum counts."""
+    """All assignments that the rules allow; for a pair of kinds only the sum matters."""
     found = []
     for values in product(*DOMAIN.values()):
         n = dict(zip(DOMAIN, values, strict=True))
@@ -116,7 +116,7 @@ def written(folder: Path, n: Numbers) -> Path:
 
 
 def test_lines_that_cannot_hold_together(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """The lines of a conflict fit no right assignment, and any fewer fit one; every edit corrects the text."""
+    """No right assignment agrees with all lines of a conflict, one agrees with any fewer; edits correct the text."""
     random_, seen, with_cluster, mended = random.Random(7), 0, 0, 0
     while seen < 40:
         n: dict[str, int | str] = {key: random_.choice(values) for key, values in DOMAIN.items()}
@@ -142,7 +142,7 @@ def test_lines_that_cannot_hold_together(tmp_path: Path, right: list[dict[str, i
 
 
 def test_edits_leave_no_rank_on_two_kinds(tmp_path: Path) -> None:
-    """What the search does not know of is seen when the spec is read again."""
+    """Mistakes that the search does not know about are noticed when the edited spec is read."""
     n: dict[str, int | str] = {
         "pipeline": 2, "data": 3, "expert": 2, "expert_tensor": 1, "nodes": 1, "devices": 8, "micro_batch": 1,
         "batch": 48, "schedule": "1f1b", "experts": 6, "groups": 1, "last": 9,

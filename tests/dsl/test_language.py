@@ -1,4 +1,4 @@
-"""What the language means: values, composition, phases, defaults, overrides; and the specs that are shipped."""
+"""The meaning of the language: values, composition, phases, defaults and overrides; and the shipped specs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = Path(__file__).parents[1] / "ui" / "lib" / "base.dsc"
 
 
 def read(tmp_path: Path, text: str, *overrides: str, run: str | None = None, **files: str) -> Spec:
-    """The spec of a text that may import `base.dsc` and other given files."""
+    """The spec of a text that may import `base.dsc` and `files`."""
     (tmp_path / "base.dsc").write_bytes(BASE.read_bytes())
     for name, content in files.items():
         (tmp_path / f"{name}.dsc").write_text(content, encoding="utf-8")
@@ -91,7 +91,7 @@ def test_shipped_files_are_right(path: Path) -> None:
     assert check(path) == ()
 
 
-SHOWN = Path(__file__).parent / "shown"  # the language as its design page shows it, to the letter
+SHOWN = Path(__file__).parent / "shown"  # the examples of the language's design page, verbatim
 
 
 @pytest.mark.parametrize("path", sorted(SHOWN.rglob("*.dsc")), ids=lambda path: path.parent.name)
@@ -110,7 +110,7 @@ def test_what_the_design_shows_means_what_it_says() -> None:
     assert (laptop.world, laptop.node.device.cores, laptop.node.device.memory) == (4, 1, 4 * 10**9)
 
 
-SMALL = (  # a model that a laptop holds, in a run that its four devices can do
+SMALL = (  # a model that fits a laptop, in a run on its four devices
     "model=deepseek_v3_mini", "model.vocab=512", "model.attention.heads=2", "model.attention.query_rank=8",
     "model.layers.0.ffn.inner=128", "model.layers.1.ffn.inner=128", "precision=fp32", "parallel.pipeline=2",
     "parallel.expert=2", "sm.communication=0", "train.batch=64", "model.attention.kv_rank=8", "recompute=[]",

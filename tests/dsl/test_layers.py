@@ -1,4 +1,4 @@
-"""Ranges of layers: `by`, and an attention of their own."""
+"""Ranges of layers: `by`, and attention per range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GQA = "attention gqa { heads = 4, kv_heads = 2, head_dim = hidden / 4, qk_norm =
 
 
 def model_of(tmp_path: Path, layers: str, attention: str = GQA) -> Model:
-    """The model of tiny.dsc with other layers and another attention."""
+    """The model of tiny.dsc with these layers and this attention."""
     copies.copy(SPECS / "tiny.dsc", tmp_path)
     path = tmp_path / "mine.dsc"
     blocks = f"model mine {{ vocab = 4096, hidden = 64, init_std = 0.02, norm_eps = 1e-6\n{attention}\n{layers} }}"
@@ -80,7 +80,7 @@ def test_each_layer_is_in_one_range(tmp_path: Path, ranges: str, found: list[tup
 
 
 def test_attention_of_each_range_can_be_rotated(tmp_path: Path) -> None:
-    """One mistake each, at its place, whatever kind of attention comes before."""
+    """One mistake each, at its place, whatever kind of attention precedes it."""
     ffn = "ffn dense { inner = 8 }"
     delta = "attention deltanet { heads = 4, key_heads = 2, key_dim = 16, value_dim = 16, gate = channel }"
     plain, odd = "attention { heads = 4 }", "attention { head_dim = 15 }"

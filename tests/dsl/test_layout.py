@@ -1,4 +1,4 @@
-"""Megatron's layout strings: what they mean, and which are refused."""
+"""Megatron's layout strings: their meaning, and which are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dsl.facts.layout import LayoutError, expanded, layout_of, stages_of_layout
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=12))
-    sizes[0] -= draw(st.integers(0, 1))  # the ends may be without layers
+    sizes[0] -= draw(st.integers(0, 1))  # the first and last stage may have no layers
     sizes[-1] -= draw(st.integers(0, min(1, sizes[-1])))
     ends = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
     return list(itertools.pairwise(ends)), draw(st.integers(0, 2))
@@ -29,7 +29,7 @@ def test_a_layout_reads_back(case: tuple[list[tuple[int, int]], int]) -> None:
 
 
 def test_the_published_example_has_61_layers_on_32_stages() -> None:
-    """Megatron-Core's own example for DeepSeek-V3, which has MTP on a stage of its own."""
+    """Megatron-Core's example for DeepSeek-V3, with MTP on a separate stage."""
     stages = expanded("Et*3|(tt|)*29,m|L").split("|")
     assert len(stages) == 32 and [len(s) for s in stages[:3]] == [4, 2, 2] and stages[-2:] == ["m", "L"]
     assert sum(s.count("t") for s in stages) == 61

@@ -1,4 +1,4 @@
-"""Every lesson is held to its word: its wrong example gives its code, once, and its right one gives nothing."""
+"""Examples of lessons: the wrong one gives the lesson's code, once, and the right one gives no message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import copies
 
 ROOT = Path(__file__).parents[2]
 LESSONS = ROOT / "dsl" / "reference" / "lessons"
-MOST_LINES = 4  # that differ between the wrong and the right example
+MOST_LINES = 4  # maximum number of lines that differ between the wrong and the right example
 
 
 def said(example: Example, with_refusals: bool) -> tuple[Diagnostic, ...]:
@@ -58,14 +58,14 @@ def test_examples(code: str) -> None:
 def test_examples_differ_in_little(code: str) -> None:
     taught = lesson(code)
     wrong, right = ([*e.text.splitlines(), e.command] for e in (taught.wrong, taught.right))
-    if code != "E0102":  # which is about length
+    if code != "E0102":  # whose subject is length
         changed = [line for line in difflib.ndiff(wrong, right) if line[0] in "+-"]
         assert 0 < len(changed) <= MOST_LINES, changed
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_lesson_reads_well(code: str) -> None:
-    """A few sentences that say why, in lines of 120 columns; nothing of the file is lost in reading it."""
+    """A lesson has a few sentences that say why, in lines of 120 columns; parsing loses no part of its file."""
     text = (LESSONS / f"{code}.md").read_text("utf-8")
     taught = lesson(code)
     assert 100 < len(taught.why) < 800 and taught.why.endswith((".", ")"))

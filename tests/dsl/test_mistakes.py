@@ -1,4 +1,4 @@
-"""Mistakes are planted into a right spec; each is reported once, where it was planted."""
+"""Mistakes are inserted into a right spec; each is reported once, at its line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dsl.load import analyse
 from dsl.messages.diagnostics import Source
 
 BASE = (Path(__file__).parents[1] / "ui" / "lib" / "base.dsc").read_text("utf-8")
-# One line for each value, so that every mistake has a line of its own.
+# One line for each value, so that each mistake is on a separate line.
 RIGHT = """\
 run base {
   model     = base
@@ -120,7 +120,7 @@ cluster four {
   }
 }
 """
-# a line of RIGHT, what is wrong instead, the code of the error
+# (a line of RIGHT, its wrong replacement, the code of the error)
 MISTAKES = (
     ("    pipeline = 2", "    pipelin = 2", "E0201"),
     ("    expert   = 2", "    expert   = 2.5", "E0302"),
@@ -170,7 +170,7 @@ def errors(text: str) -> list[tuple[int, str]]:
 
 
 def planted(mistakes: list[tuple[str, str, str]]) -> tuple[str, list[tuple[int, str]]]:
-    """RIGHT with some mistakes, and what is to be said."""
+    """RIGHT with some mistakes, and the expected errors."""
     lines = RIGHT.split("\n")
     expected = []
     for line, wrong, code in mistakes:

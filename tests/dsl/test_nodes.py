@@ -1,4 +1,4 @@
-"""How expert groups and groups of experts lie on nodes, against counting."""
+"""How expert-parallel groups and routing groups map to nodes, against brute-force counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsl.facts.devices import group_nodes, groups_fall, reached
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.data())
 def test_nodes_that_a_token_reaches(groups: int, nodes: int, each: int, data: st.DataObject) -> None:
-    """Never fewer than any choice of groups reaches; where groups fall onto nodes, exactly as many as the best one."""
+    """Never fewer nodes than any choice of groups reaches; where groups align with nodes, exactly the maximum."""
     kept, experts = data.draw(st.integers(1, groups)), groups * nodes * each
     node_of = [{e * nodes // experts for e in range(g * nodes * each, (g + 1) * nodes * each)} for g in range(groups)]
     most = max(len(set().union(*chosen)) for chosen in combinations(node_of, kept))

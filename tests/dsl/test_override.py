@@ -1,4 +1,4 @@
-"""What `-s` reaches: every value of a run by the path that `dsc show` prints, blocks, phases and `let`."""
+"""What `-s` can set: every value of a run by the path that `dsc show` prints, blocks, phases and `let`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP = 16 * 128  # tokens
 
 
 def read(tmp_path: Path, *overrides: str, text: str = "") -> Spec:
-    """The base spec with overrides, and what a text changes of it."""
+    """The base spec with the changes of `text`, and with overrides."""
     run = "" if "run base" in text else "run base { }\n"
     (tmp_path / "base.dsc").write_text(BASE, encoding="utf-8")
     (tmp_path / "spec.dsc").write_text(f'import "base.dsc"\n{run}{text}', encoding="utf-8")
@@ -135,7 +135,7 @@ def test_a_let_that_is_misspelt_or_not_there(tmp_path: Path) -> None:
 
 
 def test_the_forms_of_the_language_page(tmp_path: Path) -> None:
-    """Each `-s` of docs/language.md that sets a rate, and that the help of the commands shows."""
+    """Each `-s` that sets a rate in docs/language.md or in the help of a command."""
     page = (ROOT / "docs" / "language.md").read_text("utf-8")
     help_text = " ".join(command_parser("train").format_help().split())
     for shown, ends in (
@@ -177,7 +177,7 @@ def test_a_built_in_precision_is_changed_for_the_run_alone(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["quickstart", "tiny"])
 def test_every_printed_path_can_be_set(name: str) -> None:
-    """Each value of a spec, set to itself by the path and text that `dsc show` prints, leaves the spec as it is."""
+    """Setting a value to itself, by the path and text that `dsc show` prints, does not change the spec."""
     path = ROOT / "specs" / f"{name}.dsc"
     spec = load(path)
     tried = 0
@@ -189,7 +189,7 @@ def test_every_printed_path_can_be_set(name: str) -> None:
             found = load(path, overrides=[f"{leaf.path}={leaf.text}"])
         except SpecError as error:
             raise AssertionError(leaf) from error
-        if names[0] == "precision" and names[1:] and spec.precision.name in BUILT_IN:  # one of the run's own, equal
+        if names[0] == "precision" and names[1:] and spec.precision.name in BUILT_IN:  # the run's, equal
             assert found.precision.name == f"my_{spec.precision.name}"
             own = found.precision.model_copy(update={"name": spec.precision.name})
             found = found.model_copy(update={"precision": own})

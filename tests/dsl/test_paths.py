@@ -1,4 +1,4 @@
-"""Paths and keys that modules write as texts are those of the schema: one that is renamed is noticed, not lost."""
+"""Paths and keys in string literals of modules exist in the schema, so that renaming a key cannot go unnoticed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 UI = ROOT / "tests" / "ui"
 TOP = "|".join(sorted(Spec.model_fields))
 PATH = re.compile(rf"(?:{TOP})\.[a-z0-9_.*]*[a-z0-9_*]")
-# Texts of the form of a path that are none: files, and figures of `dsc diff` and of a rate table.
+# Strings that look like a path and are not: files, and figures of `dsc diff` and of a rate table.
 NO_PATHS = {
     "train.py",
     "train.dsc",
@@ -39,12 +39,12 @@ NO_PATHS = {
 }
 NO_PATHS |= {f"schedule.{figure}" for figure in ("bubble", "micro_batches", "stages", "steps")}
 PUBLISHED = "compiler/tools/weights/"  # names of published tensors and files begin with `model.` too
-# Identifiers in dsl/conflict that are no keys: choices, words of a batch, a unit, and what stands for any name.
+# Identifiers in dsl/conflict that are not keys: choices, words of a batch, a unit, and the wildcard for a name.
 NO_KEYS = {"dualpipe", "zbv", "auto", "byte", "from", "to", "any"}
 
 
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """(file, text) of every text in the modules of a folder, docstrings included."""
+    """(file, string) of each string literal in the modules of a folder, docstrings included."""
     for file in sorted(folder.rglob("*.py")):
         for each in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(each, ast.Constant) and isinstance(each.value, str):
@@ -78,7 +78,7 @@ def test_a_path_that_the_schema_has_not_is_refused() -> None:
     ("cls", "name"), [("Parallel", "expert"), ("Moe", "top_groups"), ("LayerRange", "last"), ("Gqa", "kv_heads")]
 )
 def test_a_renamed_key_fails_where_conflicts_are_imported(cls: str, name: str) -> None:
-    """A renamed key fails at import, not in a search that leaves the variable out and then says something false."""
+    """A renamed key fails at import, not in a search that omits the variable and then gives a false message."""
     rename = f"from dsl.schema import {cls}; fields = {cls}.__pydantic_fields__; fields['new'] = fields.pop({name!r})"
     done = subprocess.run(
         [sys.executable, "-c", f"{rename}; import dsl.conflict"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -102,7 +102,7 @@ def test_every_text_that_looks_like_a_path_is_one(folder: str) -> None:
 
 
 def test_every_key_that_conflicts_name_is_one() -> None:
-    """Keys that conflicts name are in the schema, also those of layers and heads, named by the end of their path."""
+    """Keys that conflicts name are in the schema; keys of layers and heads are named by the end of their path."""
     fields = {name for cls in classes(Spec) for name in cls.model_fields}
     for file, text in texts(ROOT / "dsl" / "conflict"):
         if re.fullmatch(r"\.?[a-z][a-z_]*", text):
@@ -115,7 +115,7 @@ def test_every_variable_has_its_place_in_both_orders() -> None:
 
 
 def test_every_variable_is_one_of_some_spec() -> None:
-    """None is listed that no spec gives a value."""
+    """Each listed variable has a value in some spec."""
     found: set[str] = set()
     for name, override in (("quickstart.dsc", ()), ("laptop-gqa.dsc", ()), ("llama3-8b.dsc", ("schedule.chunks=2",))):
         overrides = (*override, *(["schedule.name=interleaved"] if override else []))
@@ -126,7 +126,7 @@ def test_every_variable_is_one_of_some_spec() -> None:
 
 
 def test_a_finding_is_about_paths_that_there_are() -> None:
-    """Some spec of tests/ui breaks each rule; a place that is no path would be reported at the block around it."""
+    """Each rule is broken by a spec of tests/ui; a finding whose path does not exist would be placed at its block."""
     seen: set[str] = set()
     for file in sorted(UI.glob("*.dsc")):
         for view in analyse(str(file)).views:
@@ -141,7 +141,7 @@ def test_a_finding_is_about_paths_that_there_are() -> None:
 
 
 def classes(cls: type[Node], found: set[type[Node]] | None = None) -> set[type[Node]]:
-    """A class of the schema and those of its fields."""
+    """A class of the schema and the classes of its fields."""
     found = found if found is not None else set()
     if cls not in found:
         found.add(cls)
@@ -171,7 +171,7 @@ def test_a_copy_with_an_unknown_field_is_refused() -> None:
 
 
 def test_no_module_copies_models_that_are_less_strict() -> None:
-    """What names fields in texts derives from Strict: pydantic's own copies take any name."""
+    """Models that are copied by field name derive from Strict: pydantic's own copies accept any name."""
     assert issubclass(Node, Strict)
     for folder in ("dsl", "compiler"):
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -181,7 +181,7 @@ def test_no_module_copies_models_that_are_less_strict() -> None:
 
 
 def test_a_key_is_shown_as_an_override_where_it_can_be_one() -> None:
-    """A block is none, nor is a key of a range of layers; one of several named blocks has a name in it."""
+    """Blocks and keys of layer ranges are not shown as overrides; paths of a named block have its name."""
     shown = {key: dict(topic.facts).get("override", ()) for key in keys() for topic in find(key) if topic.name == key}
     blocks = {key for key in shown if any(other.startswith(f"{key}.") for other in shown)}
     assert not [key for key in blocks - {"model", "cluster", "precision"} if shown[key]]
@@ -194,7 +194,7 @@ def test_a_key_is_shown_as_an_override_where_it_can_be_one() -> None:
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 64, 4096])
 def test_data_ranks_that_are_tried_leave_room_for_the_batch(micro_batch: int) -> None:
-    """Where memory is at stake as many as there may be, at most; each has the micro-batches that its ranks need."""
+    """If memory matters, at most the largest possible number; each has enough micro-batches for its ranks."""
     for pipeline, nodes in ((1, 1), (4, 2), (16, 1)):
         chosen = {"parallel.pipeline": pipeline, "train.micro_batch": micro_batch, "cluster.nodes": nodes}
         most, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=True))

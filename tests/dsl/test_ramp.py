@@ -1,4 +1,4 @@
-"""The sizes of the batch against a plain count of steps, one by one."""
+"""The sizes of a growing batch against a count step by step."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_batch_has_as_many_sizes_as_the_bound_and_not_one_more(more: int) -> N
 
 @pytest.mark.parametrize(("sequence", "near"), [(48, 32), (33, 32), (63, 32), (31, 16), (3, 2)])
 def test_sequences_of_a_phase_divide_the_longest(tmp_path: Path, sequence: int, near: int) -> None:
-    """The hint has the next shorter that does."""
+    """The hint gives the next shorter sequence that divides it."""
     path = tmp_path / "a.dsc"
     copies.copy(SPECS / "tiny.dsc", tmp_path)
     phases = f"phase middle {{ train {{ sequence = {sequence} }} }}\n phase long {{ train {{ sequence = 64 }} }}"

@@ -1,4 +1,4 @@
-"""docs/reference is what the schema, the codes and the commands give now. `make docs` writes it anew."""
+"""docs/reference matches the schema, the codes and the commands. `make docs` rewrites it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLASSES = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The shipped specs, in a folder of their own that is the current one."""
+    """A folder with the shipped specs, which is the current folder."""
     folder = tmp_path_factory.mktemp("reference")
     copies.copytree(ROOT / "specs", folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,11 +50,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def messages() -> dict[str, str]:
-    """What is said about the wrong example of each lesson."""
+    """The messages about the wrong example of each lesson, by code."""
     return {code: "\n\n".join(map(str, said(lesson(code).wrong, with_refusals=True))) for code in CODES}
 
 
-KINDS = ("mla", "gqa", "compressed", "deltanet")  # of attention, that have heads
+KINDS = ("mla", "gqa", "compressed", "deltanet")  # of attention with heads
 
 
 # ---------------------------------------------------------------- the pages
@@ -84,7 +84,7 @@ def test_picture_of_the_first_page_is_current(bless: bool, capsys: pytest.Captur
 
 
 def test_every_command_is_in_the_table() -> None:
-    """Each with its usage: the docstring of a command begins with it."""
+    """Each with its usage, with which the docstring of a command begins."""
     page = commands_page()
     rows = re.findall(r"^\| \[(\w+)\]\(#\1\) \| `dsc (\w+)", page, re.MULTILINE)
     assert rows == [(name, name) for name in COMMANDS]
@@ -128,7 +128,7 @@ def test_derived_defaults_are_told() -> None:
 
 
 def test_every_key_of_every_block_is_told() -> None:
-    """The blocks of the reference against those that the resolver takes."""
+    """The blocks of the reference against those that the resolver accepts."""
     seen: dict[type[Node], set[str]] = {}
 
     def visit(cls: type[Node]) -> None:
@@ -151,7 +151,7 @@ def test_every_key_of_every_block_is_told() -> None:
 
 
 def spec_with(path: str, given: dict[str, str]) -> str:
-    """A spec with these statements, by key, in the block at `path`; what is required too is as in its examples."""
+    """A spec with these statements, by key, in the block at `path`; other required keys are as in their examples."""
     known = {block.path: block for block in blocks()}
     while True:
         block = known[path or "run"]
@@ -171,7 +171,7 @@ def spec_with(path: str, given: dict[str, str]) -> str:
 
 
 def mistakes(spec: str) -> list[str]:
-    """What is said of a spec, but for rules across keys, and names that tiny.dsc does not have."""
+    """The messages about a spec, except on rules across keys and on names that tiny.dsc does not define."""
     Path(FILE).write_text(spec, encoding="utf-8")
     return [str(item) for item in check(FILE) if item.code < "E07" and item.code != "E0401"]
 
@@ -179,7 +179,7 @@ def mistakes(spec: str) -> list[str]:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
 def test_examples_of_keys_are_right(block: BlockKeys) -> None:
-    """The first ones together, every further one in the place of the first."""
+    """The first examples of all keys together; each further example in place of the first one."""
     for key in block.keys:
         assert key.examples and all(text.split()[0] == key.name for text in key.examples), key.path
     first = {key.name: key.examples[0] for key in block.keys}
@@ -203,7 +203,7 @@ def test_an_example_that_is_wrong_is_found() -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
 def test_samples_of_blocks_are_read(block: BlockKeys) -> None:
-    """The text shown for a block is of the language, with every key of the block but the one that excludes another."""
+    """The sample of a block is valid and has every key of the block, except keys that exclude another."""
     shown = sample(block)
     spec = shown if block.path in ("run", "model", "cluster", "precision") else f"run mine {{\n{shown}\n}}"
     Path(FILE).write_text(spec, encoding="utf-8")
@@ -211,7 +211,7 @@ def test_samples_of_blocks_are_read(block: BlockKeys) -> None:
     assert all(f"\n  {key.name} " in shown for key in block.keys if key.name != "steps")
 
 
-AROUND = {  # the first word of an example → what it stands in
+AROUND = {  # the first word of an example → the text around it
     "import": "{}\nrun mine extends tiny {{ }}",
     "let": "{}\nrun mine extends tiny {{ }}",
     "run": "{}",

@@ -1,4 +1,4 @@
-"""Runs that learn from rewards, in the language: their text reads back, and overrides and runs that extend them."""
+"""Runs that learn from rewards, in the language: round trips of their text, overrides, and runs that extend them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIB = Path(__file__).parents[1] / "ui" / "lib"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a right run of rewards."""
+    """A folder with a right spec of a run that learns from rewards."""
     for name in ("base.dsc", "rewards.dsc"):
         copies.copy(LIB / name, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def extended(place: Path, text: str, *overrides: str) -> schema.Spec:
-    """The run `mine` of a text, that may extend that run."""
+    """The run `mine` of a text, which may extend that run."""
     (place / "mine.dsc").write_text(f'import "rewards.dsc"\n{text}\n', "utf-8")
     return load("mine.dsc", "mine", overrides)
 

@@ -1,4 +1,4 @@
-"""The canonical text of any spec reads back as that very spec."""
+"""The canonical text of any spec parses to an equal spec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.specs.shipped import NAMES, path_of
 Draw = st.DrawFn
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in schema.BUILT_IN)
-SHORTEST = 8  # tokens of a sequence, and of entries at most
+SHORTEST = 8  # tokens of a sequence, and maximum tokens of entries
 widths = st.integers(1, 100_000)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1)
 wide = st.sampled_from(["fp64", "fp32", "bf16"])
@@ -193,7 +193,7 @@ def models(draw: Draw, expert: int, least: int) -> schema.Model:
 
 @st.composite
 def machines(draw: Draw, world: int, linear: str) -> tuple[int, schema.Machine]:
-    """Nodes with `world` devices that multiply in the dtype of linears, and how many."""
+    """(number of nodes, machine) for `world` devices that multiply in the dtype of linears."""
     nodes = draw(st.sampled_from([each for each in range(1, world + 1) if world % each == 0]))
     rates = small(1, 1e17)
     fp8 = draw(maybe(rates))
@@ -216,7 +216,7 @@ def machines(draw: Draw, world: int, linear: str) -> tuple[int, schema.Machine]:
 
 @st.composite
 def clusters(draw: Draw, pipeline: int, data: int, linear: str) -> schema.Cluster:
-    """A cluster of one to three kinds of nodes, each with the devices of whole pipeline ranks."""
+    """A cluster of one to three kinds of nodes. Each kind has the devices of whole pipeline ranks."""
     begins = sorted(draw(st.sets(st.integers(1, pipeline), max_size=2)) - {pipeline})
     ranks = [end - begin for begin, end in pairwise((0, *begins, pipeline))]
     (nodes, node), *others = (draw(machines(each * data, linear)) for each in ranks)
@@ -233,7 +233,7 @@ wide_roles = ["parameter", "compute", "accumulate", "gradients", "master", "mome
 
 @st.composite
 def recipes(draw: Draw) -> schema.Precision:
-    """Eight bits only where they are allowed, and then with tiles."""
+    """A precision with 8-bit dtypes only where they are allowed, and then with tiles."""
     linear, dispatch, combine = (draw(wide | st.just("e4m3")) for _ in range(3))
     tile = narrow if linear == "e4m3" else tiles
     tiled = "e4m3" in (linear, dispatch, combine)
@@ -279,7 +279,7 @@ schedules = (
 
 @st.composite
 def specs(draw: Draw) -> schema.Spec:
-    """A spec that breaks no rule."""
+    """A valid spec."""
     schedule = draw(schedules)
     pipeline = 2 * draw(st.integers(1, 4)) if schedule.name == "dualpipe" else draw(st.integers(1, 6))
     if schedule.cap is not None and draw(st.booleans()):  # one for each rank

@@ -1,4 +1,4 @@
-"""Rules read what their rows say they read, so that a missing value never reaches one."""
+"""Rules only read the values that their rows list, so that no rule is given a missing value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_degrees_that_do_not_make_the_world_are_told_the_nearest_that_do(degrees
 
 
 class Recorder:
-    """Stands for a node and writes down which values are read from it."""
+    """A stand-in for a node that records which values are read."""
 
     def __init__(self, node: Any, path: str, seen: set[str]) -> None:
         self.__dict__.update(_node=node, _path=path, _seen=seen)
@@ -66,7 +66,7 @@ class Recorder:
         if isinstance(value, Node):
             return Recorder(value, path, self._seen)
         if value is None and self._is_block(path.rpartition(".")[2]):
-            return None  # a block that is left out; of one that failed, all that is in it has failed
+            return None  # an omitted block; if a block failed, everything in it failed
         self._seen.add(path)
         return value
 
@@ -82,7 +82,7 @@ def covers(read: str, path: str) -> bool:
 
 
 def variants() -> list[Spec]:
-    """Specs that lead rules into their branches; some break them."""
+    """Specs that reach the branches of rules; some break rules."""
     v3, quick = load(SPECS / "deepseek-v3.dsc"), load(SPECS / "quickstart.dsc")
     odd = quick.parallel.model_copy(update={"pipeline": 3, "tensor": 2, "zero": 2, "expert": 5})
     few = quick.train.batch.model_copy(update={"start": 3, "end": 7})
@@ -134,7 +134,7 @@ def test_nearest_divisor() -> None:
 
 
 def test_the_codes_of_joint_rules_are_those_they_give() -> None:
-    """What is looked at before conflicts are searched for."""
+    """These codes are checked before the search for conflicts."""
     given = {code for _, rule in JOINT for code in re.findall(r'"(E\d{4})"', inspect.getsource(rule))}
     assert given == JOINT_CODES
 
@@ -147,7 +147,7 @@ def test_a_joint_rule_is_a_rule() -> None:
     ("overrides", "sms"),
     [
         ((), 0),
-        (("parallel.zero=2",), 20),  # parts of divided state
+        (("parallel.zero=2",), 20),  # shards of state
         (("parallel.tensor=2",), 0),  # its schedule overlaps no rows
         (("parallel.tensor=2", "schedule.name=dualpipe"), 20),
     ],
@@ -157,7 +157,7 @@ def test_sms_are_set_aside_where_something_is_sent_beside_compute(overrides: tup
 
 
 def test_a_pipeline_may_be_as_long_as_the_planner_can_fill() -> None:
-    """The ends need no layer: 4 layers fill 6 stages, and no more."""
+    """The first and last stage need no layer: 4 layers fill at most 6 stages."""
     sizes = ["parallel.expert=1", "train.batch=32"]
     six = load(SPECS / "quickstart.dsc", overrides=["parallel.pipeline=6", "cluster.node.devices=6", *sizes])
     assert len(make_plan(six).stages) == 6
@@ -176,7 +176,7 @@ def test_a_pipeline_may_be_as_long_as_the_planner_can_fill() -> None:
     ],
 )
 def test_the_longest_pipeline_that_is_offered_suits_the_schedule(schedule: ScheduleBlock, hint: str) -> None:
-    """Of 61 layers, where too many ranks were asked for."""
+    """61 layers, with too many pipeline ranks."""
     spec = load(SPECS / "deepseek-v3.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 64})
     (found,) = stages_have_layers(spec.model_copy(update={"schedule": schedule, "parallel": parallel}))
@@ -203,6 +203,6 @@ def test_a_pattern_is_refused_where_python_refuses_it(pattern: str) -> None:
 
 
 def test_a_pattern_is_not_compiled_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling a set of ranges without case takes time by what the ranges span, not by what is written."""
+    """Compiling a case-insensitive set of ranges takes time proportional to the span of the ranges, not to the text."""
     monkeypatch.setattr(re, "compile", lambda *_: pytest.fail("compiled"))
     assert _unreadable("(?i)[" + "".join(f"{chr(0x100 + each)}-\uffff" for each in range(2_000)) + "]") == ""

@@ -1,4 +1,4 @@
-"""What commands on text load: the time they take to start is that of their imports (benchmarks/startup.py)."""
+"""Modules that commands on text import; imports are their start-up time (benchmarks/startup.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SPEC = "specs/deepseek-v3.dsc"
-# lark makes the parser's table when the grammar changes; the plugin loader comes with pydantic's validators (30 ms)
+# lark builds the parser's table when the grammar changes; pydantic's validators import the plugin loader (30 ms)
 NEVER = {"torch", "numpy", "triton", "rich", "jinja2", "networkx", "lark", "pydantic.plugin._loader"}
 
 

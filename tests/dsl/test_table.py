@@ -1,4 +1,4 @@
-"""The parser's table is that of the grammar, and the parser finds what lark's own parser finds."""
+"""The parser's table matches the grammar, and the parser gives the results of lark's own parser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = [path.read_text("utf-8") for path in sorted((ROOT / "specs").rglob("*.ds
 
 
 def by_lark(lark: Lark, text: str) -> tuple[Statement, ...] | None:
-    """What lark makes of a text; None where it finds a mistake."""
+    """The statements that lark parses; None on a syntax error."""
     try:
         tree = lark.parse(text)
     except UnexpectedInput:
@@ -75,7 +75,7 @@ def test_specs_are_read_as_lark_reads_them(text: str, lark: Lark) -> None:
 
 
 def test_soups_are_read_or_refused_as_by_lark(lark: Lark) -> None:
-    """Words of the specs in any order, of which many are no text of the language."""
+    """Words of the specs in random order; many of these texts are invalid."""
     chooser = random.Random(1)
     words = sorted({token.text for text in TEXTS for token in tokens(text)}) + ["\n", "{", "}", "=", ",", "(", ")"] * 9
     read = 0

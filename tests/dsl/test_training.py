@@ -1,4 +1,4 @@
-"""Which precisions `dsc train` takes: the built-in ones, those that equal one, and BF16 moments beside FP32 weights."""
+"""Which precisions `dsc train` accepts: built-in ones, ones equal to them, and BF16 moments with FP32 weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 
 def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
-    """(message, hint) of what keeps the quickstart from training with `precision mine`, whose block is this."""
+    """(message, hint) of each reason why the quickstart cannot train with this block as its precision."""
     path = folder / "mine.dsc"
     run = "run mine extends quickstart { precision = mine }\n"
     path.write_text(f'import "quickstart.dsc"\nprecision mine {block}\n{run}', "utf-8")
@@ -65,6 +65,6 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
-    """Said as what differs from the nearest recipe that trains; moments that may be so are not in it."""
+    """The message lists the differences from the nearest precision that trains, without moments that are allowed."""
     message = f"precision mine has {differing}; training runs only in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
     assert refusals(tmp_path, block) == [(message, f"write `precision = {nearest}`")]

@@ -1,7 +1,7 @@
-"""Every message, pinned: a bad spec `tests/ui/NAME.dsc` and beside it, in `NAME.txt`, what is said about it.
+"""All messages are pinned: a bad spec `tests/ui/NAME.dsc` and, beside it in `NAME.txt`, the messages about it.
 
-`pytest tests/dsl/test_ui.py --bless` writes the texts anew; read the diff. A first line `# -s key=value …` sets
-overrides. Limits that take a long text to break have their text made here.
+`pytest tests/dsl/test_ui.py --bless` rewrites the texts; read the diff. A first line `# -s key=value …` sets
+overrides. Texts that break a limit on length are generated here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MADE = {
 
 
 def said(name: str) -> str:
-    """What is said about a spec of the current folder: its errors, or else why it would not train."""
+    """The messages about a spec in the current folder: its errors or, if it has none, why it cannot train."""
     first = Path(f"{name}.dsc").read_bytes().split(b"\n")[0].decode(errors="replace")
     overrides = first.removeprefix("# -s ").split(" -s ") if first.startswith("# -s ") else []
     analysis = analyse(f"{name}.dsc", overrides=overrides)
@@ -91,7 +91,7 @@ def test_the_one_spec_of_a_folder_is_found(tmp_path: Path) -> None:
 
 
 def test_complaints_about_peers_have_their_specs() -> None:
-    """Each row of the table names specs that exist, or says what a spec cannot express; each such spec has its row."""
+    """Each row of the table names specs that exist, or says what a spec cannot express; each such spec has a row."""
     table = [line for line in (UI / "README.md").read_text("utf-8").splitlines() if line.startswith("| ")][1:]
     named: set[str] = set()
     for complaint, here in (row.strip("| ").split(" | ") for row in table):

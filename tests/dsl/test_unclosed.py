@@ -1,4 +1,4 @@
-"""A missing `}` is reported where the indentation says it belongs, and the rest is read as if it stood there."""
+"""A missing `}` is reported where it belongs by the indentation, and the rest is parsed as if it were there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECS = sorted((ROOT / "specs").glob("*.dsc"))
 
 
 def without_brace(text: str, line: int) -> str:
-    """A text without the line of a brace."""
+    """A text without the line of one brace."""
     lines = text.split("\n")
     assert lines[line].strip() == "}"
     return "\n".join(lines[:line] + lines[line + 1 :])
@@ -25,7 +25,7 @@ def without_brace(text: str, line: int) -> str:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_every_brace_of_a_shipped_spec_is_found_missing(path: Path) -> None:
-    """Each brace on a line of its own: one message, at its block; and the text is read as it was meant."""
+    """Without any one brace that is alone on its line: one message, at its block, and the text is parsed as meant."""
     text = path.read_text("utf-8")
     whole = parse(Source("a", text))
     alone = [number for number, line in enumerate(text.split("\n")) if line.strip() == "}"]
@@ -41,7 +41,7 @@ def test_every_brace_of_a_shipped_spec_is_found_missing(path: Path) -> None:
 
 
 def shape(statements: tuple[object, ...]) -> list[object]:
-    """What is nested in what, by keys."""
+    """The nesting of statements, by keys."""
     return [
         (type(each).__name__, getattr(getattr(each, "key", None), "text", ""), shape(getattr(each, "body", ())))
         for each in statements
@@ -66,7 +66,7 @@ def test_mistakes_behind_a_missing_brace_are_told() -> None:
 
 
 def test_texts_without_some_braces_are_read_to_their_ends() -> None:
-    """Any braces may be missing: messages that lie within the text, never an error of the reader."""
+    """With any braces missing, the parser gives messages located within the text, and never fails."""
     chooser = random.Random(7)
     texts = [path.read_text("utf-8") for path in SPECS]
     for _ in range(150):

@@ -1,4 +1,4 @@
-"""Units are exact, decimal and binary prefixes differ, and what is printed reads back."""
+"""Units are exact, decimal and binary prefixes differ, and printed values read back."""
 
 from __future__ import annotations
 

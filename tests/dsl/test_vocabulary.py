@@ -1,4 +1,4 @@
-"""Words of other systems: each leads to a key of the language, is none itself, and its hint is one that works."""
+"""Words of other systems: each maps to a key of the language and is not a key itself, and its hint works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEGREES = ("pipeline", "expert", "data", "tensor", "context", "zero")
 
 
 def said(text: str) -> dict[str, str]:
-    """The hints about keys and kinds in a text, by the word they are about."""
+    """The hints about keys and kinds in a text, by the word that they are about."""
     analysis = analyse("spec.dsc", reader=lambda _: (Source("spec.dsc", BASE + text), ()))
     return {item.span.text: item.hint for item in analysis.diagnostics if item.span is not None}
 
@@ -121,7 +121,7 @@ def test_keys_of_grouped_queries_that_latent_attention_lacks_are_explained() -> 
 
 
 def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
-    """Every key of the schema, as the schema has it: no list of them can fall behind."""
+    """All keys, taken from the schema, so that no list of them can become outdated."""
     of_data = {path.rpartition(".")[2] for path in keys() if path.rpartition(".")[0] == "data"}
     for path, key in keys().items():
         word = key.name
@@ -147,7 +147,7 @@ def test_what_is_written_in_another_way_is_shown_with_its_value() -> None:
 
 
 def test_a_key_is_not_proposed_where_it_stands_already() -> None:
-    """A key is not proposed beside itself, under another name, or before itself; an inherited one may be changed."""
+    """A hint does not suggest a key that the block sets, before or after the word; inherited keys may be changed."""
     hints = said("run a extends base { train { micro_batch = 1, micro_bach = 2, batch = 8, global_batch = 16 } }")
     assert hints["micro_bach"] == "remove it, or change `micro_batch`"
     assert hints["global_batch"] == "remove it, or change `batch`"
@@ -197,7 +197,7 @@ def test_edits_are_counted() -> None:
 
 
 def test_very_many_names_take_no_time() -> None:
-    """Names behind the bound are not compared, so the work of a hint does not grow with a text."""
+    """Names beyond the limit are not compared, so the cost of a hint does not grow with a text."""
     assert nearest("b" * 30, ["a" * 29 + str(index) for index in range(50_000)]) == ()
 
 

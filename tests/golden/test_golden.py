@@ -1,4 +1,4 @@
-"""Every byte of two builds, and that the same spec gives the same bytes anywhere.
+"""All bytes of two builds are pinned, and the same spec gives the same bytes everywhere.
 
 `pytest --bless tests/golden` rewrites the goldens; the diff is read before it is committed.
 """
@@ -36,7 +36,7 @@ def pinned_versions() -> dict[str, str]:
 
 
 def other_versions() -> list[str]:
-    """Packages that decide what is emitted and are not of the versions the goldens were made with."""
+    """Packages that affect the emitted text and whose versions differ from those that the goldens were made with."""
     pinned = pinned_versions()
     return [n for n in ("torch", "triton", "jinja2") if metadata.version(n).partition("+")[0] != pinned[n]]
 
@@ -55,7 +55,7 @@ def test_build_is_the_golden_one(name: str, tmp_path: Path, bless: bool) -> None
 
 
 def compiled(cwd: Path, spec: Path | str, seed: int, locale: str, zone: str, umask: int) -> dict[str, bytes]:
-    """The build of a spec, compiled in a process with these surroundings."""
+    """The build of a spec, compiled in a process with this environment."""
     cwd.mkdir(parents=True)
     environment = os.environ | {"PYTHONHASHSEED": str(seed), "LC_ALL": locale, "TZ": zone, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-m", "compiler.cli.main", "compile", str(spec), "-o", "out"]
@@ -74,7 +74,7 @@ def test_bytes_in_other_surroundings(tmp_path: Path, seed: int, record_property:
 
 
 def test_same_spec_same_bytes(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Hash seed, current folder, locale, time zone and umask leave no trace."""
+    """Hash seed, current folder, locale, time zone and umask do not affect a build."""
     builds = []
     for index, (locale, zone, umask) in enumerate([("C", "UTC", 0o022), ("C.UTF-8", "Asia/Tokyo", 0o077)]):
         cwd = tmp_path / f"somewhere {index}"
@@ -85,7 +85,7 @@ def test_same_spec_same_bytes(tmp_path: Path, record_property: Callable[[str, ob
 
 
 def test_builds_name_no_place_and_no_time() -> None:
-    """What would differ on another machine: absolute paths, hosts, dates."""
+    """A build has nothing that differs on another machine: absolute paths, hosts, dates."""
     for name in SPECS:
         for path, data in files(GOLDEN / name).items():
             text = data.decode()

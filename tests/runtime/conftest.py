@@ -1,4 +1,4 @@
-"""Places of checkpoints, and system calls that fail."""
+"""Fixtures for places of checkpoint copies and for failing system calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of one rank that copies its checkpoints to one place, in the thread of the test."""
+"""A run of one rank that copies its checkpoints to one place, in the test's thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.checkpoint.restore import restore
 
 
 class Alone:
-    """The meeting of one rank."""
+    """A process group of one rank."""
 
     def all(self, yes: bool) -> bool:
         return yes
@@ -36,7 +36,7 @@ class Run:
         self.folder, self.place = folder, place
         checkpoints = folder / "checkpoints"
         self.copier = Copier(place, checkpoints, 0, Keep(keep), Alone())
-        self.copier._thread = threading.current_thread()  # nothing is copied but by `copy`
+        self.copier._thread = threading.current_thread()  # only `copy` copies
         more = (elsewhere,) if elsewhere else ()
         self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held, *more)
 
@@ -55,7 +55,7 @@ class Run:
 
 
 def taken_back(folder: Path, place: CopyPlace) -> int:
-    """The step of the newest good checkpoint of a place, which is taken into a folder that has none."""
+    """Fetch the newest good checkpoint of a place into a folder that has none. Returns its step."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     said: list[str] = []

@@ -1,8 +1,8 @@
-"""What the steps of a trainer do, counted.
+"""Counts of what the steps of a trainer do.
 
-`python -m tests.runtime.counts FOLDER WORLD [bytes]` leaves FOLDER/rank_<r>.json: of FOLDER/build, two steps' counts.
-No clock: the same build has the same counts on every machine. Every step starts from the same weights and has the same
-samples, so that the same experts get no row, and a gradient is clipped or is not.
+`python -m tests.runtime.counts FOLDER WORLD [bytes]` writes FOLDER/rank_<r>.json: the counts of two steps of
+FOLDER/build. Nothing is timed: a build has the same counts on every machine. Each step starts from the same weights and
+samples, so that the same experts get no row, and the gradient is clipped in all steps or in none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SameSamples(RandomSamples):
 
 
 class Place:
-    """Which action's body runs, or "tail"."""
+    """The action whose body runs, or "tail"."""
 
     def __init__(self) -> None:
         self.now = "tail"
@@ -60,7 +60,7 @@ class Place:
 
 
 class Dispatches(TorchDispatchMode):
-    """Ops that torch dispatches, and the storages that they make."""
+    """Counts ops that torch dispatches and the storages that they allocate."""
 
     def __init__(self, place: Place, counts: Counts) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage:
 
 @contextmanager
 def moved(counts: Counts) -> Iterator[None]:
-    """Bytes that a rank gives away. Rows that stay on it count, so the sum over ranks is the same for any routing."""
+    """Count bytes that a rank sends. Rows that it keeps count, so that sums over ranks do not depend on routing."""
 
     def counted(original: Any, what: Callable[..., tuple[str, int]]) -> Any:
         def call(self: Any, *args: Any) -> Any:
@@ -114,7 +114,7 @@ def moved(counts: Counts) -> Iterator[None]:
 
 
 def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dict[str, int]]:
-    """Counts of two steps that follow each other; in fact of pairs of steps, one for each thing that is counted."""
+    """Counts of two consecutive steps, from several pairs of steps: one pair for each kind of count."""
     plan = build.plan
     samples = SameSamples(plan.model.vocab, plan.train.sequence, plan.batches[0][1])
     trainer, place = Trainer(build, rank, samples, None, board), Place()

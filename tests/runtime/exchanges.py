@@ -1,5 +1,5 @@
-"""Ranks of a test: `python -m tests.runtime.exchanges FOLDER WORLD` dispatches random rows over every transport, holds
-what comes to `expected`, which knows what every rank sent, and combines it again.
+"""Ranks of a test: `python -m tests.runtime.exchanges FOLDER WORLD` dispatches random rows over every transport,
+compares the received rows with `expected`, which computes what every rank sent, and combines them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCAL = 3  # experts of a rank
 
 
 def counts_of(seed: int, world: int) -> Tensor:
-    """counts [source, expert]: some experts and some sources without rows, none at all with seed 0."""
+    """counts [source, expert]. Some experts and some sources have no rows; with seed 0, none has."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, 40, (world, world * LOCAL), generator=generator)
     counts[torch.rand(counts.shape, generator=generator) < 0.3] = 0
@@ -36,7 +36,7 @@ def counts_of(seed: int, world: int) -> Tensor:
 
 
 def given(seed: int, world: int, source: int) -> list[Tensor]:
-    """The tensors that a source sends, sorted by expert: of several dtypes and layouts, every row another."""
+    """The tensors that a source sends, sorted by expert: several dtypes and layouts, all rows different."""
     num_rows = int(counts_of(seed, world)[source].sum())
     generator = torch.Generator().manual_seed(1000 * seed + source)
     wide = torch.randn(num_rows, 5, generator=generator)
@@ -46,7 +46,7 @@ def given(seed: int, world: int, source: int) -> list[Tensor]:
 
 
 def expected(seed: int, world: int, rank: int, alignment: int) -> tuple[list[Tensor], list[int]]:
-    """What a rank has after a dispatch, row by row, and where its experts end."""
+    """The rows of a rank after a dispatch, and the end offsets of its experts."""
     counts, sources = counts_of(seed, world), [given(seed, world, source) for source in range(world)]
     rows: list[list[Tensor]] = [[] for _ in sources[0]]
     ends: list[int] = []
@@ -75,7 +75,7 @@ def check(exchange: Exchange, alignment: int, seed: int, world: int, rank: int) 
     for tensor, found, rows in zip(tensors, received, wanted, strict=True):
         assert found.dtype == tensor.dtype and torch.equal(found.float(), rows), (seed, found.dtype)
     assert all(found.is_contiguous() for found in received[:-1]) and received[-1].t().is_contiguous()
-    for found in received:  # padding may hold anything on its way back: nobody sends it
+    for found in received:  # padding may hold anything when combining: it is not sent
         raw(found)[wanted[1] == 0] = 7
     exchange.start(COMBINE, received, route, forward=False)
     for tensor, back in zip(tensors, exchange.wait(COMBINE), strict=True):

@@ -1,7 +1,7 @@
-"""System calls of durable_files, interrupted: a kill before, within or after each, and a disk that is full.
+"""Faults in the system calls of durable_files: a kill before, within or after each, and a full disk.
 
-`Calls` stands in for the module `os` there. `Crash states` replays recorded calls as a disk may show them after a power
-loss: what was not synced may be missing.
+`Calls` replaces the module `os` there. `crash_states` replays recorded calls as a disk may show them after a power
+loss: unsynced changes may be missing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
 
 
 class Killed(BaseException):
-    """The process is gone: nothing it does afterwards has an effect."""
+    """The process is dead: its later calls have no effect."""
 
 
 @dataclass
 class Calls:
-    """Counts mutating calls (reading opens excluded) and hands each to `before(number, name)`, then to `os`."""
+    """Counts mutating calls (not opens for reading) and passes each to `before(number, name)`, then to `os`."""
 
     before: Callable[[int, str], None] = lambda number, name: None
-    torn_write: int = -1  # number of a write of which only half happens before the kill
+    torn_write: int = -1  # number of the write that is half done at the kill
     count: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,7 +55,7 @@ class Calls:
 
 
 def kill_at(number: int) -> Callable[[int, str], None]:
-    """The process, with all its ranks, ends before call `number`."""
+    """A hook that kills the process, with all its ranks, before call `number`."""
 
     def before(now: int, _name: str) -> None:
         if now >= number:
@@ -65,7 +65,7 @@ def kill_at(number: int) -> Callable[[int, str], None]:
 
 
 def fail_from(number: int, last: int, error: int) -> Callable[[int, str], None]:
-    """Calls number … last that need space fail, as on a full (ENOSPC) or broken (EIO) disk."""
+    """A hook that fails calls `number` to `last` that need space, as on a full (ENOSPC) or broken (EIO) disk."""
 
     def before(now: int, name: str) -> None:
         if number <= now <= last and name in ("open", "mkdir", "write", "fsync", "rename"):
@@ -81,7 +81,7 @@ def save_all(
     keep: int | Keep = 1,
     meta: Mapping[str, Any] | None = None,
 ) -> list[BaseException | None]:
-    """Save on one thread a rank: what each raised. A barrier that breaks is the end of the process."""
+    """Save with one thread per rank. Returns what each raised. A broken barrier means that the process ended."""
     world, keeping = len(shards), Keep(keep) if isinstance(keep, int) else keep
     barrier = threading.Barrier(world)
     raised: list[BaseException | None] = [None] * world
@@ -114,7 +114,7 @@ Node = bytes | dict[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A recorded call. `folder` and `file` are identities of what was open, kept across renames."""
+    """A recorded call. `folder` and `file` identify open files, across renames."""
 
     kind: str  # create, mkdir, write, sync, sync folder, rename, unlink
     folder: int = 0
@@ -125,7 +125,7 @@ class Change:
 
 
 class Recorder(Calls):
-    """Records what calls change, so that it can be replayed. What is made gets a number: inodes are used again."""
+    """Records changes so that they can be replayed. New files get numbers, since inodes are reused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,10 +169,10 @@ class Recorder(Calls):
 
 
 def crash_states(changes: list[Change], root: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Folder trees a loss of power may leave: (calls that had happened, what was lost, name → contents or folder).
+    """Folder trees that a power loss may leave: (calls made, what was lost, name → contents or folder).
 
-    After each prefix of the calls: of the changes to folders that no sync of that folder covers, any may be lost; of a
-    file's bytes after its last sync, all, half or none. Of many changes 128 sets are drawn.
+    After each prefix of the calls, any changes to folders after the folder's last sync may be lost, and all, half or
+    none of a file's bytes after its last sync. If there are many changes, 128 random sets are lost.
     """
     seen, choose = set(), random.Random(0)
     for done in range(len(changes) + 1):
@@ -224,7 +224,7 @@ def _replay(changes: list[Change], lost: set[int], root: int, share: float) -> d
 
 
 def lay_out(tree: Mapping[str, Any], folder: Path) -> None:
-    """Make real files of a tree."""
+    """Write the files of a tree."""
     folder.mkdir()
     for name, node in tree.items():
         if isinstance(node, dict):

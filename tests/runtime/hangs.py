@@ -1,4 +1,4 @@
-"""The clock of hangs stands still until a fault is there: what a loaded machine does before may take any time."""
+"""The clock of hang detection stands still until a fault happens, so that a loaded machine may take any time before."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _counted(is_so: Callable[[], object]) -> Counted:
 
 
 def from_then_on(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[], object]) -> None:
-    """Let no time count before `is_so`, in this process and its forks."""
+    """Count no time until `is_so()` holds, in this process and its forks."""
     monkeypatch.setattr(Stillness, "seconds", _counted(is_so))
 
 
 def install() -> None:
-    """Let time count while a child of the process is stopped. For supervisors in forks: forks.RUNS_FIRST."""
+    """Count time only while a child of the process is stopped. For supervisors in forks: forks.RUNS_FIRST."""
     Stillness.seconds = _counted(lambda: "T" in map(state, children(os.getpid())))  # type: ignore[method-assign]

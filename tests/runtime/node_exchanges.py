@@ -1,6 +1,6 @@
-"""Ranks of a test: `python -m tests.runtime.node_exchanges FOLDER WORLD NODES` sends random tokens to random experts by
-nodes and flat, over every transport. What comes must be equal, sums within roundings. Bytes are counted by link, and
-are those that the choices of all ranks ask for.
+"""Ranks of a test: `python -m tests.runtime.node_exchanges FOLDER WORLD NODES` sends random tokens to random experts,
+by nodes and flat, over every transport. Received rows must be equal, and sums equal within rounding. The bytes sent
+over each link must be those that follow from the choices of all ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEEDS = 4
 
 
 def choices(seed: int, world: int, source: int) -> Tensor:
-    """expert_TK of a source: distinct for a token; with seed 0 on one rank alone, with seed 1 on the first half."""
+    """expert_TK of a source, distinct for each token; with seed 0 all on one rank, with seed 1 on the first half."""
     generator = torch.Generator().manual_seed(100 * seed + source)
     experts = world * LOCAL if seed > 1 else max(TOP_K, LOCAL * (world // 2 if seed else 1))
     weights = torch.rand(TOKENS, experts, generator=generator)
@@ -41,7 +41,7 @@ def choices(seed: int, world: int, source: int) -> Tensor:
 
 @dataclass
 class Counting:
-    """A swap that counts the bytes it is given for each member."""
+    """A swap that counts the bytes sent to each member."""
 
     inner: Swap
     members: Sequence[int]
@@ -54,7 +54,7 @@ class Counting:
 
 
 def exchanged(exchange: Exchange, seed: int, world: int, rank: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """What a rank gets of rows in several dtypes, of gate weights, and of what goes back, summed over its tokens."""
+    """The received rows of several dtypes, the received gate weights, and the combined rows, summed for each token."""
     expert_TK, generator = choices(seed, world, rank), torch.Generator().manual_seed(rank)
     x_TD = torch.randn(TOKENS, COLUMNS, generator=generator, dtype=torch.float64)
     gate_TK = torch.rand(TOKENS, TOP_K, generator=generator)
@@ -82,7 +82,7 @@ def check(mine: Exchange, flat: Exchange, seed: int, world: int, rank: int) -> N
 
 
 def bytes_asked_for(seed: int, world: int, groups: Sequence[Sequence[int]], rank: int) -> Counter[int]:
-    """What a rank must send to each other rank in `exchanged`, by the choices of all ranks."""
+    """Bytes that a rank must send to each other rank in `exchanged`, from the choices of all ranks."""
     size, sent = len(groups[0]), Counter[int]()
     place = {member: (node, at) for node, group in enumerate(groups) for at, member in enumerate(group)}
     my_node, my_place = place[rank]
@@ -113,7 +113,7 @@ def bytes_asked_for(seed: int, world: int, groups: Sequence[Sequence[int]], rank
 
 
 def ranks(swaps: dict[SwapKind, list[Swap | None]], world: int, num_nodes: int, rank: int) -> None:
-    """`swaps`: with the column, inside the node, and with all."""
+    """`swaps`: with the column, within the node, and with all ranks."""
     groups = by_node(range(world), world // num_nodes)
     node, at = divmod(rank, world // num_nodes)
     column, reads = [group[at] for group in groups], HostReads(torch.device("cpu"))

@@ -1,5 +1,5 @@
-"""Ranks of a test: `python -m tests.runtime.parts FOLDER WORLD` sums and gathers flat tensors by their parts, over
-every transport, several of them under way at a time, and holds what comes to what all ranks gave.
+"""Ranks of a test: `python -m tests.runtime.parts FOLDER WORLD` reduce-scatters and all-gathers flat tensors over every
+transport, several at a time, and compares the results with the inputs of all ranks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 
-PART = 70_001  # elements: more than one block of a sum
+PART = 70_001  # elements of a part: more than one block of a sum
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def given(member: int, world: int, dtype: torch.dtype, size: int) -> Tensor:
-    """The flat tensor of a member."""
+    """The flat tensor of one member."""
     generator = torch.Generator().manual_seed(1000 * member + size)
     return torch.randn(size * world, dtype=torch.float64, generator=generator).to(dtype)
 
 
 def check(parts: Parts, world: int, rank: int) -> None:
-    """Sums are in the order of the members, to the bit; what is gathered is what each has in its place."""
+    """Check that sums are bit-identical to sums in the order of the members, and that gathered parts are in place."""
     for dtype in DTYPES:
         for size in (1, PART):
             flats = [given(member, world, dtype, size) for member in range(world)]

@@ -1,4 +1,4 @@
-"""A plan of the least size that the runtime takes."""
+"""The smallest plan that the runtime accepts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime import contract
 
 
 def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.RunPlan:
-    """One parameter, one layer, one sample a data rank. `parts`: fields of the plan to replace."""
+    """A plan with one parameter, one layer, and one sample per data rank. `parts`: fields of the plan to replace."""
     weight = contract.HeldParameter("w", "w", (2,), init=None, decay=False)
     plan = contract.RunPlan(
         run="small",

@@ -1,4 +1,4 @@
-"""Processes for the tests of launching: forked supervisors, and what /proc says of processes and sockets."""
+"""Processes for the tests of launching: forked supervisors, and facts of processes and sockets from /proc."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import NoReturn
 
 from tests.progress import Watch
 
-TESTS = os.getpid()  # the process that runs tests, where this one is a fork of it
-SHORT_S, LONG_S = 0.002, 0.05  # between two looks, at first and later: a wait that never ends is no work
+TESTS = os.getpid()  # the process that runs tests, also in its forks
+SHORT_S, LONG_S = 0.002, 0.05  # between two polls, at first and later: an endless wait must not look like work
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds. HangError where the tests and all that they have started make no progress."""
+    """Wait until a condition holds. Raises HangError if the tests and all processes they started make no progress."""
     watch, looked, pause_s = None, time.monotonic(), SHORT_S
     while not condition():
         if time.monotonic() - looked > 1.0:
@@ -30,13 +30,13 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def block() -> NoReturn:
-    """Wait for ever, whatever signals are handled."""
+    """Wait forever, whatever signals are handled."""
     while True:
         signal.pause()
 
 
 def state(pid: int) -> str:
-    """R, S, T, Z, … or "" if there is no such process."""
+    """The state of a process, R, S, T, Z, …, or "" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -44,7 +44,7 @@ def state(pid: int) -> str:
 
 
 def started(pid: int) -> int:
-    """The time at which a process started, in clock ticks since the machine did; 0 if there is no such process."""
+    """The start time of a process in clock ticks since boot, or 0 if there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):
@@ -52,13 +52,13 @@ def started(pid: int) -> int:
 
 
 def polls(pid: int) -> int:
-    """How often a process has waited."""
+    """How many times a process has waited."""
     lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
 
 def is_gone(pid: int) -> bool:
-    """No such process, or a zombie without other threads: it is its (perhaps new) parent's to collect."""
+    """Whether there is no such process, or only a zombie without other threads that its parent has yet to wait for."""
     try:
         return state(pid) in ("", "Z") and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
     except FileNotFoundError:
@@ -66,12 +66,12 @@ def is_gone(pid: int) -> bool:
 
 
 def listeners(pid: int) -> list[str]:
-    """Hosts (as /proc/net writes them) at which the TCP sockets of a process listen."""
+    """Hosts, as /proc/net writes them, on which the TCP sockets of a process listen."""
     return sorted(address.partition(":")[0] for address in listening(pid))
 
 
 def listening(pid: int | None = None) -> set[str]:
-    """Addresses, host:port as /proc/net writes them, at which a process listens on TCP; None: any process."""
+    """Addresses, host:port as /proc/net writes them, on which a process listens on TCP. None: any process."""
     rows = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
@@ -80,7 +80,7 @@ def listening(pid: int | None = None) -> set[str]:
 
 
 def open_files(pid: int) -> set[str]:
-    """What the descriptors of a process are of."""
+    """The targets of a process's file descriptors."""
     found = set()
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -99,7 +99,7 @@ class Fork:
         os.kill(self.pid, number)
 
     def exit_code(self) -> int:
-        """Collect it: its exit code, or minus the signal that killed it."""
+        """Wait for it. Returns its exit code, or minus the signal that killed it."""
         ended: list[int] = []
 
         def collect() -> bool:
@@ -113,7 +113,7 @@ class Fork:
 
 @contextmanager
 def forked(run: Callable[[], int]) -> Iterator[Fork]:
-    """`run` in a forked process whose exit code is what it returns."""
+    """Run `run` in a forked process, whose exit code is its result."""
     pid = os.fork()
     if pid == 0:
         code = 99

@@ -1,6 +1,6 @@
-"""Steps of the trainers of a world, timed from outside, and which samples each rank has read.
+"""Steps of all trainers of a run, timed from outside, and the samples that each rank read.
 
-`python -m tests.runtime.step_times FOLDER WORLD` trains FOLDER/build and leaves FOLDER/rank_<r>.json.
+`python -m tests.runtime.step_times FOLDER WORLD` trains FOLDER/build and writes FOLDER/rank_<r>.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOW_S = 1000  # by its clock alone: a rank that waits for a core on a busy mach
 
 
 class Watched(RandomSamples):
-    """Samples, and how many of them the thread that trains has read."""
+    """Samples, with a count of those read by the training thread."""
 
     def __init__(self, vocab: int, sequence: int) -> None:
         super().__init__(vocab, sequence)
@@ -38,7 +38,7 @@ class Watched(RandomSamples):
 
 
 def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
-    """What a rank has read behind each step, its rows, and the seconds between the ends of its sums."""
+    """The samples a rank has read after each step, its rows, and the seconds between the ends of its sums."""
     samples = Watched(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, rank, samples, None, board)
     late = 0

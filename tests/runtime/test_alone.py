@@ -1,4 +1,4 @@
-"""Parts of what a rank does in a step, each by itself, with stand-ins for what is around it."""
+"""Unit tests of parts of a rank's step, with stand-ins for their surroundings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.runtime.plans import small_plan
 
 
 class Notes(list[str]):
-    """What happened, in order: a board, and links that note what they are asked for."""
+    """Events in order: a board, and links that record requests."""
 
     set_action = list[str].append
 
@@ -331,7 +331,7 @@ def test_a_rank_begins_with_a_look_at_its_device(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """With an empty line on stdout, which it waits for."""
+    """It waits for an empty line on stdout."""
     notes = prepare.Notes()
     assert capsys.readouterr().out == ""
     notes.found()
@@ -342,7 +342,7 @@ def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.Capture
 def test_what_is_noted_of_the_data_is_said_once_and_when_it_may_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While the compilation says its own lines, nothing of the data is between them."""
+    """The compilation's lines are not interleaved with lines about data."""
     readable = list[int]()
     monkeypatch.setattr(prepare, "select", SimpleNamespace(select=lambda *_: (readable, [], [])))
     notes = prepare.Notes()
@@ -419,7 +419,7 @@ def test_a_node_that_starts_other_ranks_than_the_plans_is_refused(
 
 
 def test_adapters_go_on_as_those_that_were_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another factor they would be other weights; a run without any says nothing of them."""
+    """With another factor, the weights would differ; a run without adapters says nothing about them."""
     (tmp_path / "meta.json").write_text(json.dumps({"sha256": "d", "tokenizer": {"sha256": "t"}}), "utf-8")
 
     def build(adapter: Adapter | None) -> Any:

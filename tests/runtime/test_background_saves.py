@@ -1,4 +1,4 @@
-"""Saves beside training: the training thread only copies, kills lose nothing, and what fails is said to all alike."""
+"""Saves in the background: the training thread only copies, kills lose nothing, and failures are told to all ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.runtime.faulty_files import NO_SPACE, Calls
 
 @dataclass
 class FakeTrainer:
-    """What saves take of a trainer: one tensor, of which this rank has the elements of its number, and a step."""
+    """The parts of a trainer that saves use: a step, and one tensor, of which this rank has one element range."""
 
     rank: int
     world: int
@@ -54,10 +54,10 @@ class FakeTrainer:
     state = property(lambda self: self)
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no transfer is in progress."""
 
     def train(self) -> None:
-        """A step: it changes every weight in place."""
+        """Run a step, which changes all weights in place."""
         self.step += 1
         self.weights += 1
 
@@ -75,7 +75,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Run:
-    """Saves of one rank of a fake run, and what it said."""
+    """Saves of one rank of a fake run, and its messages."""
 
     saves: Saves
     trainer: FakeTrainer
@@ -107,7 +107,7 @@ def run_of(folder: Path, rank: int = 0, world: int = 1, board: Board | None = No
 
 @contextmanager
 def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The disk takes no shard until the event is set."""
+    """Block the writing of shards until the event is set."""
     free, create = threading.Event(), durable_files.create
 
     def waiting(*args: Any) -> tuple[int, str]:
@@ -123,7 +123,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def wait_until_over(run: Run) -> bool:
-    """The answer of the first `poll` behind the end of the save."""
+    """The result of the first `poll` after the end of the save."""
     begun = run.saves._begun
     assert begun is not None
     wait([begun.written])
@@ -343,7 +343,7 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
 
 
 def test_what_became_of_copies_is_said_behind_a_step(tmp_path: Path) -> None:
-    """A place fails until a copy comes to it, even one beside which older ones stay."""
+    """A place is failing until a copy reaches it, even if older ones stay there."""
     run, ended = run_of(tmp_path), list[Copied]()
     run.saves._copiers = [cast(Copier, SimpleNamespace(ended=lambda: ended))]
     for failing, said, copied in (

@@ -1,4 +1,4 @@
-"""The micro-batches of a step by what attention computes for them: which sample goes where."""
+"""Micro-batches ordered by the cost of attention: which sample goes where."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def seen_in_rows(samples: RowSamples, index: int) -> int:
 
 
 def put(samples: Numbers, seen: list[int], order: list[int]) -> list[int]:
-    """Where each sample goes, by what attention computes for it."""
+    """The position of each sample, by its cost of attention."""
     ranked = [int(samples[k]) for k in sorted(range(len(samples)), key=lambda k: seen[k])]
     each = len(samples) // len(order)
     parts = [ranked[k * each : (k + 1) * each][:: -1 if k % 2 else 1] for k in range(len(order))]
@@ -107,7 +107,7 @@ def test_rows_go_where_each_one_says(
 @given(st.integers(1, 3000), st.integers(0, 5), st.integers(0, 2000), st.integers(1, 400), st.sampled_from([0, 1, 4]))
 @settings(max_examples=60)
 def test_windows_of_many_samples_are_those_of_each(windows: int, seed: int, first: int, count: int, parts: int) -> None:
-    """Runs of phases are among them, whose pieces have parts that a phase permutes among themselves."""
+    """Including runs with phases, which permute the parts within pieces."""
     order = Order(8, windows, seed)
     if parts:
         order = Order(8, windows * parts, seed, 8 * parts, first // parts * 8 * parts, (first + 900) * 8 * parts)

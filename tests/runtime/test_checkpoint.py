@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is what is read, by any number of ranks, and nothing else is ever accepted."""
+"""Checkpoints: any number of ranks reads exactly what was saved, and nothing else is ever accepted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runtime.faulty_files import save_all
 
 
 def some_tensors(seed: int) -> dict[str, Tensor]:
-    """Every dtype, no dimension, no element, a view that is not contiguous, negative zero, NaN."""
+    """All dtypes, no dimensions, no elements, a non-contiguous view, negative zero, NaN."""
     generator = torch.Generator().manual_seed(seed)
     base = torch.randint(0, 255, (24,), dtype=torch.uint8, generator=generator)
     tensors = {
@@ -38,7 +38,7 @@ def some_tensors(seed: int) -> dict[str, Tensor]:
 
 
 def split(tensors: Mapping[str, Tensor], world: int, seed: int) -> list[Mapping[str, Tensor | TensorPart]]:
-    """Give each tensor to a random rank, or its elements in random parts to all."""
+    """Assign each tensor to a random rank, or random parts of its elements to all ranks."""
     choose = random.Random(seed)
     shards: list[dict[str, Tensor | TensorPart]] = [{} for _ in range(world)]
     for name, tensor in tensors.items():
@@ -78,7 +78,7 @@ def test_other_programs_read_whole_tensors_in_their_shapes(folder: Path) -> None
 
 @pytest.fixture
 def two(folder: Path) -> Path:
-    """A folder with checkpoints of step 1 and 2, of three ranks each."""
+    """A folder with checkpoints of steps 1 and 2, each from three ranks."""
     for step in (1, 2):
         assert save_all(folder, step, split(some_tensors(step), 3, step), keep=2) == [None] * 3
     return folder
@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(folder: Path, bit: in
 
 
 def test_the_best_stay_and_so_does_every_nth(folder: Path) -> None:
-    """Losses of steps 1 to 8; a loss that is no number is nobody's best."""
+    """Losses of steps 1 to 8; a NaN loss is never the best."""
     losses: list[Any] = [3.0, 1.0, 2.0, "0", 9.0, None, 50.0, 60.0]
     for step, loss in enumerate(losses, 1):
         meta = {"of": step} | ({"validation_loss": loss} if loss is not None else {})
@@ -189,7 +189,7 @@ def test_the_best_stay_and_so_does_every_nth(folder: Path) -> None:
 
 
 def test_a_step_saved_again_is_another_checkpoint_and_the_newest(two: Path) -> None:
-    """A run that went back to step 1 and on from there: step 2 of the earlier life is not overwritten."""
+    """A run resumed from step 1: the earlier checkpoint of step 2 is not overwritten."""
     save_all(two, 2, split(some_tensors(22), 2, 0), keep=3)
     save_all(two, 1, split(some_tensors(11), 2, 0), keep=3)
     assert sorted(p.name for p in two.iterdir() if p.name != "LATEST") == [
@@ -215,7 +215,7 @@ def test_what_an_interrupted_save_left_is_removed_by_the_next(two: Path) -> None
 
 
 def corrupt(folder: Path, kind: str, choose: random.Random) -> str:
-    """Damage one file of a checkpoint in a folder of two; its name."""
+    """Damage one file of a checkpoint in a folder of two. Returns its name."""
     path = choose.choice(sorted(p for p in folder.iterdir()))
     data = bytearray(path.read_bytes())
     at = choose.randrange(len(data))
@@ -304,7 +304,7 @@ def test_a_checkpoint_that_is_a_link_is_refused(two: Path, tmp_path: Path) -> No
 
 
 def rewrite(path: Path, change: Any) -> None:
-    """A hostile manifest: changed, with a matching sha256."""
+    """Write a hostile manifest: changed, with a matching sha256."""
     fields = json.loads((path / "manifest.json").read_text())
     del fields["sha256"]
     change(fields)

@@ -1,4 +1,4 @@
-"""Saves interrupted at every system call: whatever happens, a whole checkpoint is found, and the next save succeeds."""
+"""Saves interrupted at every system call: a complete checkpoint is always found, and the next save succeeds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensors(step: int) -> list[dict[str, Tensor]]:
 
 
 def found_step(folder: Path) -> int:
-    """The step of the newest checkpoint, which must be whole and be the state of that step; none may be refused."""
+    """The step of the newest checkpoint. Asserts that it has the state of that step, and that none is refused."""
     checkpoint = load(folder)
     assert checkpoint.refused == ()
     for rank, shard in enumerate(tensors(checkpoint.step)):
@@ -143,7 +143,7 @@ def test_a_rank_that_cannot_write_is_named_by_rank_0(one: Path, monkeypatch: pyt
 
 @dataclass
 class Recording:
-    """The calls of four saves, of which each removes its predecessor. `root`: the number of the folder."""
+    """The calls of four saves, each of which removes its predecessor. `root`: the number of the folder."""
 
     recorder: Recorder
     root: int
@@ -166,7 +166,7 @@ def recording(tmp_path: Path, faulty: Callable[[Calls], Calls]) -> Recording:
 
 
 def states(recording: Recording, changes: list[Change], folder: Path) -> Iterator[tuple[str, str]]:
-    """Every state a loss of power may leave, and what is wrong with it: "" if all that was promised is there."""
+    """Each state that a power loss may leave, and its error, or "" if all promised checkpoints are there."""
     for done, how, tree in crash_states(changes, recording.root):
         promised = sum(done >= returned for returned in recording.promised)
         lay_out(tree, folder)
@@ -209,7 +209,7 @@ def test_all_that_a_checkpoint_holds_is_on_the_disk_before_it_gets_its_name(reco
 
 @pytest.mark.parametrize("forgotten", ["files", "the checkpoint", "the folder of checkpoints"])
 def test_that_loss_would_be_noticed(recording: Recording, tmp_path: Path, forgotten: str) -> None:
-    """The test above, without the syncs of one kind, finds states in which a checkpoint is lost."""
+    """Without one kind of sync, the test above finds states in which a checkpoint is lost."""
     changes = recording.recorder.changes
     folders = {c.folder for c in changes}
 

@@ -1,4 +1,4 @@
-"""What a build says to the runtime: read strictly, written back byte for byte, and refused by its path if damaged."""
+"""The contract of build and runtime: parsed strictly, written back byte for byte, and refused by path if damaged."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_field_that_has_its_default_is_left_out() -> None:
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
-    """An edit of a plan's JSON: this value at a path."""
+    """An edit of a plan's JSON that sets the value at a path."""
 
     def edit(whole: Any) -> None:
         *parents, last = path.split(".")
@@ -95,7 +95,7 @@ def put(path: str, value: Any) -> Callable[[Any], None]:
 
 
 def without(path: str) -> Callable[[Any], None]:
-    """An edit of a plan's JSON: without a key."""
+    """An edit of a plan's JSON that removes a key."""
 
     def edit(whole: Any) -> None:
         *parents, last = path.split(".")
@@ -193,7 +193,7 @@ def test_a_repeated_key_is_found_anywhere() -> None:
 
 
 def test_any_edit_is_refused_or_read_back() -> None:
-    """Whatever a value is replaced by: the plan is refused in a printable line, or written as it was read."""
+    """With any replaced value, the plan is refused in a printable line, or written as it was read."""
     generator = random.Random(0)
     values = [None, True, 0, 1, -1, 3, 0.5, 1e300, "", "x", "float32", [], [1], [[0, 1]], {}, {"a": 1}, 10**30]
     refused = 0
@@ -246,7 +246,7 @@ MESHES = (
 @pytest.mark.parametrize("kind", get_args(Columns))
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_channels_of_a_kind_divide_the_columns(mesh: Mesh, kind: Columns) -> None:
-    """Each column is in one channel, and all of a channel have the same."""
+    """Each column is in one channel, and all members of a channel have the same one."""
     channels = [tuple(columns_with(column, kind, mesh)) for column in range(mesh.columns)]
     for column, channel in enumerate(channels):
         assert column in channel and {channels[each] for each in channel} == {channel}

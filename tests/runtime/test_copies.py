@@ -1,4 +1,4 @@
-"""Copies of checkpoints in other places: whole or without a manifest whatever ends them, and taken back from there."""
+"""Copies of checkpoints in other places: complete, or without a manifest, however they end; and fetching them back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.runtime.faulty_files import BROKEN, NO_SPACE, Calls, Killed, fail_fro
 
 
 class Threads:
-    """The meeting of ranks that are threads."""
+    """A process group of ranks that are threads."""
 
     def __init__(self, world: int) -> None:
         self.barrier, self.said, self.told = threading.Barrier(world), list[bool](), list[list[int]]()
@@ -71,7 +71,7 @@ def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: 
 
 
 def test_what_comes_while_one_is_copied_is_superseded_by_the_newest(tmp_path: Path, place: CopyPlace) -> None:
-    """The copy under way ends, of the others the newest is next, and the run keeps what is still to be copied."""
+    """The current copy ends, the newest of the others is next, and the run keeps checkpoints until they are copied."""
     run = Run(tmp_path / "run", place)
     begin = run.copier._begin
 
@@ -137,7 +137,7 @@ def void(_: object) -> None:
 
 
 def test_manifests_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save parses no manifest: what was written is compared with what is read. Old ones are parsed at the first."""
+    """A save parses no manifest; it compares bytes written with those read. Old ones are parsed at the first save."""
     from runtime.checkpoint import places
 
     parsed: list[int] = []
@@ -222,7 +222,7 @@ def test_a_place_that_fails_at_any_call_is_said_and_tried_again(
 
 
 def test_a_store_that_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client raises what it likes; its text is said, and the next checkpoint is copied."""
+    """A client may raise any exception: its text is reported, and the next checkpoint is copied."""
     fsspec.filesystem("memory").store.clear()
     place = StorePlace("memory://bucket/mine")
     run = Run(tmp_path / "run", place)

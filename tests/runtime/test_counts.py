@@ -1,7 +1,7 @@
-"""What a step does, in counts that no machine's speed changes. `--bless` rewrites counts.json; read its diff.
+"""Counts of a step's work, which do not depend on the machine's speed. `--bless` rewrites counts.json; read its diff.
 
-Dispatches of torch and allocations are work of the CPU beside arithmetic. A change that makes a step do more of them
-fails here. A step on torch alone has counts of its own.
+Dispatches of torch and allocations are CPU overhead. A change that adds any to a step fails here. A step on only torch
+has separate counts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def printed(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) 
 
 
 def inside(whole: Any, part: Any) -> bool:
-    """Whether all that a part says is in the whole."""
+    """Whether `whole` contains everything in `part`."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(key in whole and inside(whole[key], each) for key, each in part.items())
     if isinstance(part, list):
@@ -38,7 +38,7 @@ def inside(whole: Any, part: Any) -> bool:
 
 
 def selectors(node: Any) -> Iterator[str]:
-    """Names of the series that a query reads."""
+    """The names of the series that a query reads."""
     yield from re.findall(r"\b(dsc_\w+)", node.prettify())
 
 

@@ -1,4 +1,4 @@
-"""Which device ranks take, and how its SMs are divided."""
+"""Which device a rank uses, and how its SMs are divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows go to their experts' ranks and back: where they lie there, by every transport, against what was sent."""
+"""Rows go to their experts' ranks and back: their order there, over every transport, against what was sent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_transport(tmp_path: Path, world: int) -> None:
 
 @pytest.mark.parametrize(("world", "nodes"), [(4, 2), (3, 3), (2, 1)])
 def test_every_transport_by_nodes(tmp_path: Path, world: int, nodes: int) -> None:
-    """Rows are those of the flat exchange to the bit, and each link carries what the choices ask for to the byte."""
+    """Rows are bit-identical to the flat exchange, and each link carries the bytes that follow from the choices."""
     run_module("tests.runtime.node_exchanges", tmp_path, world, str(nodes))
 
 
@@ -68,7 +68,7 @@ def test_one_rank_with_a_device(alignment: int, seed: int) -> None:
 
 
 def test_the_host_reads_once_by_nodes() -> None:
-    """The sizes of both hops are one read. Nothing else waits for a device, and nothing is brought to it."""
+    """The sizes of both hops are read at once. Nothing else waits for a device, and nothing is copied to it."""
     expert_TK = node_exchanges.choices(0, 1, 0)
     seen: list[tuple[str, str]] = []
     with pretended(lambda kind, what, _: seen.append((kind, what))):

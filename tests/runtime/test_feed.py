@@ -1,4 +1,4 @@
-"""Samples are read beside the step before, by a thread, and each once."""
+"""A thread reads samples during the previous step, each once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 4
 
 
 class Watched(RandomSamples):
-    """Samples, and which of them the thread that trains has read."""
+    """Samples, with a record of those read by the training thread."""
 
     def __init__(self, vocab: int, sequence: int) -> None:
         super().__init__(vocab, sequence)
@@ -68,7 +68,7 @@ def test_only_the_first_step_waits(build: Build) -> None:
 
 
 def test_what_was_read_ahead_is_what_is_read_now(build: Build) -> None:
-    """A position that is set between steps is obeyed, and losses are those of samples that are read at once."""
+    """A position set between steps takes effect, and losses equal those of samples read without a thread."""
     ahead, _ = trainer_of(build)
     late, _ = trainer_of(build)
     for step in range(STEPS):

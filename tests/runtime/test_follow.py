@@ -1,4 +1,4 @@
-"""Following what a run writes: a resume moves rows out of the file, and every row is given once."""
+"""Following a run's rows: a resume moves rows out of the file, and every row is returned once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.observe.watch.run_state import RunState
 
 
 class Rows:
-    """What a reader that follows a run has of it: rows of steps that were given up are gone."""
+    """The rows of a reader that follows a run, without rows of discarded steps."""
 
     def __init__(self, run: Path) -> None:
         self.follower, self.rows = Follower(run), list[tuple[int, int]]()
@@ -36,7 +36,7 @@ class Rows:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_reader_has_the_rows_of_the_file_whenever_it_looks(tmp_path: Path, seed: int) -> None:
-    """Over random histories of steps, resumes at random steps, damaged lines and looks in between."""
+    """Over random histories of steps, resumes at random steps, damaged lines, and reads in between."""
     draw, reader, late = random.Random(seed), Rows(tmp_path), Rows(tmp_path)
     reader.look()
     metrics, step, life = MetricsWriter(tmp_path), 0, 0

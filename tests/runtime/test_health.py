@@ -1,4 +1,4 @@
-"""What is done about wrong numbers, without ranks: decisions, fingerprints, who differs, and what a file may say."""
+"""The reaction to wrong numbers, without ranks: decisions, fingerprints, differing ranks, and damaged files."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Meeting:
 
 
 def compared(states: list[State], plan: contract.RunPlan) -> tuple[list[ReplicaDifference], int]:
-    """What ranks find, all the same, and in how many sums."""
+    """The differences that all ranks find, and the number of sums."""
     meeting = Meeting(len(states))
     with ThreadPoolExecutor(len(states)) as pool:
         found = [*pool.map(lambda at: compare(at[1], plan, at[0], meeting.of(at[0])), enumerate(states))]
@@ -164,7 +164,7 @@ def compared(states: list[State], plan: contract.RunPlan) -> tuple[list[ReplicaD
 
 
 def plan_of(zero: int = 0, master: str = "float64") -> contract.RunPlan:
-    """Four ranks: two weights that all hold, one that ranks 1 and 3 hold, and a bias."""
+    """Four ranks: two weights on all ranks, one on ranks 1 and 3, and a bias."""
     rows = [contract.HeldParameter(name, name, (3, 5), init=0.1, decay=True) for name in ("all", "more", "some")]
     buckets = (
         contract.PlannedBucket("dense", (0, 1, 2, 3), (0,), (rows[0], rows[1])),
@@ -202,7 +202,7 @@ def test_who_has_other_bits_is_named(case: str) -> None:
 
 
 def test_what_one_rank_owns_is_not_compared() -> None:
-    """Under `zero` from 1 on an owner alone has master weights and moments; weights are held by all."""
+    """With `zero` of 1 or more, only owners have master weights and moments; all ranks have weights."""
     plan = plan_of(zero=1)
     states = [build_state(plan, rank, CPU) for rank in range(4)]
     flip(states[1].buckets[0].owned[0].master, 0)

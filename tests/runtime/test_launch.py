@@ -1,4 +1,4 @@
-"""Faults in real processes: the rank, its action and the reason are named every time, and no process is left."""
+"""Faults in real processes: the rank, its action and the reason are always named, and no process is left."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _no_process_left() -> object:
 
 @pytest.fixture(autouse=True)
 def _late_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost connection is not the cause until all ranks have ended, however long the true one takes."""
+    """Do not take a lost connection for the cause until all ranks have ended, however long the true cause takes."""
     monkeypatch.setattr(rank_watch, "SETTLE_S", PATIENCE_S)
 
 
 def train(rank: int, world: int, board: Board, fault: Callable[[], object], at: int) -> None:
-    """Three steps of a collective each; rank `at` suffers `fault` in step 2, during B3.7."""
+    """Three steps with a collective each. Rank `at` runs `fault` in step 2, during B3.7."""
     for step in range(3):
         board.start_step(step)
         board.set_action("F3.7")
@@ -211,7 +211,7 @@ def test_what_ranks_did_last_is_shown(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[Board], object], limit_s: float = 1.0) -> Supervision:
-    """A supervision whose clock of hangs stands still until something is so."""
+    """A supervision whose hang clock stands still until `is_so(board)` holds."""
     begun = False
 
     def on_poll(board: Board) -> None:
@@ -223,7 +223,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[Board], object], 
 
 
 def in_place(board: Board, at: int) -> bool:
-    """Whether rank `at` of `train` has come to its fault, and all others wait for it."""
+    """Whether rank `at` of `train` has reached its fault, and all others wait for it."""
     beats = [board.read(rank) for rank in range(WORLD)]
     expected = [ACTION if rank == at else "reduce head" for rank in range(WORLD)]
     return [beat.action for beat in beats] == expected and all(beat.step == STEP for beat in beats)

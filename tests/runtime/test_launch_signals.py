@@ -24,7 +24,7 @@ WORLD = 3
 
 
 def train_until_told(folder: Path) -> Target:
-    """Endless steps; every rank leaves word of its process, and of the step it ended after."""
+    """Endless steps. Each rank writes its process id, and the step after which it ended."""
 
     def target(rank: int, world: int, board: Board) -> None:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))
@@ -47,7 +47,7 @@ def supervise(folder: Path, target: Target) -> int:
 
 
 def pids(folder: Path) -> list[int]:
-    """Process ids of the ranks, once all train."""
+    """Wait until all ranks train. Returns their process ids."""
     wait_for(lambda: len(list(folder.glob("ready_*"))) == WORLD, "all ranks to train")
     return [int((folder / f"pid_{rank}").read_text()) for rank in range(WORLD)]
 
@@ -228,7 +228,7 @@ def test_who_received_the_signal_is_told(rank: int, who: str) -> None:
 def test_ranks_meet_before_their_process_group_and_leave_it_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who does not come is named by the meeting; the group alone would wait for it without a word."""
+    """The missing rank is named; the process group alone would wait for it silently."""
     happened: list[object] = []
     seat: Any = SimpleNamespace(backend="gloo", world=3, rank=1, rendezvous=tmp_path / "store", start_timeout_s=5.0)
     board: Any = SimpleNamespace(set_action=print)

@@ -74,7 +74,7 @@ WORKS = "import time; end = time.process_time() + 0.3; all(iter(lambda: time.pro
 
 
 class Left(NamedTuple):
-    """What a test does, what is said of it, and whether workers run it."""
+    """The body of a test, the expected message, and whether workers run it."""
 
     body: str
     said: str

@@ -1,4 +1,4 @@
-"""Memory shared by ranks: pipes and sums, in threads that map each other's memory as processes would."""
+"""Memory shared by ranks: pipes and sums, in threads that map each other's memory as processes do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAIT_S = PATIENCE_S
 
 
 def pipe(timeout_s: float = WAIT_S) -> tuple[PipeWriter, PipeReader]:
-    """Both ends, the reader in a mapping of its own."""
+    """Both ends of a pipe; the reader has a separate mapping."""
     mine, address = make_memory({"first": 100, "pipe": PIPE_BYTES})
     return PipeWriter(mine, "pipe", timeout_s), PipeReader(map_memory(address), "pipe", timeout_s)
 
@@ -109,7 +109,7 @@ def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
 
 
 def test_divided_state_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks that write before they read wait for nobody, however large what they divide is."""
+    """Two ranks that write before they read do not wait, however large the tensor is."""
     monkeypatch.setattr(memory, "HEAP_BYTES", 4096)
     own, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
     writer, reader = PipeWriter(own, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what is written, what a resume moves aside, and disks that refuse."""
+"""metrics.jsonl: its rows, the rows that a resume moves aside, and failing disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels of ranks on several machines: what carries each, and sums that have the same bits whatever carries them."""
+"""Channels of ranks on several machines: the transport of each, and sums with the same bits over any transport."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MACHINES = {"by expert group": "aabb", "by pipeline": "abab", "three and one": "
 
 
 def values(rank: int, dtype: torch.dtype) -> Tensor:
-    """Values of very different sizes, so that the bits of a sum tell the order in which it was made."""
+    """Values of very different magnitudes, so that the bits of a sum depend on its order."""
     generator = torch.Generator().manual_seed(rank)
     return (torch.randn(ELEMENTS, generator=generator) * 10 ** (4 * torch.rand(ELEMENTS, generator=generator))).to(
         dtype
@@ -60,7 +60,7 @@ def all_wanted() -> WantedChannels:
 
 
 def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Holders that divide a tensor have the sums of their parts, and then all of it."""
+    """Check that holders of a sharded tensor get the sums of their shards, and then the whole tensor."""
     even = ELEMENTS // 4 * 4
     flat, expected = values(rank, dtype)[:even].clone(), in_order(holders, dtype)[:even]
     parts.scatter("sums", flat, flat).wait()
@@ -71,7 +71,7 @@ def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.
 
 
 def check_sums(rank: int, links: Links) -> None:
-    """Every sum of a rank has the bits of one in the order of ranks."""
+    """Check that all sums of a rank are bit-identical to sums in the order of ranks."""
     parts = {ranks: links.parts("reduce", ranks) for kind, ranks in links.carriers if kind == "reduce"}
     for dtype in DTYPES:
         total = values(rank, dtype).view(7, 143)
@@ -99,7 +99,7 @@ def check_sums(rank: int, links: Links) -> None:
 
 
 def carriers(rank: int, machines: str) -> dict[tuple[str, tuple[int, ...]], Carrier]:
-    """What the channels of a rank are to go over: memory where all its ranks are on one machine."""
+    """The expected transports of a rank's channels: memory if all ranks of the channel are on one machine."""
     return {
         (kind, ranks): "memory" if len({machines[each] for each in ranks}) == 1 else "gloo"
         for kind, ranks in WANTED.channels(rank)
@@ -160,7 +160,7 @@ def test_memory_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -
 
 
 def test_a_rank_that_may_not_open_the_memory_of_others_takes_gloo(tmp_path: Path) -> None:
-    """Although it is on their machine. All others go on sharing theirs, and agree with it on what carries a channel."""
+    """Although it is on their machine. The others share memory, and agree with it on the transport of channels."""
 
     def refused(address: memory.Address) -> memory.SharedMemory:
         raise PermissionError(13, "Permission denied")

@@ -1,4 +1,4 @@
-"""The exporter to MLflow, with a client that keeps what it is told."""
+"""The exporter to MLflow, with a client that records its calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row(step: int) -> FollowedItem:
 
 
 class Client:
-    """MLflow's client, which keeps what it is told."""
+    """A stand-in for MLflow's client that records its calls."""
 
     def __init__(self, calls: list[tuple[Any, ...]]) -> None:
         self.calls = calls
@@ -52,7 +52,7 @@ class Client:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What MLflow's client is told."""
+    """The recorded calls of MLflow's client."""
     calls: list[tuple[Any, ...]] = []
     metric = SimpleNamespace(Metric=lambda *values: values)
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())

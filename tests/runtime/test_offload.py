@@ -1,4 +1,4 @@
-"""Optimizer state on the host, and the moving average of the weights: what is copied and when, and to which bits."""
+"""Optimizer state on the host, and the moving average of weights: what is copied and when, with which bits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan_of(spec: Spec, part: int = PART) -> contract.RunPlan:
 
 
 def accelerated(spec: Spec) -> Spec:
-    """The spec on accelerators, whose hosts have memory of their own."""
+    """The spec on accelerators, whose hosts have separate memory."""
     node = spec.cluster.node
     device = node.device.model_copy(update={"name": "h100", "bf16": 1e15, "hbm": 3e12})
     cluster = spec.cluster.model_copy(update={"node": node.model_copy(update={"device": device})})
@@ -187,7 +187,7 @@ def test_each_kind_of_muon_has_room_of_its_own(offload: tuple[str, ...], monkeyp
 
 
 def test_a_cpu_has_one_memory() -> None:
-    """What a CPU offloads, and the average of its weights, is in its own memory."""
+    """On a CPU, offloaded state and averaged weights are in the CPU's memory."""
     plain = small_spec(1, 1, 2, 2, zero=1, precision="bf16")
     spec = with_host_state(plain, BOTH)
     plan = lower_spec(spec).plan

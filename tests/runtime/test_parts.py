@@ -1,4 +1,4 @@
-"""Sums of which each rank has a part, and what all put together, over every transport."""
+"""Reduce-scatter and all-gather over every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of checkpoints: the newest good one of all is taken back, and which places a run may have."""
+"""Places of checkpoint copies: the newest good copy of all is fetched; and which places a run may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The position in the data: what is drawn next is what must come next, whatever changed."""
+"""The position in the data: the right samples are drawn next, whatever changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def order(sequence: int, seed: int = 1) -> Order:
 
 
 def walk(position: Position, sizes: list[int]) -> tuple[Position, list[int]]:
-    """The position after steps of these sizes, and the samples that they drew. It survives a checkpoint each time."""
+    """The position after steps of these sizes, and the drawn samples. It is saved and loaded after each step."""
     drawn: list[int] = []
     for size in sizes:
         position = Position.from_json(json.loads(json.dumps(position.to_json())))
@@ -37,7 +37,7 @@ def walk(position: Position, sizes: list[int]) -> tuple[Position, list[int]]:
 
 
 def times_seen(order: Order, drawn: list[int]) -> np.ndarray:
-    """[token]: how often these samples have it."""
+    """[token]: the number of times that these samples contain it."""
     seen = np.zeros(TOKENS, dtype=np.int64)
     for index in drawn:
         first, end = order.tokens_of(index)
@@ -169,7 +169,7 @@ def test_what_is_no_position_is_refused() -> None:
 
 
 def places(value: Any) -> Any:
-    """(container, key) of everything in a JSON value."""
+    """(container, key) of all values nested in a JSON value."""
     for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
         yield value, key
         if isinstance(each, dict | list):

@@ -1,4 +1,4 @@
-"""`dsc train --profile`: every nanosecond of a step is in one row, no result changes, and nothing stays replaced."""
+"""`dsc train --profile`: every nanosecond of a step is in one row, no result changes, and all patches are undone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def total(rows: list[dict[str, Any]], field: str = "clock_ns") -> int:
 
 
 def sums_up(rank: dict[str, Any]) -> None:
-    """The rows of a rank are its steps; those of an action are its ops, its communication, and Python."""
+    """Assert that a rank's rows add up to its steps, and an action's to its ops, its communication and Python."""
     rows, actions = rank["rows"], set(rank["actions"])
     for field in ("clock_ns", "processor_ns"):
         bubble = total([row for row in rows if row["kind"] == "bubble"], field)
@@ -68,7 +68,7 @@ def sums_up(rank: dict[str, Any]) -> None:
 
 
 class Clock:
-    """A clock whose processor runs at a tenth of the speed."""
+    """A clock whose CPU time runs at a tenth of the speed."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -150,7 +150,7 @@ def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
 
 
 def attributes(trainer: Trainer) -> list[dict[str, Any]]:
-    """Callable attributes of every object in which a profile replaces some."""
+    """Callable attributes of all objects that a profile patches."""
     stage = next(iter(trainer.bodies.values())).__globals__
     modules = [value for value in stage.values() if isinstance(value, ModuleType)]
     owners = (*modules, optimizer, memory, collective, trainer.executor, trainer.links, trainer)

@@ -1,4 +1,4 @@
-"""The progress a run shows: on a terminal, elsewhere, after a resume, and where nobody reads."""
+"""A run's progress display: on a terminal, elsewhere, after a resume, and with a closed output."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_messages_of_ranks_are_shown_once(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
-    """A stream that is a terminal 200 columns wide, and the descriptor what is shown can be read from."""
+    """A stream to a terminal of 200 columns, and the descriptor from which its output can be read."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     master, slave = os.openpty()
@@ -141,7 +141,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
 
 
 def all_of(master: int) -> str:
-    """What was written to the terminal until its other end was closed."""
+    """The output to the terminal until its other end was closed."""
     data = b""
     with suppress(OSError):  # how a terminal says so
         while part := os.read(master, 1 << 16):

@@ -35,7 +35,7 @@ def test_heads_of_a_group_share_the_factor_of_their_largest_logit() -> None:
 @pytest.mark.parametrize("parameter", ["float32", "bfloat16"])
 @pytest.mark.parametrize("held", [None, Slice(0, ((1, 3), (5, 8)))])
 def test_any_part_of_a_bucket_is_clipped(held: Slice | None, parameter: str) -> None:
-    """A part begins and ends anywhere: within a row, at the end of one, before the parameter and behind it."""
+    """A part may begin and end anywhere: within a row, at the end of one, before the parameter and after it."""
     weight = contract.HeldParameter("w", "w", (ROWS, COLUMNS), init=0.1, decay=True, slice=held)
     around = [contract.HeldParameter(name, name, (3,), init=0.1, decay=True) for name in ("before", "behind")]
     plan = small_plan(buckets=(contract.PlannedBucket("b", (0,), (0,), (around[0], weight, around[1])),))

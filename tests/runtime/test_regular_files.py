@@ -1,4 +1,4 @@
-"""Files of a run folder are written never through a link, and everything that writes there does it alike."""
+"""Files of a run folder are never written through a link, and all code that writes there uses the same functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exporters on rows of no run: one that fails or is slow loses nothing and keeps nobody waiting; what readers see."""
+"""Exporters on rows without a run: a failing or slow exporter loses nothing and delays nobody; what readers see."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def row(step: int, **more: Any) -> FollowedItem:
 
 
 class Fake:
-    """A sink that does what a test says, and keeps what it was sent."""
+    """A sink with a scripted behaviour that records what it was sent."""
 
     where = "somewhere"
 
@@ -293,7 +293,7 @@ def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: py
     spans: list[Any] = []
 
     class Endpoint:
-        """Takes spans in the place of a server."""
+        """Receives spans instead of a server."""
 
         def __init__(self, endpoint: str, timeout: float) -> None:
             self.endpoint = endpoint

@@ -1,4 +1,4 @@
-"""Slices of logical tensors: cut and put together, saved by any ranks and read by any others, made of the same bits."""
+"""Slices of logical tensors: cut and put together, saved by any ranks, read by any others, and bit-identical."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPES = ((12, 6), (7,), (5, 9), (16, 4), (3, 8, 2))
 
 
 def random_slices(shape: tuple[int, ...], choose: random.Random) -> list[Slice]:
-    """Two or more slices that are all of a tensor, each of ranges that are apart."""
+    """Two or more slices that make up a tensor, each of separate ranges."""
     dimension = choose.randrange(len(shape))
     extent = shape[dimension]
     cuts = [0, *sorted(choose.sample(range(1, extent), choose.randint(1, extent - 1))), extent]
@@ -45,7 +45,7 @@ def random_slices(shape: tuple[int, ...], choose: random.Random) -> list[Slice]:
 
 
 def indices_of(shape: tuple[int, ...], of: Slice) -> list[int]:
-    """The places of a slice's elements in the flat tensor, one by one."""
+    """The indices of a slice's elements in the flat tensor, one by one."""
     places = [at for begin, end in of.ranges for at in range(begin, end)]
     grid = [[at] for at in (places if of.dimension == 0 else range(shape[0]))]
     for dimension, extent in enumerate(shape[1:], 1):

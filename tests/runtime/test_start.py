@@ -1,4 +1,4 @@
-"""Start-up of real ranks: what they open, in which order, and who is named where one does not come."""
+"""Start-up of real ranks: the channels that they open, in which order, and which rank is named if one is missing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def stops(at: int, text: str) -> Callable[[int, str], None]:
     [("memory", "connect"), ("gloo", "connect"), ("gloo", "connect edge 3>1"), ("gloo", "connect reduce 0-3")],
 )
 def test_a_stopped_rank_is_named_within_seconds(tmp_path: Path, transport: Transport, text: str) -> None:
-    """By all others, each with what it waits in."""
+    """All others name it, and what they wait in."""
     outcome = connected(tmp_path, transport, stops(3, text), start_s=START_S)
     assert (outcome.kind, outcome.exit_code, outcome.rank, outcome.action) == ("hung", 3, 3, text), str(outcome)
     assert outcome.reason == "its process is stopped, and the other ranks no longer wait for it"

@@ -1,4 +1,4 @@
-"""Each moment of a rank belongs to one part of its step, and no step but the first waits for its samples."""
+"""Each moment of a rank belongs to one part of its step, and only the first step waits for its samples."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_method_that_is_marked_takes_its_time_also_where_it_fails() -> None:
 
 
 def test_a_step_that_is_made_again_keeps_the_time_of_both() -> None:
-    """A batch that is left out has no row: what it took is in the next one."""
+    """A skipped batch has no row: its time is in the next row."""
     clock = Clock()
     time = StepTime(clock=clock)
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_parts_of_communication_are_not_told_apart_on_a_gpu() -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> list[dict[str, Any]]:
-    """What three pipeline ranks left of real steps."""
+    """Results of real steps on three pipeline ranks."""
     folder = tmp_path_factory.mktemp("steps")
     of = small(RANKS, 1, 1, 6, schedule="1f1b", precision="fp32")
     write_build(folder / "build", compile_spec(of, segments=segments).files)

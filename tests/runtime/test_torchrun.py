@@ -1,4 +1,4 @@
-"""Ranks in torchrun's environment, as real processes: how they meet, and how every fault of one ends all."""
+"""Ranks in torchrun's environment, as real processes: how they connect, and how any fault of one ends all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REFUSED = 40  # added to the code of a refusal, to tell it from that of a rank w
 
 @dataclass
 class Ranks:
-    """Ranks of a test, forked as torchrun starts them. `agents`: which torchrun each is of."""
+    """Ranks of a test, forked as torchrun starts them. `agents`: the torchrun of each rank."""
 
     folder: Path
     port: int
@@ -49,7 +49,7 @@ class Ranks:
             yield [stack.enter_context(forked(self._rank(rank, target, options))) for rank in range(WORLD)]
 
     def codes(self, target: Target, **options: object) -> list[int]:
-        """Exit codes of the ranks, once all have ended."""
+        """Run until all ranks have ended. Returns their exit codes."""
         with self.started(target, **options) as ranks:
             return [rank.exit_code() for rank in ranks]
 
@@ -88,7 +88,7 @@ def ranks(tmp_path: Path) -> Ranks:
 
 @pytest.fixture(autouse=True)
 def heard(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """What ranks have heard of one another: they leave a file for each action and function that another was in."""
+    """What ranks have heard from one another: each writes a file for each action and function that another was in."""
     hear = Peer.hear
 
     def noting(self: Peer, beat: AgentBeat) -> None:
@@ -107,7 +107,7 @@ Heard: TypeAlias = Callable[..., bool]
 
 
 def train(fault: Callable[[], object], folder: Path, at: int = 1) -> Target:
-    """A collective in step 4; then rank `at` suffers a fault during W1.5, and another collective."""
+    """A collective in step 4; then rank `at` runs a fault during W1.5, and another collective follows."""
 
     def target(rank: int, world: int, board: Board) -> None:
         board.start_step(4)
@@ -185,7 +185,7 @@ def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
 
 
 def test_a_machine_that_is_gone_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:
-    """Rank 0 is in no collective when the other stops: only its silence is there."""
+    """Rank 0 is not in a collective when the other stops: only the silence shows it."""
     ranks.agents = (0, 1)
 
     def target(rank: int, world: int, board: Board) -> None:
@@ -273,7 +273,7 @@ def test_a_rank_that_is_late_is_named_with_what_it_does(
 
 
 def connecting(rank: int, world: int, board: Board) -> None:
-    """Open the channel of the world, for which rank 1 does not come."""
+    """Open the channel of the world, for which rank 1 is missing."""
     wanted = WantedChannels(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
     Endpoint(start_timeout_s=1.5).connect(rank, wanted, board.set_action)
 

@@ -1,4 +1,4 @@
-"""The specs this repository ships, and what is planned of each, once for all tests."""
+"""The specs that this repository ships, and their plans, computed once for all tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = tuple(
 
 
 def path_of(name: str) -> str:
-    """What a command is given of one of NAMES."""
+    """The command-line argument for one of NAMES."""
     stem, colon, run = name.partition(":")
     return f"{SPECS / stem}.dsc{colon}{run}"
 

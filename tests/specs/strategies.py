@@ -86,7 +86,7 @@ indexers = st.builds(
 
 @st.composite
 def latents(draw: st.DrawFn) -> Mla:
-    """With a latent of queries or without, and with it an indexer or none."""
+    """With or without a query latent and, with one, with or without an indexer."""
     rank = draw(st.none() | widths)
     return Mla(
         heads=draw(widths),
@@ -104,7 +104,7 @@ latent = latents()
 
 @st.composite
 def grouped(draw: st.DrawFn) -> Gqa:
-    """Plain attention, or any of what it may have besides."""
+    """Plain attention, or attention with any options."""
     kv_heads = draw(st.integers(1, 3))
     heads, head_dim = kv_heads * draw(st.integers(1, 3)), draw(evens)
     rope = draw(ropes)
@@ -139,7 +139,7 @@ chosen = st.builds(
 
 @st.composite
 def compressed(draw: st.DrawFn) -> Compressed:
-    """A window, and perhaps entries beside it, or some of them."""
+    """A window, perhaps with all or chosen entries."""
     groups, head_dim = draw(st.integers(1, 3)), draw(evens)
     rope = draw(ropes)
     if rope and draw(st.booleans()):

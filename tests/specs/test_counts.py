@@ -1,7 +1,7 @@
-"""Parameters and FLOPs: the published ones exactly, and in closed form what the layers declare and compute.
+"""Parameters and FLOPs: exactly the published ones, and closed forms equal to what layers declare and compute.
 
-`dsl/closed_forms/counts.py` counts in closed form what `counted` sums over layers, and `in_closed_form` what
-`flops_per_token` sums over their ops. A layer that is changed alone fails here.
+`dsl/closed_forms/counts.py` has the closed form of what `counted` sums over layers, and `in_closed_form` that of what
+`flops_per_token` sums over their ops. Changing only a layer fails here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_published_totals(file: str, total: int) -> None:
 
 
 def test_deepseek_v32_has_the_parameters_of_its_class() -> None:
-    """The class of `transformers` with the published configuration, which holds nothing on the meta device."""
+    """The class of `transformers` with the published configuration, on the meta device, without memory."""
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32"))
     biases = [each for name, each in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
@@ -146,7 +146,7 @@ def twice_seen(attention: Compressed, sequence: int) -> int:
 
 
 def twice_entries(attention: Compressed, sequence: int) -> int:
-    """Twice the entries that they see."""
+    """Twice the entries that the queries of a sequence see."""
     if attention.compress is None:
         return 0
     most = attention.indexer.top_k if attention.indexer else sequence
@@ -161,7 +161,7 @@ def of_states(net: DeltaNet, sequence: int) -> int:
 
 
 def vectors_of(attention: AnyAttention, hidden: int) -> int:
-    """Parameters of attention that are no matrices."""
+    """Parameters of attention that are not matrices."""
     return sum(count for part, count in attention.parameters(hidden).items() if part != "products")
 
 

@@ -1,6 +1,6 @@
-"""Every field of a model is drawn by random specs, and is counted, or is said not to be: a new one cannot be forgotten.
+"""Random specs draw every field of a model, and each is counted or listed as not counted: none can be forgotten.
 
-Parameters and FLOPs are held against the reference model of tests/reference, which is built of modules and runs.
+Parameters and FLOPs are compared with the reference model of tests/reference, which is built of modules and runs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def classes_of(cls: type[Node]) -> Iterator[type[Node]]:
 
 
 def missing(kind: FieldType, values: list[Any], is_single: bool) -> list[str]:
-    """What a field may be, and was not: an alternative of a union, a word, none, true or false, a second number."""
+    """Possible values of a field that were not drawn: an alternative of a union, a word, none, true or false, a second
+    number."""
     lacking = ["none"] if kind.optional and None not in values else []
     given_ones = [value for value in values if value is not None]
     for each in kind.types:
@@ -148,7 +149,7 @@ def test_parameters_are_those_of_the_reference(model: Model) -> None:
 @settings(max_examples=100, deadline=None)
 @given(any_model)
 def test_segments_that_differ_in_their_functions_differ_in_what_is_shown(model: Model) -> None:
-    """Else two layers would have one emitted module, with the text of one of them."""
+    """Otherwise two layers would share one emitted module, with the text of one of them."""
     keys = defaultdict[Any, set[Any]](set)
     for step in model_steps(shipped("tiny.dsc").model_copy(update={"model": model})):
         if isinstance(step, Use):

@@ -1,4 +1,4 @@
-"""The lower bound of memory: never above what the plan and its proof say the fullest device holds, and near it."""
+"""The lower bound of memory: never above the memory of the fullest device by the plan and its proof, and near it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shipped spec is right, formatted and planned: placement, schedules, programs of every batch size, proofs."""
+"""Every shipped spec is valid, formatted and planned: placement, schedules, programs for every batch size, proofs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsl import load
 from dsl.closed_forms import ramp
 from tests.specs.shipped import FILES, RUNS, SPECS, planned, shipped
 
-# A spec that goes missing is noticed, and so is one that is not listed here.
+# A missing spec is noticed, and so is one that is not listed here.
 NAMED = (
     "deepseek-v3.dsc", "deepseek-v2.dsc", "deepseek-v2-lite.dsc", "moonlight-16b-a3b.dsc", "kimi-k2.dsc",
     "llama3-8b.dsc", "qwen3-30b-a3b.dsc", "moe-8gpu.dsc", "single-gpu.dsc", "quickstart.dsc", "tiny.dsc",

@@ -1,4 +1,4 @@
-"""Every laptop spec is compiled and trained for some steps by `dsc train`, as a newcomer would do it."""
+"""Every laptop spec is compiled and trained for some steps by `dsc train`, as a newcomer would."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STEPS = 3
 
 
 def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
-    """The steps of a run in which all is as shipped but the text: some files of the standard library, and a tokenizer
-    of them."""
+    """The steps of a run of a shipped spec with another text: some files of the standard library, and a tokenizer
+    trained on them."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for module in CORPUS:

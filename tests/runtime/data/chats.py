@@ -1,4 +1,4 @@
-"""A small model's tokenizer with special tokens, chat templates with marks, and conversations of every form."""
+"""A small tokenizer with special tokens, chat templates with generation marks, and conversations of all forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TURN, END, START = "<|im_start|>", "<|im_end|>", "<|begin|>"
 SPECIAL = ("<|endoftext|>", TURN, END, START)
 TOKENS = {"bos_token": START, "eos_token": END}
 
-# As Qwen's: turns between two special tokens; the mark holds the end of the turn.
+# As Qwen's: turns between two special tokens; the marked span includes the end of the turn.
 CHATML = """\
 {%- if tools %}
 <|im_start|>system
@@ -31,7 +31,7 @@ Tools: {{ tools | tojson }}<|im_end|>
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
 """
-# As Llama's: names of special tokens, loop controls, a namespace; reasoning; the mark ends inside of a word.
+# As Llama's: names of special tokens, loop controls, a namespace; reasoning; the marked span ends within a word.
 PLAIN = """\
 {{- bos_token }}{% set seen = namespace(turns=0) %}
 {%- for m in messages -%}
@@ -84,7 +84,7 @@ TEXTS = [("Q: one and one?\nA:", " two"), ("", "alone"), ("der Prompt", "text oh
 
 
 def train_tokenizer() -> Tokenizer:
-    """A BPE of a few hundred tokens, which puts START before a text that is encoded with special tokens."""
+    """A BPE tokenizer of a few hundred tokens that puts START before a text encoded with special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,7 +99,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def write_model(folder: Path, template: str | None) -> Path:
-    """tokenizer.json, tokenizer_config.json and, if it is given, chat_template.jinja in a folder; the first of them."""
+    """Write tokenizer.json, tokenizer_config.json and any chat_template.jinja into a folder. Returns the first path."""
     folder.mkdir(parents=True, exist_ok=True)
     train_tokenizer().save(str(folder / "tokenizer.json"))
     config = {"bos_token": {"content": START, "special": True}, "eos_token": END, "model_max_length": 64}

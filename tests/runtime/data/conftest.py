@@ -1,4 +1,4 @@
-"""A small corpus on disk, and a `prepare` that needs only what a test varies."""
+"""A small corpus on disk, and a `prepare` that takes only the settings that a test varies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CORPUS = DataRecipe("corpus/**/*.txt", TrainedTokenizer(320), 0.2)  # of the fol
 
 @pytest.fixture
 def spec_folder(tmp_path: Path) -> Path:
-    """A folder with `corpus/`: 24 texts of 30 to 53 lines, each with words and digits of its own."""
+    """A folder with `corpus/`: 24 texts of 30 to 53 lines, all with different words and digits."""
     corpus = tmp_path / "spec" / "corpus"
     (corpus / "deep").mkdir(parents=True)
     for i in range(24):

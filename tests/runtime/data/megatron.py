@@ -1,5 +1,5 @@
-"""Files of token ids as Megatron-LM writes them, stated by themselves: `IndexedDatasetBuilder` and `_IndexWriter` of
-megatron/core/datasets/indexed_dataset.py, field by field."""
+"""Files of token ids as Megatron-LM writes them, implemented independently: `IndexedDatasetBuilder` and `_IndexWriter`
+of megatron/core/datasets/indexed_dataset.py, field by field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6
 def write(
     prefix: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: str = "int32", modes: bytes | None = None
 ) -> None:
-    """Write documents, each of several sequences of ids."""
+    """Write documents. Each is a list of sequences of ids."""
     lengths, pointers, indices, at = [], [], [0], 0
     with prefix.with_name(prefix.name + ".bin").open("wb") as stream:
         for document in documents:

@@ -1,4 +1,4 @@
-"""Samples of several sources: each within a sample of its weight after every sample, and each source in its order."""
+"""Samples of several sources: after every sample, each source is within one sample of its weight, and in its order."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def blend(weights: Sequence[int], windows: Sequence[int] | int = 50, **changes: 
 
 
 def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple[str, int]]]:
-    """The position after steps of these sizes, and source and window of what they drew. It survives a checkpoint each
-    time."""
+    """The position after steps of these sizes, and (source, window) of each sample. The position is saved and
+    loaded after each step."""
     found: list[tuple[str, int]] = []
     for size in sizes:
         position = Position.from_json(json.loads(json.dumps(position.to_json())))
@@ -57,7 +57,7 @@ def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """A build of three sources with the same text: 100 windows of 8 tokens. `tmp_path` is their prepared folder."""
+    """A build with three sources of the same text, 100 windows of 8 tokens. `tmp_path` is their prepared folder."""
     names = ("web", "code", "again")
     sources = tuple(BlendSource(name, "text.txt", 1) for name in names)
     counts = {name: {split: {"tokens": 802} for split in ("train", "validation")} for name in names}
@@ -67,7 +67,7 @@ def build(tmp_path: Path) -> Build:
 
 
 def test_sources_of_equal_text_have_orders_of_their_own(build: Build, tmp_path: Path) -> None:
-    """The seeds are pinned: a change would draw other samples in every run that goes on."""
+    """The seeds are pinned: a change would give resumed runs other samples."""
     order = order_of(build, tmp_path)
     assert isinstance(order, Blend)
     drawn = {share.name: tuple(share.order.window(i) for i in range(100)) for share in order.shares}
@@ -76,7 +76,7 @@ def test_sources_of_equal_text_have_orders_of_their_own(build: Build, tmp_path: 
 
 
 def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path) -> None:
-    """A checkpoint of a version that gave all sources the seed of the run: no window comes twice in an epoch."""
+    """A checkpoint of a version that used the run's seed for all sources: no window is repeated within an epoch."""
     order = order_of(build, tmp_path)
     assert isinstance(order, Blend)
     shares = (replace(share, order=replace(share.order, seed=1)) for share in order.shares)
@@ -91,7 +91,7 @@ def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path)
 @given(WEIGHTS, st.integers(0, 10_000))
 @settings(deadline=None, max_examples=200)
 def test_each_source_is_within_one_sample_of_its_weight(weights: list[int], far: int) -> None:
-    """After every prefix; each source gives its samples one after the other, and any sample is found by itself."""
+    """After each prefix. Each source gives its samples in order, and any sample can be computed alone."""
     found, total = blend(weights), sum(weights)
     given_so_far = [0] * len(weights)
     for index in range(2 * total + 3):
@@ -127,7 +127,7 @@ def test_no_window_twice_within_an_epoch_of_its_source(weights: list[int], sizes
 
 
 def epochs_read(order: Blend, found: Sequence[tuple[str, int]]) -> None:
-    """Each source's windows, all of them in every whole epoch and none twice in the last."""
+    """Assert that each source gives all its windows in each whole epoch, and none twice in the last."""
     for share in order.shares:
         windows = [window for name, window in found if name == share.name]
         for begin in range(0, len(windows), share.order.windows):
@@ -138,7 +138,7 @@ def epochs_read(order: Blend, found: Sequence[tuple[str, int]]) -> None:
 @given(WEIGHTS, st.randoms(use_true_random=False), st.integers(1, 40), st.integers(1, 90))
 @settings(deadline=None, max_examples=80)
 def test_other_weights_go_on_with_each_source(weights: list[int], random: object, before: int, after: int) -> None:
-    """Each source goes on with its next sample, at its new weight from there on, as in a next phase or a resume."""
+    """Each source continues with its next sample, at its new weight, as in a next phase or a resume."""
     others = [*weights]
     random.shuffle(others)  # type: ignore[attr-defined]
     first, second = blend(weights, 7), blend(others, 7)
@@ -146,7 +146,7 @@ def test_other_weights_go_on_with_each_source(weights: list[int], random: object
     position = position.blended(second, SAME)
     position, more = walk(position, [1] * after)
     epochs_read(first, [*found, *more])
-    since = more if others != weights else [*found, *more]  # the same weights go on within their period
+    since = more if others != weights else [*found, *more]  # equal weights continue within their period
     counts = Counter(name for name, _ in since)
     for share in second.shares:
         assert abs(counts[share.name] - Fraction(share.weight * len(since), sum(others))) < 1
@@ -162,7 +162,7 @@ def test_a_source_that_comes_begins_and_one_that_goes_is_left() -> None:
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_another_seed_leaves_out_what_an_epoch_has_seen(seed: int) -> None:
-    """Weights hold all the same, for a source goes on to what it has not seen."""
+    """The weights still hold, since a source continues with windows that it has not given yet."""
     first, second = blend([3, 1], 40), blend([3, 1], 40, seed=seed)
     position, found = walk(Position().blended(first, SAME), [4] * 9)
     position, more = walk(position.blended(second, SAME), [4] * 20)
@@ -178,7 +178,7 @@ def test_a_blend_as_a_build_has_it_goes_on_as_it_was() -> None:
 
 @pytest.mark.parametrize("weights", [(7, 3), (1, 1, 1), (5, 0, 2)])
 def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...]) -> None:
-    """A phase has whole pieces of each source; what a phase leaves of its last piece is left out."""
+    """A phase has whole pieces of each source; the rest of its last piece is skipped."""
     piece, pieces, read = 32, 60, {f"s{k}": list[int]() for k in range(len(weights))}
     position, told = Position(), 0
     for phase, (sequence, samples) in enumerate([(8, 50), (16, 33), (32, 12), (8, 25)], 1):

@@ -1,4 +1,4 @@
-"""Several sources in one prepared folder: each divided by itself, in the tokens of one tokenizer, cached by itself."""
+"""Several sources in one prepared folder: split and cached separately, encoded by one tokenizer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_each_source_is_prepared_and_divided(prepare: Prepare) -> None:
 
 
 def test_weights_prepare_nothing_anew(prepare: Prepare) -> None:
-    """They are no part of the data: the folder is that of any weights, and a resume finds it without the text."""
+    """The folder does not depend on weights, and a resume finds it without the text."""
     first = prepare()
     other = replace(REQUEST.data, sources=(replace(SOURCES[0], weight=1), SOURCES[1]))
     again = prepare(request=replace(REQUEST, data=other))
@@ -60,7 +60,7 @@ def test_weights_prepare_nothing_anew(prepare: Prepare) -> None:
 
 
 def test_a_source_is_encoded_once_for_several_blends(prepare: Prepare, tmp_path: Path) -> None:
-    """With a tokenizer that is given, another blend has the same files of a source."""
+    """With a tokenizer file, another blend has the same files for a source."""
     first = prepare()
     tokenizer = str(first.folder / "tokenizer.json")
     data = replace(REQUEST.data, tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""Text is encoded once for its content and its tokenizer; a run's folder is whole without the cache."""
+"""Text is encoded once for each content and tokenizer; a run's folder is complete without the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.data.conftest import CORPUS
 
 
 class Preparing:
-    """Calls of `prepare` for runs in one folder, which counts the texts that were encoded, and keeps what was said."""
+    """Calls `prepare` for runs in one folder, counts the encoded texts, and keeps the messages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cache = folder, folder / "cache"
@@ -84,7 +84,7 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 
 
 def _given(preparing: Preparing) -> str:
-    """A tokenizer.json beside the spec."""
+    """Write a tokenizer.json beside the spec. Returns its name."""
     folder = preparing("tokenizer", cached=False).folder
     shutil.copy(folder / "tokenizer.json", preparing.folder / "spec" / "own.json")
     return "own.json"
@@ -105,7 +105,7 @@ def test_runs_share_what_was_encoded(preparing: Preparing) -> None:
 
 
 def test_the_content_counts_and_not_where_it_lies(preparing: Preparing) -> None:
-    """Another folder, another pattern, files that were touched: the same text."""
+    """The same text in another folder, by another pattern, in touched files."""
     first = preparing("first")
     shutil.copytree(preparing.folder / "spec", preparing.folder / "copy")
     other = preparing("second", spec="copy", source="../copy/corpus/**/*[0-9].txt")
@@ -117,7 +117,7 @@ def test_the_content_counts_and_not_where_it_lies(preparing: Preparing) -> None:
 
 
 def test_another_division_of_a_text_is_not_encoded_again(preparing: Preparing) -> None:
-    """Another seed or share divides files and lines anew; with a given tokenizer nothing is encoded again."""
+    """Another seed or share splits files and lines differently; with a tokenizer file nothing is encoded again."""
     own = _given(preparing)
     lines = (f'{{"text": "line {i} of a file"}}\n' for i in range(50))
     (preparing.folder / "spec/corpus/lines.jsonl").write_text("".join(lines))
@@ -161,7 +161,7 @@ def test_a_damaged_entry_is_found_and_made_again(preparing: Preparing, name: str
     (entry,) = preparing.entries()
     path = entry / name
     content = path.read_bytes()
-    path.unlink()  # the run's own file stays as it is
+    path.unlink()  # the run's file is unaffected
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     second = preparing("second")
     assert preparing.encoded == 24 and _bytes(second.folder) == _bytes(first.folder) == wanted
@@ -213,11 +213,11 @@ def test_the_vocabulary_bounds_an_entry_too(preparing: Preparing, spec_folder: P
             )
 
 
-# ---------------------------------------------------------------- the data of a run that goes on
+# ---------------------------------------------------------------- the data of a resumed run
 
 
 def test_the_text_is_not_opened(preparing: Preparing) -> None:
-    """A resume does not open the text or the tokenizer file, which may have changed or be gone."""
+    """A resume does not open the text or the tokenizer file, which may have been changed or deleted."""
     own = _given(preparing)
     first = preparing("run", tokenizer=own)
     (preparing.folder / "spec/corpus/text00.txt").write_text("changed")
@@ -238,7 +238,7 @@ def test_another_data_block_is_prepared_anew(preparing: Preparing) -> None:
 
 
 def test_the_data_that_the_newest_checkpoint_names_is_taken(preparing: Preparing) -> None:
-    """One data block has led to two data folders, for the text has changed in between."""
+    """One data block gave two data folders, because the text changed in between."""
     first = preparing("run")
     (preparing.folder / "spec/corpus/text00.txt").write_text("changed")
     second = preparing("run")

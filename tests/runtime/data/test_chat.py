@@ -1,8 +1,8 @@
 """Conversations as tokens: the tokens of `transformers`, and a loss on each token that holds a marked character.
 
-`transformers` renders the text, finds what the template marks and says which characters each token holds; a brute force
-over these says which tokens have a loss. Its own masks, by which TRL trains, are equal wherever a span ends with a
-character of one token. The edges at which its masks are wrong have their right values here.
+`transformers` renders the text and gives the marked spans and the characters of each token; brute force over these
+gives the tokens with a loss. Its own masks, which TRL uses, are equal wherever a span ends with a character of one
+token. For the cases in which its masks are wrong, the right values are written here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = ChatRecipe(None, "cut")
 
 @pytest.fixture(scope="module", params=sorted(TEMPLATES))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Our encoder, and the tokenizer of `transformers`, of one template."""
+    """Our encoder and the tokenizer of `transformers` for one template."""
     path = write_model(tmp_path_factory.mktemp(request.param), TEMPLATES[request.param])
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=TEMPLATES[request.param], **TOKENS)
     return encoder_of(path), theirs
@@ -63,7 +63,7 @@ def encode(encoder: RowEncoder, row: dict[str, Any]) -> tuple[list[int], list[in
 def masked(
     theirs: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None
 ) -> tuple[list[int], list[int]]:
-    """Ids and mask by the spans and offsets of `transformers`. Its own mask lacks the end of a cut character alone."""
+    """Ids and mask from the spans and offsets of `transformers`. Its own mask only lacks the end of a cut character."""
     given = [{name: value for name, value in each.items() if value is not None} for each in messages]
     (text,), (spans,) = render_jinja_template(
         [given], chat_template=theirs.chat_template, return_assistant_tokens_mask=True, tools=tools, **TOKENS
@@ -112,8 +112,8 @@ def test_masks_of_random_messages_are_those_of_transformers(pair: Any) -> None:
 @pytest.mark.parametrize("name", sorted(MESSAGES.keys() - {"no assistant"}))
 @pytest.mark.parametrize("kwargs", [{}, {"bos_token": "[b]"}], ids=["", "kwargs"])
 def test_completions_of_messages_follow_trl(pair: Any, name: str, kwargs: dict[str, Any]) -> None:
-    """TRL: the tokens of prompt and completion together; the mask is behind the tokens of the prompt alone, or where
-    these differ, begins at the token that holds the first character of the completion."""
+    """TRL encodes prompt and completion together; the mask begins after the tokens of the prompt alone or, where
+    these differ, at the token with the first character of the completion."""
     encoder, theirs = pair
     prompt, completion = MESSAGES[name][:-1] or [said("user", "hi")], MESSAGES[name][-1:]
     row = {"prompt": prompt, "completion": completion, "tools": [TOOL], "chat_template_kwargs": kwargs}
@@ -126,7 +126,7 @@ def test_completions_of_messages_follow_trl(pair: Any, name: str, kwargs: dict[s
 
 @pytest.mark.parametrize(("prompt", "completion"), TEXTS)
 def test_completions_of_texts_follow_trl(pair: Any, prompt: str, completion: str) -> None:
-    """TRL: the end token follows a completion that does not end in it, and texts have the special tokens of texts."""
+    """TRL appends the end token to a completion that lacks it, and encodes texts with their special tokens."""
     encoder, theirs = pair
     ids, mask, aligned = encode(encoder, {"prompt": prompt, "completion": completion})
     before = theirs(text=prompt)["input_ids"]
@@ -201,7 +201,7 @@ def test_what_is_no_row_is_refused_with_its_place(tmp_path: Path, row: Any, said
 
 
 def given_refusal(folder: Path, template: str | None, row: dict[str, Any]) -> str:
-    """What the process that encodes says of a row, which is the second of a file."""
+    """The encoding process's error about a row, which is the second of a file."""
     path = write_model(folder / "model", template)
     file = SourceFile("rows.jsonl", folder / "rows.jsonl")
     first = {"prompt": "a", "completion": "b"}
@@ -232,7 +232,7 @@ def test_a_template_without_marks_is_refused_for_messages_alone(tmp_path: Path) 
         (None, "there is no chat template: write `template`"),
         ("{{ raise_exception('roles must alternate') }}", "the chat template fails: roles must alternate"),
         ("{{ messages[3].role }}", "the chat template fails:"),
-        ("{{ messages.append(1) }}", "the chat template fails:"),  # what is given is not changed
+        ("{{ messages.append(1) }}", "the chat template fails:"),  # arguments are not modified
         ("{{ ''.__class__.__mro__ }}", "the chat template fails:"),
         ("{% set x = namespace(_a=1) %}", "no name that begins with _"),
         ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "writes more than"),

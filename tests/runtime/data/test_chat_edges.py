@@ -1,7 +1,7 @@
-"""Which tokens of a conversation have a loss at the edges, where the masks of `transformers` and TRL are wrong.
+"""Which tokens of a conversation have a loss in edge cases, for which the masks of `transformers` and TRL are wrong.
 
-Spans that are empty, or begin or end without a token or within a character; templates that write what they marked
-later; templates that write a prompt otherwise in front of its completion; the token in front of texts.
+Spans that are empty, or begin or end without a token or within a character; templates that write a marked text
+later; templates that render a prompt differently before its completion; the token before texts.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ BARE = """\
 
 
 def words() -> Tokenizer:
-    """Words, and no token for the spaces between them."""
+    """A tokenizer of words, without tokens for the spaces between them."""
     bpe = Tokenizer(models.WordLevel({"</s>": 0, "?": 1}, unk_token="?"))
     bpe.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return bpe
 
 
 def trimmed() -> Tokenizer:
-    """Bytes, and offsets without the space in front of a word, as those of Llama 3."""
+    """A byte-level tokenizer whose offsets exclude the space before a word, as Llama 3's."""
     bpe = train_tokenizer()
     bpe.post_processor = processors.ByteLevel(trim_offsets=True)
     return bpe
 
 
 def texts_with_loss(bpe: Tokenizer, template: str | None, row: dict[str, Any]) -> tuple[str, list[str], Encoded]:
-    """The whole text of a row's tokens, and each run of it that has a loss."""
+    """The text of a row's tokens, each run of it that has a loss, and the encoded row."""
     settings = {
         "template": template,
         "path": "x",
@@ -102,7 +102,7 @@ def test_a_template_that_changes_what_it_marked_is_refused() -> None:
         texts_with_loss(train_tokenizer(), template, {"messages": [said("assistant", "x")]})
 
 
-# As DeepSeek-R1's and Qwen3's: the prompt ends in the begin of a thought, earlier thoughts are left out.
+# As DeepSeek-R1's and Qwen3's: the prompt ends with the beginning of a thought; earlier thoughts are omitted.
 THINKS = """\
 {%- set last = namespace(user=0) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index %}{% endif %}{% endfor %}

@@ -1,4 +1,4 @@
-"""Finding documents, and refusing bad ones with their place."""
+"""Finding documents, and refusing bad ones with their location."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
 
 
 def test_what_the_kernel_shows_as_files_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pattern for the whole machine matches files of processes, which end while it is matched."""
+    """A pattern for the whole machine matches files of processes, which may end meanwhile."""
     for name in ("a.jsonl", "b/c/d.jsonl", "proc/1/e.jsonl", "b/proc/f.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{"text": "a"}\n')
@@ -68,7 +68,7 @@ def test_hidden_files_are_read_only_where_a_source_names_them(tmp_path: Path) ->
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
-    """What is read, and the digest by which prepared data is found, are those of the file without it."""
+    """The text, and the digest that identifies prepared data, are those of the file without the mark."""
     texts, digests = [], []
     for name, mark in (("plain", b""), ("marked", codecs.BOM_UTF8)):
         (tmp_path / name).mkdir()
@@ -107,7 +107,7 @@ def test_nothing_found_says_where_it_looked(spec_folder: Path, source: str, mess
 
 
 def test_why_what_matches_is_not_read(tmp_path: Path) -> None:
-    """A folder of files with another suffix: the message is about those, and not about what the folder lacks."""
+    """For a folder of files with another suffix, the message is about these files."""
     for name in ("a.rst", "b.rst", "c.rst", "other.txt"):
         (tmp_path / name).write_text("text")
     with pytest.raises(DataError) as one:
@@ -127,7 +127,7 @@ def test_why_what_matches_is_not_read(tmp_path: Path) -> None:
 
 
 def test_names_and_texts_are_printable_in_messages(tmp_path: Path) -> None:
-    """A name of a file is up to whoever sent it: no escape sequence of it reaches a terminal."""
+    """File names are untrusted: their escape sequences do not reach a terminal."""
     name = "\x1b[2J\u202ebad.jsonl"
     (tmp_path / name).write_text('{"text": 3}')
     (tmp_path / "a.\x1b[31m").write_text("")
@@ -138,7 +138,7 @@ def test_names_and_texts_are_printable_in_messages(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe is refused at once, also if it took the place of a file after the file was found."""
+    """A pipe is refused at once, even if it replaced a file after the file was found."""
     for name in ("a.txt", "a.jsonl"):
         path = tmp_path / name
         path.write_text("text")
@@ -193,7 +193,7 @@ def test_digest_follows_names_and_contents_not_the_place(spec_folder: Path, tmp_
 
 
 def test_a_file_of_several_sources_is_said(tmp_path: Path) -> None:
-    """The first of them by its path, whichever source names it first, and links to it are the same."""
+    """The first such file by its path is named, whichever source has it first; links to it count as the same file."""
     a, b, c = (SourceFile(name, tmp_path / name) for name in ("a.txt", "b.txt", "c.txt"))
     (tmp_path / "a.txt").touch()
     (tmp_path / "d.txt").symlink_to("a.txt")

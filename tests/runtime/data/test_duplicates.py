@@ -1,4 +1,4 @@
-"""Near duplicates against exact Jaccard similarities of sets of words, for documents well above and below the bound."""
+"""Near duplicates against exact Jaccard similarities, for documents well above and below the threshold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def runs(words: list[str]) -> set[tuple[str, ...]]:
-    """The runs of five words of a document."""
+    """The runs of five words in a document."""
     return {tuple(words[at : at + 5]) for at in range(len(words) - 4)}
 
 
@@ -33,7 +33,7 @@ def deviation(similarity: float) -> float:
 
 
 def changed(words: list[str], count: int, draw: random.Random) -> list[str]:
-    """A document with so many of its words replaced."""
+    """A document with `count` of its words replaced."""
     found = [*words]
     for at in draw.sample(range(len(words)), count):
         found[at] = f"w{draw.randrange(10**9)}"
@@ -41,7 +41,7 @@ def changed(words: list[str], count: int, draw: random.Random) -> list[str]:
 
 
 def test_estimates_are_those_of_a_binomial() -> None:
-    """Share of equal minima less exact similarity, over 300 pairs: mean 0, and the deviation that the docs name."""
+    """The share of equal minima minus the exact similarity, over 300 pairs, has mean 0 and the documented deviation."""
     draw, errors = random.Random(1), []
     for _ in range(300):
         one = [f"w{draw.randrange(10**9)}" for _ in range(draw.randint(60, 400))]
@@ -56,7 +56,7 @@ def test_estimates_are_those_of_a_binomial() -> None:
 
 @pytest.mark.parametrize("similarity", [0.5, 0.6, 0.7, 0.8])
 def test_brute_force_finds_the_same(similarity: float) -> None:
-    """Documents one after the other: one is left out if any that was kept is similar, as all pairs say."""
+    """In order, a document is removed if it is similar to a kept one, as a comparison of all pairs finds."""
     draw, seen, near = random.Random(similarity), SeenDocuments(similarity), 0
     kept = list[tuple[list[str], set[tuple[str, ...]]]]()
     for _ in range(160):
@@ -68,7 +68,7 @@ def test_brute_force_finds_the_same(similarity: float) -> None:
         exact = max((len(found & other) / len(found | other) for _, other in kept), default=0.0)
         if abs(exact - similarity) < 4 * deviation(similarity) + 0.005:
             continue
-        # Case, marks and blanks are no part of a word.
+        # Case, punctuation and whitespace are not part of a word.
         text = draw.choice(["  ", " ", ", ", "\n"]).join(draw.choice([word, word.upper()]) for word in words)
         is_near = seen.add(digest(text), signature(text)) == "near"
         assert is_near == (exact > similarity), exact
@@ -78,7 +78,7 @@ def test_brute_force_finds_the_same(similarity: float) -> None:
 
 
 def test_the_probabilities_of_the_page() -> None:
-    """Those of a pair whose minima are equal independently of each other, in the index that is used."""
+    """The probability that the index finds a pair whose minima are equal independently of each other."""
     page = (ROOT / "docs/data.md").read_text("utf-8")
     similarities, told = (
         re.findall(r"[\d.]+", line.partition(name)[2])
@@ -97,7 +97,7 @@ def test_the_probabilities_of_the_page() -> None:
 
 
 def test_a_document_is_compared_with_those_that_were_kept() -> None:
-    """The second is like the first, and the third like the second alone."""
+    """The second is similar to the first, and the third only to the second."""
     first = [f"w{at}" for at in range(600)]
     second, third = first[20:] + [f"x{at}" for at in range(20)], first[110:] + [f"x{at}" for at in range(110)]
     assert jaccard(first, second) > 0.92 and jaccard(second, third) > 0.7 > jaccard(first, third) + 0.01
@@ -133,7 +133,7 @@ def test_scripts_without_blanks(language: str) -> None:
 
 @pytest.mark.parametrize("similarity", [0.999, 1.0])
 def test_the_greatest_similarity(similarity: float) -> None:
-    """Documents of the same runs are near, and no others."""
+    """Only documents with the same runs are near duplicates."""
     seen = SeenDocuments(similarity)
     text = " ".join(f"w{at}" for at in range(600))
     other = text.replace("w7 ", "x ").replace("w300 ", "x ")
@@ -142,14 +142,14 @@ def test_the_greatest_similarity(similarity: float) -> None:
 
 
 def test_few_words_and_none() -> None:
-    """A document of fewer than five words is one run; documents without words are never near."""
+    """A document of fewer than five words is one run; documents without words are never near duplicates."""
     seen = SeenDocuments(0.5)
     texts = ["yes we can", "Yes, we can!", "yes we can not", "…", "!!", "?", "…"]
     assert [seen.add(digest(text), signature(text)) for text in texts] == ["", "near", "", "", "", "", "exact"]
 
 
 def test_real_text() -> None:
-    """The pages of the docs are no duplicates of each other; one with a line more is."""
+    """The pages of the docs are not duplicates of each other; a page with one more line is a duplicate."""
     texts = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))[:12]]
     words = [[*duplicates.words(text)] for text in texts]
     assert max(jaccard(one, other) for one in words for other in words if one is not other) < 0.3

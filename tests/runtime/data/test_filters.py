@@ -1,4 +1,4 @@
-"""Filters of documents: what is prepared is what is prepared of the documents that pass, however it is made."""
+"""Filters of documents: filtered data equals data prepared from only the passing documents, however it is made."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sentence(draw: random.Random, count: int) -> str:
 
 
 def corpus() -> Iterator[tuple[str, str]]:
-    """Documents, and what becomes of them under ALL: each the name of the filter that leaves it out, or ""."""
+    """(document, name of the filter of ALL that removes it, or "")."""
     draw = random.Random(4)
     for number in range(30):
         text = sentence(draw, 120)
@@ -56,7 +56,7 @@ def corpus() -> Iterator[tuple[str, str]]:
             yield "words", sentence(draw, 49)
         if number % 10 == 0:
             yield "letters", f"{sentence(draw, 75)} {' '.join(map(str, range(10_000, 10_020)))}"
-    # What a filter before has left out is no original of a duplicate.
+    # A document that an earlier filter removed is not the original of a duplicate.
     yield "words", sentence(random.Random(5), 30)
     yield "words", sentence(random.Random(5), 30)
 
@@ -68,7 +68,7 @@ def write(folder: Path, name: str, texts: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def spec_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`all/`, the corpus in two files, and `passed/`, the documents of it that pass."""
+    """A folder with `all/`, the corpus in two files, and `passed/`, its documents that pass."""
     folder = tmp_path_factory.mktemp("filters")
     documents = [*corpus()]
     for name, part in (("one", documents[:PART]), ("two", documents[PART:])):
@@ -96,7 +96,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def tokens(prepared: Prepared) -> dict[str, bytes]:
-    """The shards of a folder."""
+    """The contents of the shards of a folder, by name."""
     found = contents(prepared.folder).items()
     return {name: each for name, each in found if name.endswith(SHARDS[:4])}
 
@@ -110,7 +110,7 @@ FACTS = {
 
 
 def test_what_passes_is_what_is_prepared(spec_folder: Path, tmp_path: Path) -> None:
-    """Each document, the tokenizer, and the sides on which documents are."""
+    """All documents, the tokenizer, and the split of each document."""
     found = shared(spec_folder, tmp_path / "a")
     wanted = shared(spec_folder, tmp_path / "b", asked=request("passed/*.jsonl", None))
     for name in SHARDS:
@@ -145,7 +145,7 @@ def test_any_number_of_processes_gives_the_same_bytes(spec_folder: Path, tmp_pat
 
 
 def test_it_goes_on_behind_what_was_judged(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure after some results, in the filters or behind them; the next call makes the others alone."""
+    """After a failure in the filters or after them, the next call computes only the missing results."""
     add, added, most = pieces.Journal.add, list[int](), [10**9]
 
     def failing(self: pieces.Journal, content: bytes) -> None:
@@ -220,7 +220,7 @@ def test_filters_are_a_part_of_the_key(spec_folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another tokenizer, share or seed divides and encodes what passed before. A damaged result is made again."""
+    """Another tokenizer, share or seed uses the stored results. A damaged result is computed again."""
     first = shared(spec_folder, tmp_path)
     wanted = contents(shared(spec_folder, tmp_path / "other", asked=request(tokenizer=TrainedTokenizer(290))).folder)
     judged, asked = filters.judged, list[int]()
@@ -236,7 +236,7 @@ def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch:
         kept.write_bytes(damaged)
         kept.with_name(kept.name.replace(filters.FOUND, store.BUILDING)).write_bytes(
             whole[:9]
-        )  # of a process that died
+        )  # left by a process that died
         asked[:] = []
         again = shared(spec_folder, tmp_path, asked=replace(request(tokenizer=TrainedTokenizer(270 + number))))
         assert asked and again.meta["filters"] == first.meta["filters"] and kept.read_bytes() == whole
@@ -254,7 +254,7 @@ BLEND: dict[str, Any] = {
 
 
 def test_sources_of_a_blend_have_filters_of_their_own(spec_folder: Path, tmp_path: Path) -> None:
-    """Their tokens are those of sources that hold only what passes."""
+    """The tokens are those of sources with only the documents that pass."""
     seen, exact = set[str](), list[str]()
     for _, text in corpus():
         if " ".join(text.split()) not in seen:
@@ -307,7 +307,7 @@ def test_a_process_that_ends_is_named(spec_folder: Path, tmp_path: Path, monkeyp
 
 
 def test_a_process_answers_each_question_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it nobody need flush
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it would make flushing unnecessary
     file: Any = SimpleNamespace(path=Path("one.jsonl"))
     texts = [text for _, text in corpus()]
     with filters._Judge(ALL) as judge:
@@ -338,8 +338,8 @@ DATA = """
 def test_a_killed_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL while documents are judged; the same command then ends with what an undisturbed one gives."""
-    monkeypatch.setattr(readers, "BATCH_BYTES", 1 << 20)  # that of the process, which is killed
+    """After a SIGKILL while documents are filtered, the same command gives the result of an uninterrupted one."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", 1 << 20)  # as in the process that is killed
     before, _, after = (ROOT / "specs/tiny.dsc").read_text("utf-8").partition("\n  data {")
     (tmp_path / "run.dsc").write_text(before + DATA + after.partition("}")[2], "utf-8")
     draw = random.Random(8)

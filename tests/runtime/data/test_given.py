@@ -1,4 +1,4 @@
-"""A tokenizer.json of the user's: used as it is, and whatever it does it takes neither this process nor the machine."""
+"""A user's tokenizer.json is used as it is, and cannot crash this process or exhaust the machine."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _changed(change: Callable[[Tokenizer], None]) -> bytes:
 
 
 def _expanding(factor: int, times: int) -> bytes:
-    """Each `a` becomes factor^times of them."""
+    """A tokenizer whose normalizer turns each `a` into factor^times of them."""
     replace = [normalizers.Replace("a", "a" * factor)] * times
     return _changed(lambda bpe: setattr(bpe, "normalizer", normalizers.Sequence(replace)))
 
 
 def _refused(content: bytes, *texts: str) -> str:
-    before = children(os.getpid())  # of other tests: workers that stay, and multiprocessing's own
+    before = children(os.getpid())  # children of other tests: workers that stay, and multiprocessing's own
     with pytest.raises(DataError) as error, GivenTokenizer(Path("own.json"), content) as process:
         process.encode(_documents(*texts))
     assert set(children(os.getpid())) <= set(before), "its process has ended"
@@ -72,7 +72,7 @@ def test_a_normalizer_that_expands_is_bounded(monkeypatch: pytest.MonkeyPatch, f
 
 
 def test_limits_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds are those of the process from then on, whole ones and never fewer."""
+    """The limit counts the CPU seconds of the process from then on, rounded up."""
     limits: dict[int, int] = {}
     monkeypatch.setattr(given, "limit", limits.__setitem__)
     usage = SimpleNamespace(getrusage=lambda _: (2.5, 0.5, 7), RUSAGE_SELF=0, RLIMIT_CPU=1, RLIMIT_DATA=2)
@@ -83,7 +83,7 @@ def test_limits_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processor_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each match looks at the rest of the text, none of them too long for the library: together they take minutes."""
+    """Each match scans the rest of the text; none is too slow for the library, but together they take minutes."""
     monkeypatch.setattr(given, "CPU_S", 1.0)
     monkeypatch.setattr(given, "DATA_BYTES", 1 << 40)
     slow = [normalizers.Replace(Regex("b(?=b*d)"), "b")] * 40

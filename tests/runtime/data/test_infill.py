@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: how many documents, whole when they are put together again, whoever reads them and whenever."""
+"""Fill-in-the-middle: the share of documents, and that each can be restored, whoever reads it and whenever."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shard(folder: Path, documents: list[list[int]]) -> ShardReader:
 
 
 def restored(ids: list[int]) -> list[int]:
-    """The document that was taken apart."""
+    """The original document of a rearranged one."""
     if ids[:1] != [BEGIN]:
         return ids
     hole, end = ids.index(HOLE), ids.index(END)
@@ -47,7 +47,7 @@ def restored(ids: list[int]) -> list[int]:
 
 
 def test_what_is_drawn_for_a_document_never_changes() -> None:
-    """SplitMix64 (Steele, Lea and Flood, 2014): a run that goes on takes the same documents apart in the same way."""
+    """SplitMix64 (Steele, Lea and Flood, 2014): a resumed run rearranges the same documents in the same way."""
 
     def splitmix64(state: int) -> int:
         z = state % 2**64
@@ -66,7 +66,7 @@ def test_what_is_drawn_for_a_document_never_changes() -> None:
 def test_every_document_can_be_restored(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], seed: int, rate: float
 ) -> None:
-    """And every range of tokens is that of the whole stream, so lengths and places agree."""
+    """Any range of tokens equals that range of the whole stream, so lengths and positions agree."""
     reader = shard(tmp_path_factory.mktemp("shard"), documents)
     found = Infilled(reader, rate, seed, (BEGIN, HOLE, END), LAST)
     whole = [found.document(i).tolist() for i in range(found.num_documents)]
@@ -100,7 +100,7 @@ def test_the_rate_is_that_of_chance() -> None:
 
 
 def test_cuts_are_uniform(tmp_path: Path) -> None:
-    """Each of 16 pairs of cuts has a sixteenth of 4,000 documents of 3 tokens: χ² of 15 degrees, 5σ above its mean."""
+    """Each of 16 pairs of cuts has 1/16 of 4,000 documents of 3 tokens: χ² with 15 degrees of freedom, within 5σ."""
     reader = shard(tmp_path, [[1, 2, 3]] * 4000)
     found = Infilled(reader, 1.0, 3, (BEGIN, HOLE, END), LAST)
     pairs = np.array([[found._cut(i, which, 3) for which in (1, 2)] for i in range(4000)])
@@ -109,7 +109,7 @@ def test_cuts_are_uniform(tmp_path: Path) -> None:
 
 
 def test_which_and_where_is_pinned() -> None:
-    """A change would silently train on another arrangement. A higher rate keeps the documents of a lower one."""
+    """A change would silently train on another arrangement. A higher rate includes the documents of a lower one."""
     assert np.flatnonzero(is_infilled(60, 0.1, 7)).tolist() == PINNED
     for low, high in ((0.1, 0.2), (0.2, 0.9)):
         assert not (is_infilled(5000, low, 7) & ~is_infilled(5000, high, 7)).any()

@@ -1,4 +1,4 @@
-"""Who waits says for whom; a lock is given back by a process that dies; what is no lock file is refused."""
+"""A waiting process says whom it waits for; a lock is released when its process dies; other files are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with locked(Path(sys.argv[1]), "runs/other", print):
 
 @contextmanager
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds a lock."""
+    """A process that holds the lock at `path`."""
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -83,7 +83,7 @@ def test_what_is_no_lock_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_purpose_that_is_no_unicode_is_said_all_the_same(tmp_path: Path) -> None:
-    """Runs may be below folders whose names are any bytes."""
+    """Runs may be in folders whose names are arbitrary bytes."""
     path = tmp_path / ".lock"
     with locked(path, os.fsdecode(b"runs/\xff"), print):
         assert path.read_bytes().endswith(b" prepares data for runs/\xff")

@@ -1,4 +1,4 @@
-"""The order of samples where sequences grow: each token of an epoch's pieces once, whichever phase reads it."""
+"""The order of samples with growing sequences: each token of an epoch's pieces is read once, by whichever phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.data.order import Order
 from runtime.data.position import Position
 
 PIECE = 64
-# Sequence and tokens of each phase, the last without an end; the pieces of an epoch.
+# ([(sequence, tokens) of each phase, the last one endless], pieces of an epoch)
 RUNS = [
     ([(16, 640), (32, 448), (64, 1000)], 40),  # within one epoch
     ([(16, 640), (32, 448), (64, 1000)], 7),  # the first phase has an epoch and a half, the second ends in the third
@@ -51,7 +51,7 @@ def test_phases_read_each_token_of_an_epoch_once(phases: list[tuple[int, int]], 
 
 
 def test_windows_of_a_phase_are_mixed_over_its_pieces() -> None:
-    """Neighbouring samples are not the parts of one piece, one after the other."""
+    """Neighbouring samples are not consecutive parts of one piece."""
     order, *_ = orders([(16, 64 * 100), (64, 64)], 200, seed=1)
     pieces = [order.tokens_of(index)[0] // PIECE for index in range(400)]
     assert len({*pieces}) == 100
@@ -59,7 +59,7 @@ def test_windows_of_a_phase_are_mixed_over_its_pieces() -> None:
 
 
 def test_a_run_that_left_samples_out_goes_on_with_what_was_not_seen() -> None:
-    """With samples left out the first phase reads beyond its end: what it read there does not come again."""
+    """With skipped samples, the first phase reads beyond its end; the samples read there are not repeated."""
     first, second = orders([(16, 640), (64, 10_000)], 40, seed=5)
     position = Position(order=first).skipping([(3, 5)])
     drawn = position.draw(40)

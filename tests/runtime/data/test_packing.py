@@ -1,4 +1,4 @@
-"""Packed rows: which share a sequence, against best fit written plainly; and the tokens and starts of their samples."""
+"""Packed rows: which rows share a sequence, against a plain best fit, and the tokens and starts of their samples."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def packs_of(sizes: Sequence[int], room: int, first: int = 0) -> list[list[int]]
 
 
 def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
-    """The longest row first; each into the sequence that has least room beside it, the first begun of several."""
+    """The longest row first, each into the sequence with the least sufficient room; of equal ones, the oldest."""
     packs: list[list[int]] = []
     left: list[int] = []
-    since: list[int] = []  # when a sequence got the room that it has
+    since: list[int] = []  # when the room of a sequence last changed
     for moment, row in enumerate(sorted(range(len(sizes)), key=lambda row: (-sizes[row], row))):
         fitting = [pack for pack, space in enumerate(left) if space >= sizes[row]]
         if fitting:
@@ -59,7 +59,7 @@ def test_windows_are_packed_by_themselves(sizes: list[int], window: int) -> None
 
 
 def test_half_of_the_padding_and_more_is_gone() -> None:
-    """Rows of lengths as conversations have them: 99% of tokens are of rows, and no row is lost or there twice."""
+    """With row lengths typical of conversations, 99% of tokens belong to rows, and no row is lost or repeated."""
     sizes = np.clip(np.random.default_rng(1).lognormal(5.5, 0.8, 20_000), 1, 2048).astype(np.int64)
     found = packed(np.arange(len(sizes)), sizes, 2048)
     assert sorted(row for pack in range(len(found)) for row in found.rows(pack).tolist()) == list(range(len(sizes)))
@@ -124,7 +124,7 @@ def test_every_epoch_has_the_same_sequences_in_another_order(tmp_path: Path) -> 
 @given(st.lists(st.integers(1, 15), min_size=3, max_size=30), st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_window_of_text_says_where_its_documents_begin(sizes: list[int], sequence: int) -> None:
-    """Token by token: the place of the first token before it that is of its document and in the window."""
+    """For each token: the position of the first token of its document in the window."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as name:

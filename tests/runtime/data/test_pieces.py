@@ -1,4 +1,4 @@
-"""Results of pieces: kept in a file that may end anywhere, and computed by several workers in order."""
+"""Results of pieces: stored in a file that may be cut anywhere, and computed by several workers in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _found(path: Path, about: str = "text") -> list[bytes]:
 
 
 def test_a_journal_that_ends_anywhere_gives_its_whole_results(tmp_path: Path) -> None:
-    """Every length a kill may leave: what is found is a beginning, and goes on to the same file."""
+    """For each length that a kill may leave: the results found are a prefix, and continuing gives the same file."""
     path = tmp_path / "journal"
     _write(path, RESULTS)
     whole = path.read_bytes()
@@ -78,7 +78,7 @@ class Full:
 
 @pytest.mark.parametrize("inside", [None, RuntimeError("why")])
 def test_a_journal_that_the_disk_does_not_take_is_an_error(tmp_path: Path, inside: Exception | None) -> None:
-    """An error of what is computed is raised as it is, whether the file can be closed or not."""
+    """An error of the computation is raised unchanged, whether the file can be closed or not."""
     journal = Journal(tmp_path / "journal", "text")
     with pytest.raises(type(inside) if inside else OSError, match="why" if inside else "full"), journal:
         stream = journal._stream
@@ -116,7 +116,7 @@ def test_another_text_begins_anew(tmp_path: Path) -> None:
 
 
 def test_journals_that_nobody_goes_on_with_are_kept_for_14_days(tmp_path: Path) -> None:
-    """The journal of a text goes once the text is done."""
+    """The journal of a text is deleted once the text is done."""
     for name, days in (("old", 15), ("other", 13), ("new", 0)):
         path = tmp_path / f"{store.PARTS}{name}"
         path.touch()
@@ -127,7 +127,7 @@ def test_journals_that_nobody_goes_on_with_are_kept_for_14_days(tmp_path: Path) 
 
 
 def test_results_are_in_order_whatever_takes_long() -> None:
-    """Each third item, where there are several workers, ends behind the next one."""
+    """With several workers, each third item ends after the next one."""
     for jobs in (1, 2, 5):
         over = [threading.Event() for _ in range(20)]
 

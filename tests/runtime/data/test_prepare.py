@@ -1,4 +1,4 @@
-"""Preparation: what meta.json says is true, the result is the same everywhere, reused when intact, made once."""
+"""Preparation: meta.json is right, and the result is the same everywhere, reused if intact, and made once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.data.shards import ShardReader
 
 Prepare = Callable[..., Prepared]
 ROOT = Path(__file__).parents[3]
-# argv: out folder, spec folder. Prints the key and whether it was there.
+# argv: out folder, spec folder. Prints the key and whether the data was reused.
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -43,7 +43,7 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 
 
 def _sides(spec_folder: Path) -> tuple[list[SourceFile], list[SourceFile]]:
-    """The files that are trained on, and those that are held out, by default."""
+    """The training files and the held-out files, by default."""
     files = find("corpus/**/*.txt", spec_folder).files
     divided = split(files, 0.2, 7)
     held = [file for file in files if divided.is_held(file, "")]
@@ -117,7 +117,7 @@ def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
 
 
 def test_what_lies_beside_a_tokenizer_comes_with_it(prepared: Prepare, spec_folder: Path) -> None:
-    """tokenizer_config.json says which token ends a document; a run keeps it, and another one is another key."""
+    """tokenizer_config.json names the end token of documents; a run keeps it, and another config gives another key."""
     bpe = tokenizer.parse((prepared().folder / "tokenizer.json").read_bytes())
     bpe.add_special_tokens(["<eos>"])
     (spec_folder / "model").mkdir()
@@ -133,7 +133,7 @@ def test_what_lies_beside_a_tokenizer_comes_with_it(prepared: Prepare, spec_fold
         assert all(reader.document(i)[-1] == end for i in range(reader.num_documents))
     assert (found.folder / config.name).read_text("utf-8") == config.read_text("utf-8")
     assert not (plain.folder / config.name).exists() and plain.folder.name != found.folder.name
-    again = prepared(tokenizer="model/tokenizer.json", validation=0.4)  # divided otherwise: nothing is encoded
+    again = prepared(tokenizer="model/tokenizer.json", validation=0.4)  # another split: nothing is encoded
     assert (again.folder / config.name).read_bytes() == config.read_bytes()
     assert again.meta["tokenizer"] == found.meta["tokenizer"]
 
@@ -235,7 +235,7 @@ def test_progress_reaches_its_end_in_every_phase(spec_folder: Path, tmp_path: Pa
 
 
 def test_the_standard_library(tmp_path: Path) -> None:
-    """The quickstart's corpus, whole: 3.5M tokens on CPython 3.11."""
+    """The quickstart's whole corpus: 3.5M tokens on CPython 3.11."""
     request = DataRequest(DataRecipe("python_stdlib", TrainedTokenizer(4096), 0.05), 4096, 1)
     found = prepare(request, tmp_path / "unused", tmp_path / "data", lambda *call: None)
     meta = found.meta

@@ -1,4 +1,4 @@
-"""`dsc data prepare`: the same bytes for any number of processes and after any kill, and `dsc train` finds them."""
+"""`dsc data prepare`: the same bytes for any number of processes and after any kill, which `dsc train` finds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prepared(folder: Path, cache: Path, jobs: int = 1, **data: Any) -> Prepared:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files, but for what meta.json says of who asked."""
+    """All files, without what meta.json says about the caller."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -79,7 +79,7 @@ def test_a_run_finds_what_was_prepared(
 def test_it_goes_on_behind_what_was_encoded(
     given: bool, spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure after each number of batches; the next call encodes the others alone."""
+    """After a failure after any number of batches, the next call encodes only the missing ones."""
     if given:
         shutil.copy(prepared(spec_folder, tmp_path / "first").folder / "tokenizer.json", spec_folder / "own.json")
     data = {"tokenizer": "own.json"} if given else {}
@@ -197,7 +197,7 @@ def test_what_is_of_the_other_word_is_refused(folder: Path, capsys: pytest.Captu
 
 
 def megatron_documents(prefix: Path) -> list[list[int]]:
-    """The documents of Megatron's files, read as its indexed_dataset.py does: by pointers and the document index."""
+    """The documents in Megatron's files, read as in its indexed_dataset.py: by pointers and the document index."""
     index = Path(f"{prefix}.idx").read_bytes()
     assert index[:9] == b"MMIDIDX\0\0" and struct.unpack_from("<Q", index, 9) == (1,)
     code, sequences, count = struct.unpack_from("<BQQ", index, 17)
@@ -237,8 +237,8 @@ run both extends tiny {
 def test_epochs_are_of_all_phases_and_many_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps of 8 sequences of 32 tokens, five before the phases: 3 in 4 are of `web`, and all of the last 100. What is
-    read is whole windows; a text that is shorter than one is not read."""
+    """Steps of 8 sequences of 32 tokens, five before the phases: 3 in 4 are from `web`, and all of the last 100. Only
+    whole windows are read; a text shorter than a window is not."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "specs").symlink_to(ROOT / "specs")
     (tmp_path / "both.dsc").write_text(PHASES, "utf-8")
@@ -261,7 +261,7 @@ def test_epochs_are_of_all_phases_and_many_are_warned_of(
 
 
 def test_files_that_are_not_read_are_said_at_each_start(spec_folder: Path, tmp_path: Path) -> None:
-    """This holds for one source and for a blend, whether the data is made or there already."""
+    """For one source and for a blend, with new and with reused data."""
     (spec_folder / "corpus" / "a.html").write_text("text")
     line = "warning: 1 of 25 files of 'corpus' are not read: 1 other suffix (.html)"
     both = (BlendSource("one", "corpus", 1), BlendSource("two", "corpus/**/*.txt", 1))
@@ -277,7 +277,7 @@ def test_files_that_are_not_read_are_said_at_each_start(spec_folder: Path, tmp_p
 
 
 def test_the_time_to_go_is_of_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another source begins where less is done, or the total is another; it does not go at the pace of the first."""
+    """A new source begins where progress falls or the total changes; its rate does not include the first source's."""
     now_s = [100.0]
     monkeypatch.setattr(data_prepare, "monotonic", lambda: now_s[0])
     pace = data_prepare.Pace()

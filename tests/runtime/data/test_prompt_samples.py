@@ -1,4 +1,4 @@
-"""Prompts as a run draws them: prepared once, each once an epoch, and completions beside the rows of their prompts."""
+"""Prompts that a run draws: prepared once, each drawn once an epoch, with completions beside their prompts' rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def samples(found: Prepared, longest: int = 40, group: int = 4, seed: int = 3) -
 
 
 def plan(longest: int = 40, check: str = "exact", prompts: PromptsRecipe | None = None) -> Any:
-    """The parts of a plan that are read."""
+    """The fields of a plan that are read here."""
     grpo = SimpleNamespace(prompt=longest, group=4, rewards=(SimpleNamespace(check=check),))
     return SimpleNamespace(
         train=SimpleNamespace(grpo=grpo, seed=3), data=SimpleNamespace(prompts=prompts or PromptsRecipe())
@@ -77,7 +77,7 @@ def plan(longest: int = 40, check: str = "exact", prompts: PromptsRecipe | None 
 
 
 def at(drawn: PromptSamples, index: int) -> int:
-    """Which of ROWS a draw is."""
+    """The index in ROWS of a drawn prompt."""
     found: int = drawn.case(index, np.zeros(0, np.int64)).columns["at"]
     return found
 
@@ -110,7 +110,7 @@ def test_long_prompts_are_left_out_and_counted(prepared: Preparing) -> None:
     longest = max(sizes.values())
     assert drawn.survey.notes() == [
         f"2 of 23 prompts have more than `prompt = 40` tokens, and are left out; the longest has {longest}",
-        f"in 12 rows {UNSTARTED}",  # of messages: the template writes no token of the beginning
+        f"in 12 rows {UNSTARTED}",  # of messages: the template writes no start token
     ]
     everything = samples(prepared(), longest=longest)
     assert everything.survey.notes() == [f"in 12 rows {UNSTARTED}"] and everything.survey.facts["samples"] == NUM
@@ -148,7 +148,7 @@ def test_prompts_and_completions_are_those_of_transformers(folder: Path, templat
 
 
 def test_a_token_that_the_tokenizer_has_not_is_no_text(prepared: Preparing) -> None:
-    """A model may have more tokens than its tokenizer."""
+    """A model may have more token ids than its tokenizer."""
     drawn = samples(prepared())
     ids = drawn.prompt(next(index for index in range(NUM) if at(drawn, index) == 5))
     assert drawn.case(0, np.array([399, *ids, 398])).completion == "5 and 5?", "nor is the special token before it"

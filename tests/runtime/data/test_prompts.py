@@ -54,7 +54,7 @@ def table(path: Path, found: list[dict[str, Any]]) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- what is kept of a row
+# ---------------------------------------------------------------- the kept fields of a row
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_half_of_a_surrogate_pair_is_kept_as_it_is(tmp_path: Path) -> None:
     assert kept(path) == [{"prompt": "x", "columns": {"answer": "\ud83d"}}]
 
 
-# ---------------------------------------------------------------- what is no row
+# ---------------------------------------------------------------- bad rows
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_long_row_of_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_rows_of_a_table_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary of one text and a hundred thousand numbers: a terabyte as texts, kilobytes as a file."""
+    """A dictionary-encoded column of one text and 100,000 indices: a terabyte as texts, kilobytes as a file."""
     text = pa.array(["y" * (20 << 20)])
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), text)
     parquet.write_table(pa.table({"prompt": column}), tmp_path / "a.parquet", compression="zstd")
@@ -210,7 +210,7 @@ def test_rows_of_a_table_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture(scope="module", params=sorted(TEMPLATES))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Our encoder, and the tokenizer of `transformers`, of one template."""
+    """Our encoder and the tokenizer of `transformers` for one template."""
     path = write_model(tmp_path_factory.mktemp(request.param), TEMPLATES[request.param])
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=TEMPLATES[request.param], **TOKENS)
     return encoder_of(path), theirs

@@ -1,4 +1,4 @@
-"""The rules of quality against a second implementation, and at their thresholds."""
+"""The quality rules against a second implementation, and at their thresholds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.data.filters import RULES, fault
 
 
 def broken(text: str) -> Iterator[str]:
-    """All rules that a text breaks, in their order: by strings and fractions, as the paper says them."""
+    """All rules that a text breaks, in their order, computed with strings and fractions as the paper states them."""
     words, lines = text.split(), [line.strip() for line in text.splitlines() if line.strip()]
     paragraphs, part = list[str](), list[str]()
     for line in [*text.split("\n"), ""]:
@@ -66,7 +66,7 @@ def broken(text: str) -> Iterator[str]:
 
 
 def document(draw: random.Random) -> str:
-    """A text in which some rule may be broken: lines and paragraphs of few or many words, some of them repeated."""
+    """A text that may break some rule: lines and paragraphs of few or many words, some of them repeated."""
     many = draw.choice([6, 40, 400, 4000])
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, draw.choice([4, 9, 14])))) for _ in range(many)]
     words += draw.choice([[], ["#x"], ["7", "12"] * (many // 3), ["so...", "on…"], ["é", "中文字"]])
@@ -97,25 +97,25 @@ def test_a_second_implementation_finds_the_same() -> None:
 
 
 def fresh(count: int, size: int = 5, begin: int = 0) -> list[str]:
-    """Different words of letters, all of one size."""
+    """`count` different words of `size` letters."""
     letters = "bcdfghjklmnpqrstvwxz"
     return ["".join(letters[(number // 20**at) % 20] for at in range(size)) for number in range(begin, begin + count)]
 
 
 def marked(total: int, count: int, mark: str) -> str:
-    """Words of six characters, some of which have a mark in their middle."""
+    """`total` words of six characters, `count` of which have `mark` in their middle."""
     words = fresh(total, 6)
     return " ".join(word[:3] + mark + word[3:] if at < count else word for at, word in enumerate(words))
 
 
 def some_lines(total: int, count: int, begin: str = "", end: str = "") -> str:
-    """Lines of twenty words, some of which begin or end as it says."""
+    """`total` lines of twenty words, `count` of which have this begin and end."""
     lines = [" ".join(fresh(20, begin=20 * at)) for at in range(total)]
     return "\n".join(f"{begin}{line}{end}" if at < count else line for at, line in enumerate(lines))
 
 
 def repeated(count: int, total: int, part: str, other: str, between: str) -> str:
-    """`total` parts, of which so many were there before, each behind a part that was not. In a part are two words."""
+    """`total` parts of two words, of which `count` repeat an earlier one, each after a part that does not."""
     words = iter(fresh(2 * total))
     kinds = [part.format(next(words), next(words)) for _ in range(count)]
     rest = [other.format(next(words), next(words)) for _ in range(total - 2 * count)]
@@ -124,7 +124,7 @@ def repeated(count: int, total: int, part: str, other: str, between: str) -> str
 
 
 def of_grams(n: int, kinds: int, times: int, total: int) -> str:
-    """`total` words with so many runs of n words, each so many times, and other words between all of them."""
+    """`total` words with `kinds` different runs of n words, each `times` times, and other words between them."""
     others = iter(fresh(total, begin=100_000))
     grams = [fresh(n, begin=n * kind) for kind in range(kinds)] * times
     words = [word for gram in grams for word in (*gram, next(others))]
@@ -135,7 +135,7 @@ def with_numbers(words: int, numbers: int) -> str:
     return " ".join([*fresh(words), *map(str, range(10_000, 10_000 + numbers))])
 
 
-SHORT = "\n".join(["alone"] * 4 + [some_lines(6, 0)])  # three of ten lines were there before
+SHORT = "\n".join(["alone"] * 4 + [some_lines(6, 0)])  # three of ten lines repeat an earlier one
 LONG = ["\n".join(fresh(10, begin=10 * at)) for at in range(6)]
 AT_AND_BEYOND = [
     ("words", " ".join(fresh(50)), " ".join(fresh(49))),

@@ -1,4 +1,4 @@
-"""Documents of lines and tables, as other programs write them: gzip, zstd, pyarrow and the layout of `datasets`."""
+"""Documents in lines and tables that other programs write: gzip, zstd, pyarrow and the layout of `datasets`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def zstd(content: bytes) -> bytes:
 
 
 def write(path: Path, table: pa.Table, **settings: Any) -> Path:
-    """A table in the form of the suffix. `.arrow` is a stream, as `datasets` writes it."""
+    """Write a table in the format of the suffix. `.arrow` is a stream, as `datasets` writes it."""
     if path.suffix == ".parquet":
         pq.write_table(table, path, **settings)
     else:
@@ -51,7 +51,7 @@ def write(path: Path, table: pa.Table, **settings: Any) -> Path:
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
 def test_compressed_lines_are_the_lines(tmp_path: Path, suffix: str, members: int) -> None:
-    """Files are often written in several members or frames, one behind the other, which need not end with a line."""
+    """Files often have several consecutive members or frames, which need not end at the end of a line."""
     pack = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstd}[suffix]
     content = lines(TEXTS)
     cuts = np.linspace(0, len(content), members + 1).astype(int)
@@ -62,7 +62,7 @@ def test_compressed_lines_are_the_lines(tmp_path: Path, suffix: str, members: in
 
 @pytest.mark.parametrize("suffix", ["jsonl.gz", "jsonl.zst"])
 def test_a_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path, suffix: str) -> None:
-    """Each text that is given is one that was written, and the end of the file is no end of the text."""
+    """All returned texts are among those written; the end of the file is not taken for the end of a text."""
     whole = (gzip.compress if suffix == "jsonl.gz" else zstd)(lines(TEXTS))
     path = tmp_path / f"a.{suffix}"
     for cut in random.Random(0).sample(range(1, len(whole)), 12):
@@ -89,7 +89,7 @@ def test_a_line_that_expands_without_end_is_bounded(
 
 
 def test_a_window_of_gigabytes_is_refused(tmp_path: Path) -> None:
-    """A frame says how much memory its reader needs: here 2 GiB (RFC 8878, 3.1.1.1.2)."""
+    """A frame states the memory that its reader needs: here 2 GiB (RFC 8878, 3.1.1.1.2)."""
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(bytes.fromhex("28b52ffd") + bytes([0b00000100, 21 << 3]) + bytes.fromhex("010000"))
     with pytest.raises(DataError, match="cannot be decompressed"):
@@ -126,7 +126,7 @@ def test_an_arrow_file_is_read_as_a_stream_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_damaged_table_is_an_error_of_its_file(tmp_path: Path, suffix: str) -> None:
-    """Whatever a reader in C++ makes of it: also where it ends its process."""
+    """Whatever the C++ reader does, even if it ends its process."""
     whole = write(tmp_path / f"good{suffix}", pa.table({"text": TEXTS})).read_bytes()
     draw = random.Random(1)
     path = tmp_path / f"bad{suffix}"
@@ -142,7 +142,7 @@ def _scrambled(content: bytes, draw: random.Random) -> bytes:
 
 
 def test_a_table_of_a_few_bytes_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary of one text and a hundred thousand numbers: a terabyte as texts, kilobytes as a file."""
+    """A dictionary-encoded column of one text and 100,000 indices: a terabyte as texts, kilobytes as a file."""
     text = pa.array(["y" * (20 << 20)])
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), text)
     path = write(tmp_path / "a.parquet", pa.table({"text": column}), compression="zstd")
@@ -174,7 +174,7 @@ def test_what_is_not_utf_8_is_named_by_its_row(tmp_path: Path) -> None:
 
 
 def saved(folder: Path, parts: list[list[str]], **state: Any) -> Path:
-    """A folder as `Dataset.save_to_disk` leaves it (datasets/arrow_dataset.py)."""
+    """A folder as written by `Dataset.save_to_disk` (datasets/arrow_dataset.py)."""
     folder.mkdir(parents=True)
     names = [f"data-{i:05}-of-{len(parts):05}.arrow" for i in range(len(parts))]
     for name, texts in zip(names, parts, strict=True):
@@ -243,7 +243,7 @@ def test_what_has_to_be_installed_is_said(tmp_path: Path, name: str, monkeypatch
 
 
 def test_a_reader_ends_with_who_reads(tmp_path: Path) -> None:
-    """Who stops in the middle of a table leaves no process behind."""
+    """If reading stops in the middle of a table, no process stays behind."""
     path = write(tmp_path / "a.parquet", pa.table({"text": ["x" * 100_000] * 200}))
     found = read(path)
     assert next(found)

@@ -1,4 +1,4 @@
-"""Prepared conversations and their samples: what is kept, cut, dropped and held out, against a count row by row."""
+"""Prepared conversations and their samples: kept, cut, dropped and held-out rows, against a count row by row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCAB = 400
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """Conversations of different lengths, every seventh without an assistant; and completions."""
+    """Conversations of different lengths, every seventh without an assistant, and completions."""
     found: list[dict[str, Any]] = []
     for i in range(count):
         turns = [said("user", f"{i} plus {j}?") for j in range(1 + i % 3)]
@@ -66,7 +66,7 @@ def prepared(folder: Path) -> Callable[..., Prepared]:
 
 
 def encoded(folder: Path) -> dict[str, list[int]]:
-    """Each row of the files, by its line, in tokens."""
+    """The tokens of each row of the files, by its line."""
     path = folder / "model" / "tokenizer.json"
     settings = read_settings(ChatRecipe(None, "cut"), path, folder).to_json()
     encoder = RowEncoder(tokenizer.parse(tokenizer.read(path)), settings)
@@ -169,7 +169,7 @@ def write_shard(folder: Path, rows: Sequence[Sequence[int]]) -> Path:
 
 
 def random_rows(seed: int, count: int) -> list[list[int]]:
-    """Rows of 1 to 12 tokens, ~id where there is no loss; some have loss nowhere, or only on their first token."""
+    """Rows of 1 to 12 tokens, ~id for tokens without loss. Some have no loss, or only on their first token."""
     source = np.random.default_rng(seed)
     found = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The order of samples: a bijection each epoch, new each epoch, and the same however ranks divide it."""
+"""The order of samples: a permutation that differs each epoch and does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_epoch_is_a_permutation(num: int, seed: int, epoch: int) -> None:
 
 
 def test_permutations_look_random() -> None:
-    """Each of 7 places goes everywhere about equally often over 4,000 seeds: χ² of 36 degrees, 5σ above its mean."""
+    """Over 4,000 seeds each of 7 indices goes to all places about equally often: χ² of 36 degrees, 5σ from its mean."""
     counts = np.zeros((7, 7))
     for seed in range(4000):
         for place in range(7):
@@ -77,7 +77,7 @@ def test_last_window_ends_with_the_stream(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_order_does_not_know_how_ranks_divide_it(folder: Path, num_ranks: int) -> None:
-    """Each rank opens the data itself and asks for its share of every batch of 12, in its own order."""
+    """Each rank opens the data and reads its share of every batch of 12, in its own order."""
     reference = Samples(folder, "train", SEQUENCE, seed=4)
     wanted = [reference.tokens(i).tolist() for i in range(120)]
     found: dict[int, list[int]] = {}
@@ -95,7 +95,7 @@ def test_order_depends_on_the_seed(folder: Path) -> None:
 
 
 def test_order_is_pinned() -> None:
-    """A change would silently retrain every run on another order."""
+    """A change would silently train every run in another order."""
     assert [permuted(i, 10, seed=1, epoch=0) for i in range(10)] == [6, 0, 5, 8, 2, 7, 3, 9, 1, 4]
     assert permuted(12345, 10**9, seed=1, epoch=3) == 475041832
 

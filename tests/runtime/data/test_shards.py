@@ -1,4 +1,4 @@
-"""The Megatron format: bytes as published, round trip, every corruption of header or length refused by name."""
+"""The Megatron format: the published bytes, round trips, and refusal of each corrupt header or length by name."""
 
 from __future__ import annotations
 

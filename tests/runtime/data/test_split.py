@@ -1,4 +1,4 @@
-"""Which documents are held out: both sides are filled, and nobody changes sides when others come."""
+"""Which documents are held out: neither split is empty, and no document changes its split when others are added."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _held(files: tuple[SourceFile, ...], fraction: float, seed: int) -> dict[tup
 def test_one_file_of_lines_is_divided(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], fraction: float, seed: int
 ) -> None:
-    """Both sides get documents, whatever the share."""
+    """Both splits get documents, whatever the share."""
     held = _held(_lines(tmp_path_factory.mktemp("split") / "a.jsonl", texts), fraction, seed)
     assert len(held) == len(texts) and set(held.values()) == {True, False}
 
@@ -65,7 +65,7 @@ def test_lines_of_equal_text_are_on_one_side_in_whatever_file(tmp_path: Path) ->
 
 
 def test_the_share_is_of_documents_however_unequal_the_files(tmp_path: Path) -> None:
-    """Three files, one of 98% of the lines: a twentieth of the lines is held out, and no file as a whole."""
+    """Three files, one with 98% of the lines: a twentieth of the lines is held out, and no whole file."""
     for name, count in (("large", 9800), ("a", 100), ("b", 100)):
         files = _lines(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(count)])
     counts = [sum(_held(files, 0.05, seed).values()) for seed in range(5)]
@@ -91,6 +91,6 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_more_is_read_than_it_takes(tmp_path: Path) -> None:
-    """A mistake in the last line of a file that is divided already is for who reads it."""
+    """A mistake in the last line of a file that needs no more reading here is left to later readers."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i}"}) + "\n" for i in range(200)) + "{")
     assert split(find("*.jsonl", tmp_path).files, 0.5, 1).limit == RANKS // 2

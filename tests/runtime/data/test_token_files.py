@@ -1,4 +1,4 @@
-"""Files of token ids as a source: read where they are, divided as Megatron does, and refused where they are damaged."""
+"""Files of token ids as a source: read in place, split as Megatron does, and refused if they are damaged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_dtype_of_megatron(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("source", ["corpus_text_document", "corpus_text_document.bin", "corpus_text_document.idx"])
 def test_a_file_is_read_where_it_is(tmp_path: Path, source: str) -> None:
-    """The last documents are held out; the folder of the run has no tokens of its own; the text is that of the file."""
+    """The last documents are held out; the run's folder has no copy of the tokens; samples equal the file."""
     text = documents(40)
     write(tmp_path / "corpus_text_document", text)
     found = prepare(tmp_path, replace(DATA, source=source))
@@ -104,7 +104,7 @@ def test_ids_outside_of_the_vocabulary_are_named(tmp_path: Path) -> None:
 
 
 def test_an_index_that_points_outside_is_refused(tmp_path: Path) -> None:
-    """Each size, pointer and document index is set to another number: none is used to read."""
+    """Each size, pointer and document index is set to another number; none of these is used to read."""
     write(tmp_path / "corpus_text_document", documents(6))
     path = tmp_path / "corpus_text_document.idx"
     good = path.read_bytes()
@@ -183,7 +183,7 @@ def test_text_beside_files_of_token_ids_is_text(tmp_path: Path) -> None:
 
 
 def test_a_blend_of_text_and_token_ids(tmp_path: Path) -> None:
-    """In the tokens of one tokenizer that is named; the vocabulary of that bounds the ids."""
+    """The text is encoded with the named tokenizer, whose vocabulary bounds the ids."""
     (tmp_path / "web").mkdir()
     for number in range(6):
         (tmp_path / "web" / f"{number}.txt").write_text("a cat sat here " * 20 + str(number))

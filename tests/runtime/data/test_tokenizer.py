@@ -1,4 +1,4 @@
-"""Byte-level BPE: exact size, exact round trip, the end token out of reach of documents."""
+"""Byte-level BPE: exact size, exact round trip, and no document can produce the end token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random arguments of the ops of attention, of rotation, and of an indexer."""
+"""Random arguments for the ops of attention, rotation and the indexer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def select_keys(
 
 
 def chosen(source: Source, B: int, S: int, top_k: int, documents: bool = False) -> Tensor:
-    """[B·S, K] int32: for each query some of the keys that it sees, itself among them."""
+    """[B·S, K] int32: for each query some of the visible keys, including its own."""
     begins = places(source, B, S, documents, False)[0]
     rows = []
     for t in range(B * S):
@@ -120,7 +120,7 @@ def indexer_loss(
     documents: bool = False,
     some: bool = False,
 ) -> Args:
-    """Over the chosen keys; over all where `top_k` is 0."""
+    """Over the chosen keys; over all if `top_k` is 0."""
     where = places(source, B, S, documents, some)
     T = B * S if where[1] is None else len(where[1])
     ours = source.normal(T, index_heads * C), source.normal(B * S, C), source.normal(T, index_heads)
@@ -149,7 +149,7 @@ def rotate(
     some: bool = False,
     stride: int = 1,
 ) -> Args:
-    """Frequencies of 50^(−i/3): with `original` the second of three lies on the ramp, without it all do."""
+    """Frequencies of 50^(−i/3): with `original`, the second of three is on the ramp; without it, all are."""
     low, high = (0.5, 2.0) if original else (-0.5, 3.5)
     where = places(source, B, S, documents, some)
     x = source.normal(B * (S // abs(stride)) if where[1] is None else len(where[1]), H * (first + width + behind))

@@ -1,4 +1,4 @@
-"""Random arguments for every op, of any size, and for its gradient ops by way of its rule."""
+"""Random arguments of any size for every op, and for its gradient ops through its rule."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def sequence_balance(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int 
 def counted_balance(
     source: Source, B: int = 3, S: int = 8, E: int = 6, K: int = 2, ranks: int = 2, softmax: bool = False
 ) -> Args:
-    """The first of `ranks` that have parts of B sequences of S, and the choices on all of them."""
+    """Arguments of the first of `ranks` that share B sequences of S tokens, with the choices on all of them."""
     rows = S // ranks
     chosen = source.choices(B * S, E, K).view(ranks * B, -1)
     counts_NE = torch.stack([torch.bincount(each, minlength=E) for each in chosen])
@@ -120,7 +120,7 @@ def blank_rows(source: Source, T: int = 6, N: int = 5) -> Args:
 def real_balance(
     source: Source, B: int = 3, S: int = 8, E: int = 6, K: int = 2, ranks: int = 2, softmax: bool = False
 ) -> Args:
-    """Arguments like those of `counted_balance`, of sequences of 1, 2 … tokens with padding behind them."""
+    """Arguments like those of `counted_balance`, for sequences of 1, 2 … tokens followed by padding."""
     rows = S // ranks
     real_BS = (torch.arange(S) < torch.arange(1, B + 1)[:, None]).to(torch.int32)
     chosen_BSK = source.choices(B * S, E, K).view(B, S, K)
@@ -146,7 +146,7 @@ def permute_placed(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 
 
 
 def slice_choices(source: Source, T: int = 6, E: int = 8, K: int = 3, slices: int = 2, apart: int = 4) -> Args:
-    local_E = torch.randperm(E, generator=source.generator)  # which of the `apart` experts of which rank each is
+    local_E = torch.randperm(E, generator=source.generator)  # maps each expert to one of the `apart` experts of a rank
     slots_E = local_E // apart * apart * slices + local_E % apart
     return source.normal(T, K), source.choices(T, E, K), slots_E, slices, apart
 
@@ -172,7 +172,7 @@ def gated_swiglu(source: Source, R: int = 5, I: int = 4) -> Args:
 
 
 def embedding(source: Source, T: int = 9, V: int = 6, D: int = 4) -> Args:
-    """Some tokens are in another part of the table."""
+    """Some tokens are in another shard of the table."""
     tokens_T = source.below(V, T)
     tokens_T[2::5] = -1
     return tokens_T, source.normal(V, D)
@@ -195,7 +195,7 @@ def cross_entropy_of_parts(source: Source, T: int = 7, ranks: int = 3) -> Args:
 def policy_loss(
     source: Source, T: int = 9, V: int = 6, kl: float = 0.04, near: float = 0.4, corrected: bool = True
 ) -> Args:
-    """Ratios on both sides of what they are clipped to, with advantages of both signs."""
+    """Ratios on both sides of the clipping bounds, with advantages of both signs."""
     logits_TV, targets_T = cross_entropy(source, T, V)
     logp_T = logits_TV.double().log_softmax(1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
     old_T, reference_T = ((logp_T + near * source.normal(T)).to(source.dtype) for _ in range(2))
@@ -337,7 +337,7 @@ def as_tuple(result: Any) -> tuple[Any, ...]:
 
 
 def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str, Args]]:
-    """(gradient op, its arguments) for each gradient of a forward `op` called on `inputs`: random tangents."""
+    """(gradient op, its arguments) for each gradient of a forward `op` called on `inputs`, with random tangents."""
     rule = RULES[op]
     values = dict(zip((*rule.args, *rule.outputs), (*inputs, *as_tuple(OPS[op](*inputs))), strict=True))
     made = {name: values[name] for name in rule.differentiable}
@@ -354,12 +354,12 @@ def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str,
 
 
 def given_gradients(op: str) -> set[str]:
-    """The arguments of a forward op that have gradients."""
+    """The names of a forward op's arguments that have gradients."""
     return {name for gradient in RULES[op].gradients for name in gradient.gives}
 
 
 def widened(op: str, args: Args) -> Args:
-    """Arguments of a forward op as a run has them: what router scores are made into is FP32 beside BF16."""
+    """Arguments of a forward op with a run's dtypes: tensors derived from router scores are FP32 in a BF16 run."""
     return tuple(
         wide(arg) if name in WIDE and isinstance(arg, Tensor) else arg
         for name, arg in zip(RULES[op].args, args, strict=True)
@@ -367,7 +367,7 @@ def widened(op: str, args: Args) -> Args:
 
 
 def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Args:
-    """Arguments of any op of `OPS`; those of a gradient are its forward's, its results and random tangents.
+    """Arguments of any op of `OPS`. A gradient op takes its forward's arguments and results and random tangents.
 
     `sizes` replaces default sizes of the cases of forward ops, by name.
     """

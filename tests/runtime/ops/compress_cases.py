@@ -1,4 +1,4 @@
-"""Random arguments of the ops of compressed attention."""
+"""Random arguments for the ops of compressed attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.runtime.ops.source import Args, Source
 
 
 def compress(source: Source, B: int = 2, S: int = 11, rate: int = 3, C: int = 4, overlap: bool = True) -> Args:
-    """The last tokens of a sequence are in no entry."""
+    """The last tokens of a sequence belong to no entry."""
     W = 2 * C if overlap else C
     return source.normal(B * S, 2 * W), source.normal(rate, W), S, overlap
 
@@ -25,7 +25,7 @@ def compressed_attention(
     top_k: int = 2,
     sinks: bool = True,
 ) -> Args:
-    """With `top_k` 0 all entries are seen."""
+    """With `top_k` 0, queries see all entries."""
     tensors = source.normal(B * S, H * C), source.normal(B * S, C), source.normal(B * (S // rate), C)
     given = choices(source, B, S, rate, top_k) if top_k else None
     return *tensors, given, source.normal(H) if sinks else None, S, H, window, rate
@@ -41,7 +41,7 @@ def entry_loss(
     rate: int = 3,
     top_k: int = 2,
 ) -> Args:
-    """Arguments of `indexer_loss` over chosen entries, or over all where `top_k` is 0."""
+    """Arguments of `indexer_loss` over chosen entries, or over all if `top_k` is 0."""
     E, width = B * (S // rate), 5
     ours = source.normal(B * S, J * width), source.normal(E, width), source.normal(B * S, J)
     given = choices(source, B, S, rate, top_k) if top_k else None
@@ -49,7 +49,7 @@ def entry_loss(
 
 
 def choices(source: Source, B: int, S: int, rate: int, top_k: int) -> Tensor:
-    """[B·S, K] int32: some of the entries that each query sees, in ascending order, and −1 behind them."""
+    """[B·S, K] int32: some of the entries that each query sees, in ascending order, then −1."""
     entries, beyond = S // rate, S
     seen_S1 = (torch.arange(S) + 1)[:, None] // rate
     score_BSE = torch.rand(B, S, entries, generator=source.generator)

@@ -1,4 +1,4 @@
-"""Random arguments of the ops of linear attention."""
+"""Random arguments for the ops of linear attention."""
 
 from __future__ import annotations
 

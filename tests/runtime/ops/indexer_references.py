@@ -1,4 +1,4 @@
-"""Attention over chosen keys, and the loss of an indexer, query by query, for torch's own autograd to differentiate."""
+"""Attention over chosen keys, and the indexer's loss, query by query, differentiable by torch's autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def chosen_attention(
     rope: int,
     value: int,
 ) -> Tensor:
-    """The keys of each query are gathered."""
+    """Gathers the keys of each query."""
     rows = []
     for t in range(q.shape[0]):
         keys = [t // sequence * sequence + s for s in chosen[t].tolist() if s >= 0]
@@ -43,7 +43,7 @@ def indexer_loss(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """The sum of the divergences of two distributions of each query that sees a key."""
+    """The sum, over queries that see a key, of the divergence of two distributions."""
     B = k.shape[0] // (sequence // rate)
     Q, total = q.shape[0] // B, q.new_zeros(())
     for t in range(q.shape[0]):
@@ -63,7 +63,7 @@ def indexer_loss(
 
 
 def _attention(q: Tensor, kv_KX: Tensor | None, k_rope_Kr: Tensor, heads: int, nope: int) -> Tensor:
-    """What each head of a query gives the keys, [heads, keys]."""
+    """The attention of each head of a query to the keys, [heads, keys]."""
     q_HC = q.unflatten(0, (heads, -1))
     scores = q_HC[:, nope:] @ k_rope_Kr.T
     if kv_KX is not None:

@@ -1,4 +1,4 @@
-"""Every op written again, slowly and by another formula, for torch's own autograd to differentiate."""
+"""Slow references of all ops, by other formulas, differentiable by torch's autograd."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
 
 
 def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
-    """The last of one column more is of tokens that the table does not have."""
+    """An additional last row is for tokens that the table does not have."""
     onehot_TV = functional.one_hot(torch.where(tokens_T < 0, w_VD.shape[0], tokens_T), w_VD.shape[0] + 1)
     return onehot_TV[:, :-1].to(w_VD.dtype) @ w_VD
 
@@ -100,7 +100,7 @@ def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
 
 
 def cdf(x: Tensor, *, tanh: bool) -> Tensor:
-    """The share of the normal distribution below x: by erf, or by the approximation of it."""
+    """The cumulative normal distribution at x, by erf or by its tanh approximation."""
     if tanh:
         return (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
     return (1 + torch.erf(x / 2**0.5)) / 2
@@ -178,7 +178,7 @@ def policy_loss(
     kl: float,
     corrected: bool,
 ) -> Tensor:
-    """Token by token, by cases: beyond its bound a ratio is the bound, where that makes the objective smaller."""
+    """Token by token, by cases: a ratio beyond its bound is the bound if that makes the objective smaller."""
     total = logits_TV.new_zeros(())
     for t in (targets_T >= 0).nonzero().flatten().tolist():
         p_V = logits_TV[t].exp() / logits_TV[t].exp().sum()

@@ -1,4 +1,4 @@
-"""Attention and rotation written again, slowly, for torch's own autograd to differentiate."""
+"""Slow references of attention and rotation, differentiable by torch's autograd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def by_document(op: Callable[..., Tensor], tensors: tuple[Tensor, ...], starts: Tensor, sequence: int) -> Tensor:
-    """The op on each document by itself. `op` takes the rows of `tensors` that are a document's, and their number."""
+    """The op on each document separately. `op` takes the rows of `tensors` of one document, and their number."""
     firsts = [t for t, start in enumerate(starts.tolist()) if t % sequence == start]
     ends = [*firsts[1:], len(starts)]
     rows = [op(*(x[first:end] for x in tensors), end - first) for first, end in zip(firsts, ends, strict=True)]
@@ -20,7 +20,7 @@ def by_document(op: Callable[..., Tensor], tensors: tuple[Tensor, ...], starts: 
 def of_some(
     op: Callable[..., Tensor], x: Tensor, B: int, sequence: int, starts: Tensor | None, positions: Tensor
 ) -> Tensor:
-    """The rows at `positions` of the op on whole sequences, which have `x` in these rows and zeros in the others."""
+    """The rows at `positions` of the op on whole sequences with `x` in these rows and zeros in the others."""
     rows = (positions.view(B, -1) + sequence * torch.arange(B)[:, None]).flatten()
     whole = x.new_zeros(B * sequence, x.shape[1]).index_copy(0, rows, x)
     if starts is None:
@@ -31,7 +31,7 @@ def of_some(
 
 
 def turn(x: Tensor, theta: float) -> Tensor:
-    """RoPE of x [B, S, H, rope] by a rotation matrix for every position and pair; none where theta is 0."""
+    """RoPE of x [B, S, H, rope], with a rotation matrix for every position and pair; no rotation if theta is 0."""
     if not theta:
         return x
     rope = x.shape[3]
@@ -123,7 +123,7 @@ def bounded_attention(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """Query by query, over the keys that it sees."""
+    """Query by query, over the visible keys."""
     if positions is not None:
         sizes, B = (sequence, heads, kv_heads, theta, window, softcap), len(k) // sequence
         whole = lambda q, begins: bounded_attention(q, k, v, sinks, *sizes, begins)  # noqa: E731
@@ -172,7 +172,7 @@ def rotate(
     positions: Tensor | None = None,
     stride: int = 1,
 ) -> Tensor:
-    """A matrix for every position, of rotations by the angle of each pair; rows are `stride` positions apart."""
+    """With a matrix for every position, which rotates each pair by its angle; rows are `stride` positions apart."""
     if positions is not None:
         sizes = sequence, heads, first, width, theta, factor, low, high, original, magnitude, scale
         return of_some(lambda x, begins: rotate(x, *sizes, begins), x, 1, sequence, starts, positions)

@@ -1,4 +1,4 @@
-"""Ops of compressed attention written again, slowly, for torch's own autograd to differentiate."""
+"""Slow references of the ops of compressed attention, differentiable by torch's autograd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def compress(x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> Tensor:
-    """Entry by entry, and column by column: each a mean of numbers with weights e^gate."""
+    """Entry by entry and column by column: each number is a mean with weights e^gate."""
     rate, W = bias.shape
     C = W // 2 if overlap else W
     entries = []
@@ -35,7 +35,7 @@ def compressed_attention(
     window: int,
     rate: int,
 ) -> Tensor:
-    """Query by query and head by head, over the keys and entries that it sees."""
+    """Query by query and head by head, over the visible keys and entries."""
     C, of_sequence = q.shape[1] // heads, sequence // rate
     found = []
     for t, q_X in enumerate(q):
@@ -51,7 +51,7 @@ def compressed_attention(
 
 
 def block_linear(x: Tensor, w: Tensor) -> Tensor:
-    """By one matrix, which is block-diagonal."""
+    """With one block-diagonal matrix."""
     groups = x.shape[1] // w.shape[1]
     return x @ torch.block_diag(*w.chunk(groups)).T
 

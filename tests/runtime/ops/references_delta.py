@@ -1,4 +1,4 @@
-"""Linear attention written again, token by token, for torch's own autograd to differentiate."""
+"""Slow references of linear attention, token by token, differentiable by torch's autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every op of routing written again: token by token, with Python's sort and by lists."""
+"""References of the ops of routing: token by token, with Python's sort and lists."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def real_balance(logits_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int
 
 
 def real_balance_scores(score_TE: Tensor, counts_NE: Tensor, real_T: Tensor, rows: int, top_k: int) -> Tensor:
-    """Sequence by sequence, the loss of its tokens alone, of which all ranks have as many as they count choices."""
+    """Sequence by sequence, the loss over its real tokens, whose number over all ranks follows from the counts."""
     (T, E), loss = score_TE.shape, score_TE.new_zeros(())
     for b in range(T // rows):
         kept = [t for t in range(b * rows, (b + 1) * rows) if real_T[t]]

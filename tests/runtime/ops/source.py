@@ -1,4 +1,4 @@
-"""Random tensors of the cases of ops."""
+"""Random tensors for the cases of ops."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def starts(source: Source, B: int, S: int) -> Tensor:
 
 
 def places(source: Source, B: int, S: int, documents: bool, some: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Where the documents of rows begin, if sequences hold several, and the positions of `some` rows, which are fewer
-    than half of each sequence, or one."""
+    """The document starts of rows, if `documents`, and the positions of `some` rows: fewer than half of each sequence,
+    or one row."""
     begins = starts(source, B, S) if documents else None
     if not some:
         return begins, None

@@ -1,4 +1,4 @@
-"""AdamW: its formula, and moments in BF16. What runs in C++ is held to more in tests/runtime/ops/native."""
+"""AdamW: its formula, and BF16 moments. tests/runtime/ops/native tests the C++ further."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NUMBERS = (RATE, BETA1, BETA2, EPS, DECAY)
 
 @pytest.fixture
 def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op takes no C++."""
+    """The op uses no C++."""
     monkeypatch.setattr(library, "_functions", dict)
 
 
 @pytest.fixture(params=["C++", "torch"])
 def either(request: pytest.FixtureRequest) -> None:
-    """The op in C++, where there is some, and on torch."""
+    """The op in C++, if there is a library, and on torch."""
     if request.param == "torch":
         request.getfixturevalue("torch_alone")
 
 
 def state(dtype: torch.dtype, moments: torch.dtype, elements: int = 1000) -> list[Tensor]:
-    """Weights, gradients and moments of a run that goes on."""
+    """Weights, gradients and moments in the middle of a run."""
     source = Source(dtype, seed=1)
     weights, gradients, first, second = (source.normal(elements) for _ in range(4))
     return [weights, gradients, (0.1 * first).to(moments), second.square().to(moments)]
@@ -64,7 +64,7 @@ def test_blocks_are_of_no_consequence(monkeypatch: pytest.MonkeyPatch, elements:
 
 @pytest.mark.usefixtures("either")
 def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None:
-    """BF16 moments equal wide moments that begin with what BF16 holds and are rounded after the step."""
+    """BF16 moments equal FP32 moments that start from the same BF16 values and are rounded after the step."""
     short = state(torch.float32, torch.bfloat16)
     wide = [tensor.double() for tensor in short]
     gradients = short[1].clone()
@@ -74,16 +74,16 @@ def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None
     assert short[2].dtype == short[3].dtype == torch.bfloat16
     for found, exact in zip(short[2:], wide[2:], strict=True):
         nearest, half_unit = exact.bfloat16(), 2.0**-8 * exact.abs().log2().floor().exp2()
-        clear = (exact - nearest.double()).abs() < 0.998 * half_unit  # of FP32's errors: not between two numbers
+        clear = (exact - nearest.double()).abs() < 0.998 * half_unit  # not halfway, despite FP32 errors
         assert torch.equal(found[clear], nearest[clear]) and clear.double().mean() > 0.9
         assert ((found.double() - exact).abs() < 1.002 * half_unit).all()
-    # With moments rounded before, weights would be off by 2⁻⁹ of the rate.
+    # If moments were rounded before, the error of weights would be 2⁻⁹ of the rate.
     torch.testing.assert_close(short[0].double(), wide[0], rtol=2.0**-22, atol=RATE * 2.0**-19)
 
 
 @pytest.mark.usefixtures("either")
 def test_a_bf16_moment_that_changes_by_little_stays() -> None:
-    """The docstring of the op holds: with 1 − β₂ = 0.001 a BF16 second moment does not decay, with 0.05 it does."""
+    """As the op's docstring says: with 1 − β₂ = 0.001 a BF16 second moment does not decay, with 0.05 it does."""
     for beta2, decays in ((0.999, False), (0.95, True)):
         weights, nothing, first = (torch.zeros(300) for _ in range(3))
         second = (1 + torch.arange(300) / 64).to(torch.bfloat16)

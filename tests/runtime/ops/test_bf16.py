@@ -1,9 +1,9 @@
-"""Every op on BF16 numbers against itself in FP64 on the same numbers, within bounds that follow from the format.
+"""Every op on BF16 numbers against the op in FP64 on the same numbers, within bounds that follow from the format.
 
-BF16 has 8 bits of precision: rounding to nearest is off by 2⁻⁸ of the value at most. An op computes in FP32 and rounds
-each result once (runtime/ops/product.py), so it is off by that and by what FP32 is off, which test_ops holds to
-2·10⁻⁵ for numbers of order one. What an op adds to an FP32 buffer is not rounded before the sum. All of this holds on
-every path that an op may take on a CPU.
+BF16 has 8 bits of precision: the error of rounding to nearest is at most 2⁻⁸ of the value. An op computes in FP32 and
+rounds each result once (runtime/ops/product.py), so its error is that plus the FP32 error, which test_ops bounds by
+2·10⁻⁵ for numbers of order one. Numbers that an op adds to an FP32 buffer are not rounded before the sum. All this
+holds on every path that an op may take on a CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.runtime.ops.cases import FORWARD, Source, as_tuple, gradient_argument
 from tests.runtime.ops.native.paths import path  # noqa: F401
 from tests.runtime.ops.test_ops import TOLERANCE, assert_pure
 
-ROUNDED = 2.0**-8  # of a value, at most
+ROUNDED = 2.0**-8  # maximum relative error
 FP32 = TOLERANCE[torch.float32]
 
 Args = tuple[Any, ...]
@@ -36,7 +36,7 @@ def raised(args: Args) -> Args:
 
 
 def within(found: Tensor, exact: Tensor, what: str) -> None:
-    """Integers are equal; numbers are off by what storing them costs, and by what FP32 is off."""
+    """Assert that integers are equal, and that numbers are within the errors of storing them and of FP32."""
     assert found.shape == exact.shape, what
     if not found.is_floating_point():
         assert torch.equal(found, exact), what
@@ -57,7 +57,7 @@ def nearest(found: Tensor, exact: Tensor) -> list[bool]:
 
 
 def check(op: str, args: Args, seed: int = 1) -> dict[str, list[bool]]:
-    """A forward op and its gradients, pure and accumulating, on BF16 arguments; which of their results are nearest."""
+    """Check a forward op and its gradients, pure and accumulating, on BF16 arguments. Returns which are nearest."""
     hits: dict[str, list[bool]] = {}
     args = widened(op, args)
     for index, (found, exact) in enumerate(
@@ -78,7 +78,7 @@ def check(op: str, args: Args, seed: int = 1) -> dict[str, list[bool]]:
 
 
 def accumulates(op: str, args: Args, exact: Tensor) -> None:
-    """Added to an FP32 buffer that holds much more than is added: BF16 sums would lose most of it."""
+    """Check sums into an FP32 buffer with much larger numbers: BF16 sums would lose most of what is added."""
     acc = torch.full(exact.shape, 64.0)
     OPS[op](acc, *(arg for arg in args if isinstance(arg, Tensor)))
     added = acc.double() - 64.0
@@ -87,8 +87,8 @@ def accumulates(op: str, args: Args, exact: Tensor) -> None:
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
 def test_every_op_rounds_once(op: str) -> None:
-    """Nearly all results are the nearest to the exact ones. A second rounding would move a quarter of them, or more,
-    most of them within the bounds."""
+    """Nearly all results are the nearest to the exact ones. A second rounding would change at least a quarter of them,
+    mostly within the bounds."""
     hits: dict[str, list[bool]] = {}
     for seed in range(8):
         for name, each in check(op, FORWARD[op](Source(torch.bfloat16, seed)), seed + 1).items():
@@ -99,7 +99,7 @@ def test_every_op_rounds_once(op: str) -> None:
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
 def test_dtypes_are_those_of_the_rules(op: str) -> None:
-    """What is FP32 in a BF16 run: statistics, losses, logits of routers, gate weights and their gradients."""
+    """FP32 tensors in a BF16 run: statistics, losses, router logits, gate weights and their gradients."""
     args = widened(op, FORWARD[op](Source(torch.bfloat16, seed=0)))
     rule = RULES[op]
     tensors = [abstract(arg) if isinstance(arg, Tensor) else arg for arg in args]
@@ -124,7 +124,7 @@ few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scop
 @few
 @given(SEED, st.integers(0, 70), SMALL, SMALL, st.integers(1, 8))
 def test_experts_of_any_number_of_rows(seed: int, R: int, K: int, N: int, E: int) -> None:
-    """Groups whose products run on into the rows of the next, and the last ones, that cannot."""
+    """Groups whose products extend into the rows of the next group, and the last ones, which cannot."""
     check("grouped_linear", cases.grouped_linear(Source(torch.bfloat16, seed), R, K, N, E), seed)
     check("gated_swiglu", cases.gated_swiglu(Source(torch.bfloat16, seed), R, N), seed)
 
@@ -147,7 +147,7 @@ def test_nan_stays_in_the_rows_of_its_expert() -> None:
 
 
 def test_a_second_rounding_shows() -> None:
-    """The bounds are tight: a SwiGLU that rounds its silu, as BF16 operations one after the other do, breaks them."""
+    """The bounds are tight: a SwiGLU that rounds its silu, as separate BF16 operations do, exceeds them."""
     (h_TM,) = cases.swiglu(Source(torch.bfloat16, 3), T=64, I=32)
     g_TI, u_TI = h_TM.chunk(2, dim=1)
     exact = OPS["swiglu"](h_TM.double())

@@ -1,7 +1,7 @@
-"""Ops that compute by blocks, chunks, pools or windows, with documents, contexts and caches that end at their borders.
+"""Ops that compute by blocks, chunks, pools or windows, with documents, contexts and caches that end at block borders.
 
-Sizes are drawn at random elsewhere, which seldom meets a border: here documents begin, ranks of a context are cut and
-caches go on one token before it, at it, and one behind it, for each size of a block that an op has.
+Other tests draw random sizes, which seldom hit a border. Here documents begin, contexts are split and caches continue
+one token before each border, at it, and one token after it, for each block size of an op.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.runtime.ops.cases import Args, Source, as_tuple, gradient_arguments
 from tests.runtime.ops.test_ops import assert_close, compare
 
 SEQUENCE = 2 * CHUNK + 5
-# Rows of a block: of the ops in C++ (runtime/ops/native/attention.cpp) 32, of those on torch 64, chunks of states 64;
-# where three heads share a key 42 positions.
+# Rows of a block: 32 in C++ (runtime/ops/native/attention.cpp), 64 on torch, 64 in chunks of states; 42 positions if
+# three heads share a key.
 BORDERS = sorted({size * times + more for size in (32, 42, 64) for times in (1, 2) for more in (-1, 0, 1)})
 assert BLOCK_ROWS == CHUNK == 64
 Case = Callable[..., Args]
@@ -43,7 +43,7 @@ OF_DOCUMENTS: dict[str, tuple[str, Case]] = {
 
 
 def of_documents(kind: str, dtype: torch.dtype, begins: tuple[int, ...]) -> tuple[str, Args]:
-    """An op and arguments of two sequences, in each of which documents begin at 0 and at `begins`."""
+    """An op and its arguments for two sequences, in each of which documents begin at 0 and at `begins`."""
     op, case = OF_DOCUMENTS[kind]
     args = list(cases.widened(op, case(Source(dtype, 3), 2, SEQUENCE, documents=True)))
     starts_S = torch.zeros(SEQUENCE, dtype=torch.int32)
@@ -62,10 +62,10 @@ def test_documents_that_begin_at_a_border_are_as_by_themselves(kind: str) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", OF_DOCUMENTS)
 def test_no_bit_of_a_document_crosses_a_border(kind: str, dtype: torch.dtype) -> None:
-    """In C++, too: what stands in one document moves no bit of the results and gradients of the other."""
+    """In C++, too: the contents of one document do not change a bit of the other's results and gradients."""
     for border in BORDERS:
         op, args = of_documents(kind, dtype, (border,))
-        kept = [slice(border, SEQUENCE), slice(SEQUENCE, SEQUENCE + border)]  # of either sequence one document
+        kept = [slice(border, SEQUENCE), slice(SEQUENCE, SEQUENCE + border)]  # one document of each sequence
         other = tuple(_changed(arg, kept) for arg in args)
         for name, given in ((op, args), *gradient_arguments(op, args, Source(dtype, 1))):
             if name.endswith(("wgrad", "dgrad_w")) or "_wgrad" in name:
@@ -77,7 +77,7 @@ def test_no_bit_of_a_document_crosses_a_border(kind: str, dtype: torch.dtype) ->
 
 
 def _changed(arg: Any, kept: list[slice]) -> Any:
-    """A tensor of rows of tokens with other numbers outside of the documents that are kept."""
+    """A tensor of token rows with other numbers outside the kept documents."""
     if not isinstance(arg, Tensor) or arg.dim() != 2 or len(arg) != 2 * SEQUENCE:
         return arg
     changed = torch.full_like(arg, -3)
@@ -89,7 +89,7 @@ def _changed(arg: Any, kept: list[slice]) -> Any:
 @pytest.mark.parametrize("kind", ["latent", "grouped", "window as a block", "window of a block and one"])
 @pytest.mark.parametrize("begins", [(), (63,), (64,), (65,), (128, 192)])
 def test_ranks_of_a_context_that_is_cut_at_the_borders_of_blocks(kind: str, begins: tuple[int, ...]) -> None:
-    """Two ranks have four pieces of 64 positions: the first and the last, and the two between."""
+    """Two ranks have four pieces of 64 positions: the first and last, and the two between."""
     op, case = OF_DOCUMENTS[kind]
     for pieces in ((0, 3), (1, 2)):
         positions = torch.cat([torch.arange(64 * piece, 64 * piece + 64) for piece in pieces]).to(torch.int32)
@@ -117,7 +117,7 @@ CACHED: dict[str, tuple[str, Case]] = {
 
 @pytest.mark.parametrize("kind", CACHED)
 def test_caches_go_on_at_any_token(kind: str) -> None:
-    """Prompts that end in front of, at and behind every border of a window, of a pool and of taps."""
+    """Prompts that end before, at and after every border of a window, a pool and taps."""
     op, case = CACHED[kind]
     tokens, rule = 4 * RATE + 1, RULES[op]
     given = zip(rule.args, case(Source(torch.float64, 2), 1, tokens), strict=True)

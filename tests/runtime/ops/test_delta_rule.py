@@ -1,4 +1,4 @@
-"""Linear attention over any sizes and several chunks, with decays of any strength, and token by token."""
+"""Linear attention for any sizes and several chunks, with decays of any strength, and token by token."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_several_chunks(sequence: int, channels: bool, documents: bool) -> None:
 
 @pytest.mark.parametrize("channels", [False, True])
 def test_strong_decays_do_not_overflow(channels: bool) -> None:
-    """States decay by e^-1000 in a chunk, at some tokens hardly. FP32 is off by what sums of 1000 round away."""
+    """States decay by e^-1000 in a chunk, at some tokens hardly. The FP32 error is that of sums near 1000."""
     *tensors, decay, S, G, _ = cases.delta_rule(Source(torch.float64, 4), 1, CHUNK + 5, channels=channels)
     decay = torch.where(decay < -1, 20 * decay, 0.01 * decay)
     exact = references.delta_rule(*tensors, decay, S, G)

@@ -1,4 +1,4 @@
-"""Elements of few bits against the table of all their numbers: every code, every BF16 number, ties, expectations."""
+"""Low-bit elements against the table of all their numbers: every code, every BF16 number, ties, expectations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 
 
 def numbers(element: Element) -> Tensor:
-    """The numbers (FP64) that are not negative, as the definition of floating-point formats has them."""
+    """The non-negative numbers (FP64), from the definition of floating-point formats."""
     bias, fractions = 2 ** (element.exponent - 1) - 1, 2**element.mantissa
     found = []
     for exponent in range(2**element.exponent):
@@ -27,7 +27,7 @@ def numbers(element: Element) -> Tensor:
 
 
 def nearest(x: Tensor, element: Element) -> Tensor:
-    """Codes by comparison with all numbers in FP64; of two as near that which is even."""
+    """Codes by comparison with all numbers in FP64; ties to even."""
     table = numbers(element)
     after = torch.searchsorted(table, x.abs().double().contiguous()).clamp(max=len(table) - 1)
     before = (after - 1).clamp(min=0)
@@ -37,7 +37,7 @@ def nearest(x: Tensor, element: Element) -> Tensor:
 
 
 def neighbours(element: Element) -> Tensor:
-    """Numbers, the means of neighbours, and what FP32 has on both sides of each; signed."""
+    """Numbers, midpoints of neighbours, and the adjacent FP32 numbers of each; with both signs."""
     table = numbers(element)
     at = torch.cat((table, (table[1:] + table[:-1]) / 2)).float()
     around = torch.cat((at, torch.nextafter(at, at * 2 + 1), torch.nextafter(at, at * 0)))
@@ -73,7 +73,7 @@ def test_rounding_is_to_the_nearest(element: Element) -> None:
 
 @ALL
 def test_stochastic_rounding_has_no_bias(element: Element) -> None:
-    """The share of the 2²⁴ thresholds that round up is exactly that which makes the mean the number itself."""
+    """The share of the 2²⁴ thresholds that round up makes the mean exactly the number."""
     table = numbers(element)
     share = torch.rand(len(table) - 1, generator=torch.Generator().manual_seed(2)).double()
     for x in ((table[:-1] + share * (table[1:] - table[:-1])).float(), neighbours(element)[: 3 * len(table)]):

@@ -1,4 +1,4 @@
-"""The formats against exact rounding in FP64, tile by tile, and products of operands in them against FP64."""
+"""Formats against exact rounding in FP64, tile by tile, and products of their operands against FP64."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tile_scale(tile: Tensor, form: Format, whole: float) -> float:
 
 
 def check(planes: tuple[Tensor, ...], x: Tensor, form: Format, tile: tuple[int, int]) -> None:
-    """Every number of x is as near to its own as the nearest, and every scale is what its tile asks for."""
+    """Assert that every number of x is rounded to a nearest one, and that every scale is right for its tile."""
     s = planes[form.planes - 1 - (form.scale == "e4m3")]
     whole = whole_scale(x, form)
     if form.scale == "e4m3":
@@ -76,7 +76,7 @@ def test_tiles_are_rounded_to_the_nearest(form: Format, shape: tuple[int, int]) 
 
 @pytest.mark.parametrize("name", ["mxfp8", "e5m6"])
 def test_every_power_of_two_is_a_scale(name: str) -> None:
-    """largest · 2^e has the scale 2^e, and the next number twice that; below 2⁻¹²⁶ and for zero it is 2⁻¹²⁶ and 1."""
+    """largest · 2^e has the scale 2^e, the next number twice that; the scale is 2⁻¹²⁶ below 2⁻¹²⁶, and 1 for zero."""
     form, largest = FORMATS[name], FORMATS[name].element.largest
     exponents = torch.arange(-126, 128 - math.ceil(math.log2(largest)))
     most = (largest * 2.0 ** exponents.double()).float()
@@ -97,7 +97,7 @@ def test_numbers_of_every_e8m0_scale() -> None:
 
 
 def test_numbers_of_every_e4m3_scale() -> None:
-    """All 16 codes under each of the 127 scales, exact without the tensor's own scale."""
+    """All 16 codes with each of the 127 scales, exact without a tensor scale."""
     form = FORMATS["nvfp4"]
     s = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, None]
     data = torch.tensor([[16 * (2 * i + 1) + 2 * i for i in range(8)]], dtype=torch.uint8).expand(127, 8)
@@ -145,7 +145,7 @@ def wide(planes: tuple[Tensor, ...], form: Format, tile: tuple[int, int]) -> Ten
 
 
 def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> None:
-    """FP32 sums of products, rounded once to BF16 where that is what is returned."""
+    """Assert errors of FP32 sums of products, rounded once if the result is BF16."""
     stored = HALF if found.dtype == torch.bfloat16 else 0.0
     bound = stored * expected.abs() + (terms + 8) * U * magnitude
     assert found.shape == expected.shape and ((found.double() - expected).abs() <= bound).all()

@@ -1,4 +1,4 @@
-"""What an indexer chooses, attention over it and the loss that trains it, against each query by itself."""
+"""The keys that an indexer chooses, attention over them, and its training loss, against a computation by query."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chosen_one_by_one(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> list[list[int]]:
-    """The keys of each query, found by comparing every key with every other."""
+    """The chosen keys of each query, by comparing every key with every other."""
     keys = sequence // rate
     B = k.shape[0] // keys if keys else q.shape[0] // sequence
     Q, found = q.shape[0] // B, []
@@ -69,7 +69,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rate: int, some:
 
 
 def test_of_equal_scores_the_keys_in_front_are_chosen() -> None:
-    """No head hits any key, so that all scores are 0."""
+    """No head has a positive product with a key, so all scores are 0."""
     q, k, weights = -torch.ones(50, 2 * 4), torch.ones(50, 4), torch.ones(50, 2)
     chosen = select_keys(q, k, weights, 50, 2, 3, 1)
     assert chosen[0].tolist() == [0, -1, -1] and chosen[1].tolist() == [0, 1, -1]
@@ -118,7 +118,7 @@ def test_attention_over_all_keys_is_plain_attention() -> None:
 @few
 @given(SEED, st.integers(1, 3), st.integers(4, 24), st.integers(0, 9), st.booleans(), st.booleans())
 def test_loss_and_gradients_of_an_indexer(seed: int, B: int, S: int, top_k: int, documents: bool, some: bool) -> None:
-    """Over the chosen keys, and with `top_k` = 0 over all."""
+    """Over the chosen keys; over all with `top_k` = 0."""
     args = cases.indexer_loss(Source(torch.float64, seed), B, S, top_k=top_k, documents=documents, some=some)
     compare("indexer_loss", args, torch.float64)
 

@@ -1,4 +1,4 @@
-"""A linear layer with cross entropy: the unfused ops, without all logits at one time."""
+"""A linear layer fused with cross entropy: the results of the unfused ops, without all logits at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.ops.native.library import multiplies
 from tests.runtime.ops import references
 from tests.runtime.ops.cases import Source, as_tuple
 
-MODULE = sys.modules["runtime.ops.linear_cross_entropy"]  # the package has a function of this name
+MODULE = sys.modules["runtime.ops.linear_cross_entropy"]  # the package exports a function of this name
 OPS = ops.OPS
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 Sizes = tuple[int, int, int, int]
@@ -52,7 +52,7 @@ def composed(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_V
 
 
 def composed_part(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: Tensor) -> tuple[Tensor, ...]:
-    """lse, the logit of each target, and what `composed` gives of a part of a vocabulary."""
+    """lse, the logit of each target, and the gradients of `composed`, for one shard of the vocabulary."""
     logits_TV = OPS["linear"](h_TD, w_VD)
     lse_T, picked_T = OPS["cross_entropy_part"](logits_TV, targets_T)
     dlogits_TV = OPS["cross_entropy_part_dgrad"](*tangents(dloss, lse_T), logits_TV, targets_T, lse_T)
@@ -69,7 +69,7 @@ def fused_part(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc
 
 
 def tangents(dloss: Tensor, lse_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of lse and of the logit of the target: others in each row."""
+    """Gradients of lse and of the logit of the target, different in each row."""
     return dloss * lse_T.sigmoid(), dloss * lse_T.cos()
 
 
@@ -81,7 +81,7 @@ def fused(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: 
 
 
 def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: int) -> None:
-    """Demand equal bits where products are in C++, else what sums of `extent` products in another order give."""
+    """Assert equal bits if products are in C++, else equality within reordered sums of `extent` products."""
     unit = 0.0 if multiplies(args[1], args[2]) else torch.finfo(args[1].dtype).eps
     torch.testing.assert_close(found, expected, rtol=8 * unit, atol=8 * unit * extent**0.5, equal_nan=True)
 
@@ -92,7 +92,7 @@ def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: 
 def test_it_is_the_unfused_ops(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: Sizes, fused: Run, composed: Run
 ) -> None:
-    """The fused op equals the ops to the bit where products are in C++; else within the error of torch's summation."""
+    """The fused op is bit-identical to the ops if products are in C++; else equal within the error of torch's sums."""
     *extents, block = sizes
     monkeypatch.setattr(MODULE, "BLOCK", block)
     args = arguments(dtype, *extents)
@@ -118,7 +118,7 @@ def test_it_is_the_derivative_of_the_reference(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor that is made."""
+    """Records the number of elements of the largest tensor."""
 
     elements = 0
 
@@ -136,14 +136,14 @@ def test_no_tensor_has_all_logits(monkeypatch: pytest.MonkeyPatch, dtype: torch.
     args = arguments(dtype, T, V, D)
     with Largest() as largest:
         fused(*args, torch.zeros(V, D, dtype=ops_dtype(dtype)))
-    assert 2**18 <= largest.elements <= 2**18 + T  # and a column for the targets of other blocks
+    assert 2**18 <= largest.elements <= 2**18 + T  # plus a column for the targets of other blocks
     with Largest() as largest:
         composed(*args, torch.zeros(V, D, dtype=ops_dtype(dtype)))
     assert largest.elements == T * V
 
 
 def test_what_is_no_number_is_that_of_the_unfused_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that is no column, where the op in C++ makes the loss and its row's gradient NaN; a row of infinity."""
+    """A target outside the columns, for which the C++ makes the loss and its row's gradient NaN; a row of infinity."""
     monkeypatch.setattr(MODULE, "BLOCK", 1)
     dloss, h_TD, w_VD, targets_T = arguments(torch.float32, 150, 90, 12)
     h_TD[70], targets_T[70] = torch.inf, 3

@@ -1,4 +1,4 @@
-"""The products of E4M3 operands against FP64 of what they stand for, and against each other."""
+"""Products of E4M3 operands against FP64 products of the dequantised operands, and against each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 def operand(*shape: int, seed: int, tile: int = 1) -> tuple[Tensor, Tensor]:
-    """Data, and scales of `tile` × 128."""
+    """(data, scales of `tile` × 128 tiles)."""
     generator = torch.Generator().manual_seed(seed)
     data = (8 * torch.randn(shape, generator=generator)).to(E4M3)
     return data, torch.randn((*shape[:-2], -(-shape[-2] // tile), -(-shape[-1] // 128)), generator=generator).exp2()
@@ -27,7 +27,7 @@ def exact(data: Tensor, scales: Tensor) -> Tensor:
 
 
 def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> None:
-    """Rounded once, of sums of 128 exact products, each scaled (three roundings) and added up."""
+    """Assert the errors of one rounding, and of sums of 128 exact products, each scaled (three roundings) and added."""
     stored = HALF if found.dtype == torch.bfloat16 else 0.0
     bound = stored * expected.abs() + (132 + terms / 128) * U * magnitude
     assert found.shape == expected.shape and ((found.double() - expected).abs() <= bound).all()
@@ -60,7 +60,7 @@ def test_sums_of_integers_are_exact() -> None:
 
 
 def test_quantised_operands_give_the_product() -> None:
-    """The product of quantised operands is off by what E4M3 drops, at most 2⁻⁴ of a number, for both, and by BF16."""
+    """The error of a product is that of E4M3, at most 2⁻⁴ of a number, for both operands, and that of BF16."""
     x, w = torch.randn(70, 200), torch.randn(150, 200)
     x_data, x_scales = quantise(x)
     w_data, w_scales, _ = quantise_blocks(w)

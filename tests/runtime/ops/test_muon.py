@@ -21,7 +21,7 @@ MOONLIGHT, V4 = Muon(), Muon(newton_schulz=8, polish=2, rms=0.18)
 
 
 def of_norm_1(rows: int, columns: int, seed: int = 0) -> Tensor:
-    """A random matrix whose singular values are spread over two decades, with a norm of 1, in float64."""
+    """A random float64 matrix with norm 1 whose singular values span two decades."""
     random = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     u, s, v = torch.linalg.svd(random, full_matrices=False)
     s = torch.logspace(0, -1.9, len(s), dtype=torch.float64)
@@ -36,7 +36,7 @@ def update(row: Muon, weights: Tensor, gradients: Tensor, momentum: Tensor, dtyp
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 @pytest.mark.parametrize("row", [MOONLIGHT, V4], ids=["moonlight", "v4"])
 def test_the_iteration_is_its_polynomial_of_the_singular_values(row: Muon, rows: int, columns: int) -> None:
-    """It leaves singular vectors as they are, and takes the values to the published bands: 0.68 to 1.21, and 1."""
+    """Singular vectors do not change, and singular values come into the published bands: 0.68 to 1.21, and 1."""
     x = of_norm_1(rows, columns)
     u, s, v = torch.linalg.svd(x, full_matrices=False)
     for a, b, c in [FAST] * row.newton_schulz + [EXACT] * row.polish:
@@ -56,7 +56,7 @@ def test_products_in_bf16_stay_near_the_band(rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 32), (24, 64), (64, 24)])
 def test_an_update_has_the_root_mean_square_of_adamw(rows: int, columns: int) -> None:
-    """That of U·S'·Vᵀ is √(mean of s'² / longer side), and 0.2 once it is scaled and s' is 1."""
+    """The root mean square of U·S'·Vᵀ is √(mean of s'² / longer side): 0.2 after scaling if s' is 1."""
     weights, gradients = torch.zeros(rows, columns, dtype=torch.float64), of_norm_1(rows, columns)
     update(V4, weights, gradients, torch.zeros_like(weights), torch.float64)
     assert weights.square().mean().sqrt() == pytest.approx(V4.rms, rel=1e-3)
@@ -64,7 +64,7 @@ def test_an_update_has_the_root_mean_square_of_adamw(rows: int, columns: int) ->
 
 
 def test_no_gradient_moves_nothing() -> None:
-    """An expert without tokens has none: its weights decay, and are finite."""
+    """An expert without tokens has no gradient: its weights decay and stay finite."""
     weights = torch.ones(3, 4)
     muon(weights, torch.zeros(3, 4), torch.zeros(3, 4), None, 1.0, 0.5, 0.95, 1, 5, 0, 0.2, 0.1, 1, torch.float32)
     assert torch.equal(weights, torch.full((3, 4), 1 - 0.5 * 0.1))
@@ -72,7 +72,7 @@ def test_no_gradient_moves_nothing() -> None:
 
 @pytest.mark.parametrize("row", [MOONLIGHT, Muon(nesterov=False, momentum=0.8)], ids=["nesterov", "plain"])
 def test_weights_and_momentum_in_bf16_are_rounded_once(row: Muon) -> None:
-    """They are the nearest BF16 of what an update of the same values in FP32 makes of them."""
+    """They are the BF16 numbers nearest to the results of an FP32 update of the same values."""
     random = torch.Generator().manual_seed(3)
     weights, gradients, momentum = (torch.randn(24, 64, generator=random) for _ in range(3))
     found = weights.bfloat16(), momentum.bfloat16()
@@ -84,7 +84,7 @@ def test_weights_and_momentum_in_bf16_are_rounded_once(row: Muon) -> None:
 
 
 def test_the_rest_has_the_settings_of_a_copy() -> None:
-    """What the optimizer of the rest is made of is looked up, and follows a change of the settings."""
+    """The settings of the optimizer of the other parameters follow a change of Muon's settings."""
     matrices, rest = MOONLIGHT.rows
     assert MOONLIGHT.rows[1] is rest and matrices == MOONLIGHT
     changed = MOONLIGHT.model_copy(update={"beta1": 0.5, "weight_decay": 0.3})
@@ -102,7 +102,7 @@ def test_flops_are_those_that_torch_counts(row: Muon, rows: int, columns: int) -
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(256, 512), (512, 128)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # products in BF16 have buffers of their own on CPUs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # BF16 products allocate buffers on CPUs
 def test_scratch_memory_is_what_torch_allocates(tmp_path: Path, dtype: torch.dtype, rows: int, columns: int) -> None:
     weights, gradients, momentum = (torch.ones(rows, columns, dtype=dtype) for _ in range(3))
     update(MOONLIGHT, weights, gradients, momentum, dtype)
@@ -112,6 +112,6 @@ def test_scratch_memory_is_what_torch_allocates(tmp_path: Path, dtype: torch.dty
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
     most = max(accumulate(sizes))
-    few = 16 * 64  # norms, and whatever else has no size of a matrix
+    few = 16 * 64  # norms, and other tensors smaller than a matrix
     planned = MOONLIGHT.scratch_bytes((rows, columns), dtype.itemsize)
     assert planned - few <= most <= planned + few

@@ -1,4 +1,4 @@
-"""Every op against its reference under torch's autograd, and what all ops promise of their results."""
+"""Every op against its reference under torch's autograd, and the properties that all results have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gradients(
 
 
 def assert_pure(op: str, args: tuple[Any, ...]) -> None:
-    """Assert that an op gives equal bits twice, contiguous, in new storage, and writes to no argument."""
+    """Assert that two calls of an op give equal bits, contiguous and in new storage, and write to no argument."""
     before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
     storages = [arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)]
     for result, again in zip(as_tuple(OPS[op](*args)), as_tuple(OPS[op](*args)), strict=True):
@@ -57,7 +57,7 @@ def assert_pure(op: str, args: tuple[Any, ...]) -> None:
 
 
 def compare(op: str, args: tuple[Any, ...], dtype: torch.dtype, seed: int = 1) -> None:
-    """The op in the dispatcher, in `dtype`, against its reference in float64."""
+    """Compare the op in torch's dispatcher, in `dtype`, with its reference in float64."""
     register()
     rule, source = RULES[op], Source(dtype, seed)
     lowered = tuple(arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)

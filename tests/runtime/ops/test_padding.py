@@ -1,4 +1,4 @@
-"""Where rows of padding go: to as many experts as tokens, evenly, within as few groups as their choices need."""
+"""Rows of padding go to as many experts as tokens do, evenly, in as few groups as their choices need."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_padding_the_loss_is_the_one_of_whole_sequences(softmax: bool) -
 
 
 def test_a_sequence_of_padding_alone_has_no_loss() -> None:
-    """The last batch of a validation is filled up with such sequences."""
+    """The last batch of a validation is padded with such sequences."""
     source = Source(torch.float64, 1)
     logits_TE, real_T = source.normal(8, 6), torch.zeros(8, dtype=torch.int32)
     counts_BE = real_counts(source.choices(8, 6, 2), real_T, None, 6, 8)

@@ -1,4 +1,4 @@
-"""The largest logit of each head against brute force: one product for each query, and each key that it sees."""
+"""The largest logit of each head against brute force: one product for each query and visible key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5, torch.bfloat16: 2e-5}  #
 
 
 def queries_and_keys(op: str, args: Args) -> tuple[Tensor, Tensor]:
-    """Rotated, of each head: q_BQHC, k_BSHC. Rotated by positions in sequences: logits depend on distances alone."""
+    """Rotated q_BQHC and k_BSHC. Rotated by positions in sequences, since logits only depend on distances."""
     if op == "mla_attention":
         q, kv, k_rope, S, H, nope, rope, _, theta, *_ = args
         kv_BSHW = kv.view(-1, S, H, kv.shape[1] // H)
@@ -58,7 +58,7 @@ def brute_force(op: str, args: Args) -> Tensor:
 
 
 def check(op: str, args: Args) -> None:
-    """The largest logits are right, and all else has the bits of the op that does not give them."""
+    """Assert that the largest logits are right, and that other results are bit-identical to the op without peaks."""
     plain, (o, peaks_H, lse) = OPS[op](*args), OPS[f"{op}_peaks"](*args)
     assert torch.equal(o, plain[0]) and torch.equal(lse, plain[1])
     assert peaks_H.dtype == lse.dtype
@@ -88,13 +88,13 @@ def test_peaks_over_several_blocks(op: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bounds", [(0, 0.0, True), (3, 0.0, False), (0, 0.1, True), (1, 0.1, False)], ids=str)
 def test_softcaps_and_sinks_leave_peaks_as_they_are(bounds: tuple[int, float, bool]) -> None:
-    """A window does not: what is hidden is not counted."""
+    """A window changes peaks: hidden keys do not count."""
     check("bounded_attention", cases.bounded_attention(Source(torch.float64, 5), 2, 12, 2, 2, 4, 1e4, *bounds))
 
 
 @pytest.mark.parametrize("op", CASES)
 def test_logits_that_are_all_negative_have_a_negative_peak(op: str) -> None:
-    """A hidden key, or a row of padding, would have a logit of 0."""
+    """If a hidden key or a row of padding counted, its logit would be 0."""
     q, k, *rest = CASES[op](Source(torch.float32, 0), 1, 33)
     args: list[Any] = [torch.ones_like(q), -torch.ones_like(k), *rest]
     if op == "mla_attention":

@@ -1,4 +1,4 @@
-"""The policy loss where its cases meet: equal sides of the minimum, void tokens, the bits of logp, blocks of rows."""
+"""Edge cases of the policy loss: equal sides of the minimum, void tokens, the bits of logp, blocks of rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def arguments(dtype: torch.dtype, T: int = 9, V: int = 6, seed: int = 0, kl: flo
 
 
 def gradient(args: Args) -> Tensor:
-    """dlogits of dloss = 1."""
+    """dlogits for dloss = 1."""
     loss, _, lse_T = policy_loss(*args)
     return policy_loss_dgrad(torch.ones_like(loss), *args, lse_T)
 
@@ -107,7 +107,7 @@ def test_a_target_that_is_no_word_makes_the_loss_no_number() -> None:
 
 @pytest.mark.parametrize("corrected", [True, False])
 def test_the_mean_gradient_over_all_words_is_that_of_a_divergence(corrected: bool) -> None:
-    """Each of five words is written once and weighs as often as the policy writes it; no word has an advantage."""
+    """Each of five words occurs once, weighted by its probability under the policy; all advantages are 0."""
     source = Source(torch.float64, 11)
     policy_V, reference_V = (source.normal(5).requires_grad_(own) for own in (True, False))
     logp_V, away_V = policy_V.log_softmax(0), reference_V.log_softmax(0)

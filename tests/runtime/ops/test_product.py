@@ -1,4 +1,4 @@
-"""Which of torch's products a weight gradient takes on CUDA, and what of it: on fake tensors, which have no numbers."""
+"""Which of torch's products a weight gradient uses on CUDA, and its operands: on fake tensors, without numbers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T, N, K = 3, 4, 5
 
 
 def called(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation gives. Fake tensors have no `out` of this one without CUDA, so it is not called."""
+    """The result of an operation. Without CUDA, fake tensors have no `out` variant of this one, so it is not called."""
     return kwargs["out"] if func is torch.ops.aten.addmm.dtype_out else func(*args, **(kwargs or {}))
 
 
 class Calls(TorchDispatchMode):
-    """Writes down every operation that changes or makes numbers, and the dtype and shape of what it gives."""
+    """Records every operation that computes or changes numbers, with the dtype and shape of its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def products(device: str, dtype: torch.dtype, held: torch.dtype) -> list[tuple[s
 
 @pytest.mark.parametrize("takes", [True, False])
 def test_bf16_on_cuda_is_multiplied_into_fp32(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
-    """A BF16 product on CUDA goes to the FP32 sum without being rounded on the way; where torch can, in one pass."""
+    """A BF16 product on CUDA is added to the FP32 sum without rounding in between; in one pass if torch can."""
     monkeypatch.setattr(product, "takes_wide_summand", lambda: takes)
     fp32 = (torch.float32, (N, K))
     two = [("aten.mm.dtype", *fp32), ("aten.add_.Tensor", *fp32)]
@@ -58,7 +58,7 @@ def test_one_dtype_is_added_to_in_place(dtype: torch.dtype) -> None:
 
 
 def wide_products(device: str) -> list[tuple[str, torch.dtype]]:
-    """The products of a router of BF16, forward and backward, with the dtypes of their operands."""
+    """The products of a BF16 router, forward and backward, with the dtypes of their operands."""
     found = []
 
     class Operands(TorchDispatchMode):
@@ -88,7 +88,7 @@ def test_a_router_of_bf16_multiplies_on_the_tensor_cores(monkeypatch: pytest.Mon
 
 
 def test_three_parts_are_the_whole() -> None:
-    """Products of the parts, added up without rounding, are those of the FP32 numbers."""
+    """Products of the parts, summed without rounding, are the products of the FP32 numbers."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**31), 2**31, (100_000,), generator=generator, dtype=torch.int64).to(torch.int32)
     edges = torch.tensor([0.0, -0.0, 1.0, 2.0**-109, 1.99999988 * 2.0**126, -(2.0**127), 0.1, 1 / 3])

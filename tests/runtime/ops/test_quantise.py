@@ -1,4 +1,4 @@
-"""The quantising ops against exact rounding to the table of all E4M3 numbers, and the ops that are made of several."""
+"""Quantising ops against exact rounding to the table of all E4M3 numbers, and composed ops against their parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime import ops
 from runtime.ops import OPS
 from runtime.ops.quantise import dequantise, quantise, quantise_blocks, quantise_both, quantise_columns, requantise
 
-NUMBERS = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn)[:-1].double()  # those not negative, but NaN
+NUMBERS = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn)[:-1].double()  # non-negative, without NaN
 U = 2.0**-24
 
 
@@ -23,7 +23,7 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> T
 
 
 def expected(tile: Tensor, pow2: bool) -> tuple[Tensor, float]:
-    """The nearest E4M3 numbers of a tile and its scale, in FP64; of two as near the one with an even code."""
+    """The nearest E4M3 numbers of a tile and its scale, in FP64; ties to even codes."""
     most = tile.double().abs().amax()
     if most == 0:
         return torch.zeros_like(tile, dtype=torch.float64), 1.0
@@ -39,7 +39,7 @@ def expected(tile: Tensor, pow2: bool) -> tuple[Tensor, float]:
 
 
 def assert_rounded(data: Tensor, scale: Tensor, tile: Tensor, pow2: bool) -> None:
-    """Equal, or as near: FP32 multiplies with the scale's rounded inverse."""
+    """Assert that codes are equal or equally near, since FP32 multiplies by the scale's rounded inverse."""
     wanted, wanted_scale = expected(tile, pow2)
     assert scale.item() == wanted_scale
     ratio = tile.double() / wanted_scale
@@ -72,7 +72,7 @@ def test_tiles_are_rounded_to_the_nearest(rows: int, columns: int, dtype: torch.
 )
 def test_any_tile(numbers: list[float], pow2: bool) -> None:
     tile = torch.tensor([numbers])
-    if tile.abs().amax() < 3e38:  # next to the largest FP32 number a code may stand for more than there is
+    if tile.abs().amax() < 3e38:  # near the largest FP32 number, the value of a code may overflow
         q, s = quantise(tile, pow2)
         assert_rounded(q[0], s[0, 0], tile[0], pow2)
 
@@ -131,7 +131,7 @@ def test_blocks(shape: tuple[int, ...], pow2: bool) -> None:
 
 
 def test_ops_of_several_are_their_composition() -> None:
-    """The sizes are odd, the dtypes those of a run; results to the bit."""
+    """With odd sizes and the dtypes of a run; results are bit-identical."""
     h, x, w = random(5, 300, seed=1), random(5, 300, seed=2), random(300, seed=3)
     dy, rstd, gate = (
         random(5, 300, seed=4),

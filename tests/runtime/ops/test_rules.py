@@ -1,5 +1,5 @@
-"""The facts of every rule against the reference functions, run on small tensors of each dtype: shapes and dtypes of
-what an op, its gradients and their accumulating forms return. test_ops compares the numbers of gradients with autograd.
+"""Every rule against the functions, run on small tensors of each dtype: shapes and dtypes of the results of an op, its
+gradients and their accumulating forms. test_ops compares the numbers of gradients with autograd.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arguments(op: str, dtype: torch.dtype) -> Args:
 
 
 def check(op: str, rule: Rule, dtype: torch.dtype) -> None:
-    """What the functions return has the shapes and dtypes that the rule says."""
+    """Assert that the results of the functions have the shapes and dtypes of the rule."""
     args = arguments(op, dtype)
     results = as_tuple(FUNCTIONS[op](*args))
     assert tuple(map(abstract, results)) == rule.infer(*map(abstract, args)), f"results of {op}"
@@ -58,7 +58,7 @@ def check(op: str, rule: Rule, dtype: torch.dtype) -> None:
 
 
 def check_gradient(gradient: Gradient, values: dict[str, Any]) -> None:
-    """A gradient has its argument's shape and dtype, and so has the buffer that it is added to, in FP32 at least."""
+    """Assert that a gradient, and the buffer that it is added to, has its argument's shape and dtype, at least FP32."""
     reads = [values[r.argument].shape[r.dim] if isinstance(r, Extent) else values[r] for r in gradient.reads]
     wanted = [abstract(values[name]) for name in gradient.gives]
     if not gradient.op:
@@ -128,7 +128,7 @@ def test_a_rule_that_contradicts_itself_is_refused_where_it_is_made(changes: dic
 
 @pytest.mark.parametrize("op", [op for op, rule in RULES.items() if rule.optional and op in KERNELS])
 def test_an_op_that_is_told_of_documents_has_a_kernel_of_its_own(op: str) -> None:
-    free = {"softcap": 0.0, "sinks": False} if op == "bounded_attention_peaks" else {}  # which its kernel does not take
+    free = {"softcap": 0.0, "sinks": False} if op == "bounded_attention_peaks" else {}  # unsupported
     args = FORWARD[op](Source(torch.bfloat16, seed=0), **free)
     before = args[: RULES[op].args.index("starts")]
     buffers = tuple(Buffer("x", tuple(x.shape), "bfloat16") if isinstance(x, Tensor) else x for x in before)
@@ -138,11 +138,11 @@ def test_an_op_that_is_told_of_documents_has_a_kernel_of_its_own(op: str) -> Non
 
 
 def test_every_op_of_emitted_code_has_a_kernel_or_runs_on_torch() -> None:
-    """One of both, and never by default: ops that layers call, their gradients, and what fusion makes of them."""
+    """Either is stated explicitly for ops that layers call, their gradients, and fused ops."""
     ends = {f"{gradient.op}_" if f"{gradient.op}_" in ACCUMULATIONS else gradient.op for gradient in GRADIENTS.values()}
     fused = {node.op for passes in PASSES.values() for each in passes for node in each.make}
     fused = {f"{op}_" if f"{op}_" in OPS else op for op in fused if op in OPS or f"{op}_" in OPS}
-    inward = {"add_bias_wgrad", "rmsnorm_wgrad"}  # sums of input gradients, which I makes
+    inward = {"add_bias_wgrad", "rmsnorm_wgrad"}  # sums of input gradients, which action I computes
     called = ({*RULES} | ends | fused | inward | {"columns", "quantise", "quantise_both", "requantise"}) - {"split2"}
     assert not called - {*KERNELS, *ON_TORCH}
     assert not {*KERNELS} & {*ON_TORCH} and {*KERNELS} <= {*OPS, *OPTIMIZERS} and {*ON_TORCH} <= called
@@ -151,7 +151,7 @@ def test_every_op_of_emitted_code_has_a_kernel_or_runs_on_torch() -> None:
 @pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize("op", ["mla_attention", "gqa_attention", "bounded_attention"])
 def test_context_ranks_share_the_flops_of_attention(op: str, window: int) -> None:
-    """Each of four has a fourth of the queries and all keys, and does a fourth of what one would do."""
+    """Each of four ranks has a fourth of the queries and all keys, and computes a fourth of the FLOPs."""
     rule, sizes = RULES[op], {"sequence": 64, "heads": 4, "nope": 8, "rope": 4, "value": 8, "window": window}
     whole, part = (SimpleNamespace(q=(rows, 48), **sizes) for rows in (64, 16))
     assert rule.dgrad

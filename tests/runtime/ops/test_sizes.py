@@ -49,7 +49,7 @@ def test_mla_attention(seed: int, B: int, S: int, H: int, nope: int, pairs: int,
 
 @pytest.mark.parametrize("sizes", list(product((1, 2), repeat=5)))
 def test_mla_attention_with_every_size_one_or_two(sizes: tuple[int, ...]) -> None:
-    """A dimension of one turns copies into views; random sizes seldom meet the combination that matters."""
+    """With a dimension of one, copies become views; random sizes seldom hit the critical combination."""
     B, S, H, nope, value = sizes
     args = cases.mla_attention(Source(torch.float64, 0), B, S, H, nope, 2, value)
     compare("mla_attention", args, torch.float64)
@@ -80,7 +80,7 @@ def test_head_rmsnorm(seed: int, T: int, H: int, C: int) -> None:
 def test_route(
     softmax: bool, biased: bool, seed: int, T: int, groups: int, members: int, data: st.DataObject, normalize: bool
 ) -> None:
-    """Groups of one expert among them, which have no two best."""
+    """Including groups of one expert, which have no two best."""
     top_groups = data.draw(st.integers(1, groups))
     top_k = data.draw(st.integers(1, top_groups * members))
     source = Source(torch.float64, seed)
@@ -121,7 +121,7 @@ def test_attention_over_several_blocks_of_rows_and_heads(sequence: int) -> None:
 
 @pytest.mark.parametrize("r", [3, 4 * BLOCK_ROWS])
 def test_grouped_attention_over_several_blocks(r: int) -> None:
-    """Rows of several positions in a block; a position with more rows than a block has; several blocks of heads."""
+    """Rows of several positions in a block; a position with more rows than a block; several blocks of heads."""
     S = BLOCK_ROWS + 3
     groups = BLOCK_BYTES // (max(1, 2 * BLOCK_ROWS // r) * r * S * 8) // 2 + 1
     args = cases.gqa_attention(Source(torch.float64, 3), 2, S, groups, r, C=2)
@@ -147,7 +147,7 @@ def test_bounded_attention(seed: int, B: int, S: int, G: int, r: int, window: in
 @pytest.mark.parametrize("window", [1, 5, BLOCK_ROWS, BLOCK_ROWS + 1, 2 * BLOCK_ROWS + 2, 0])
 @pytest.mark.parametrize("r", [1, 3])
 def test_bounded_attention_over_several_blocks(r: int, window: int) -> None:
-    """Windows that end within a block, at its edges, and beyond several."""
+    """Windows that end within a block, at its edges, and after several blocks."""
     args = cases.bounded_attention(Source(torch.float64, 3), 1, 2 * BLOCK_ROWS + 3, 2, r, 2, 100.0, window, 2.0)
     compare_bounded(args, sinks=True)
 
@@ -176,7 +176,7 @@ def test_documents_over_several_blocks(op: str) -> None:
 @few
 @given(SEED, st.sampled_from([*SOME]), st.integers(1, 3), st.integers(4, 40), st.booleans())
 def test_ops_of_some_rows_of_each_sequence(seed: int, op: str, B: int, S: int, documents: bool) -> None:
-    """Queries at some positions see the keys of whole sequences at or before them."""
+    """Queries at some positions see all keys of their sequence at or before them."""
     of_one = 1 if op == "rotate" else B
     args = SOME[op](Source(torch.float64, seed), of_one, S, documents=documents, some=True)
     compare(op, args, torch.float64)
@@ -190,7 +190,7 @@ def test_some_rows_over_several_blocks(op: str, documents: bool) -> None:
 
 
 def test_tokens_of_other_documents_change_nothing() -> None:
-    """Bit by bit: what is hidden has a weight of 0, in each direction."""
+    """Bit-identical: hidden keys have a weight of 0, in both directions."""
     for op, case in SOME.items():
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             args = case(Source(dtype, 0), B=1, S=50, documents=True)
@@ -240,7 +240,7 @@ def test_rotate_rows_that_are_apart(seed: int, S: int, H: int, pairs: int, strid
 @few
 @given(SEED, st.integers(1, 3), st.integers(1, 20), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_compress(seed: int, B: int, S: int, rate: int, C: int, overlap: bool) -> None:
-    """Sequences of one entry, and of more, with tokens behind the last."""
+    """Sequences with one entry and with more, and tokens after the last entry."""
     args = compress_cases.compress(Source(torch.float64, seed), B, rate + S - 1, rate, C, overlap)
     compare("compress", args, torch.float64)
 
@@ -261,7 +261,7 @@ def test_compressed_attention(
 @few
 @given(SEED, st.integers(1, 3), st.integers(1, 24), st.integers(2, 5), st.integers(0, 4))
 def test_loss_of_an_indexer_of_entries(seed: int, B: int, S: int, rate: int, top_k: int) -> None:
-    """Queries in front of the first entry have none."""
+    """Queries before the first entry see none."""
     args = compress_cases.entry_loss(Source(torch.float64, seed), B, S + rate - 1, rate=rate, top_k=top_k)
     compare("indexer_loss", args, torch.float64)
 
@@ -342,7 +342,7 @@ def test_bias_steers_the_choice_and_not_the_weights() -> None:
 
 
 def test_group_scores_are_of_the_best_with_softmax_and_of_the_two_best_with_sigmoid() -> None:
-    """The first group has the best expert, the second the better two."""
+    """The first group has the best expert, the second has the best two."""
     logits_TE = torch.tensor([[3.0, -9.0, 2.0, 2.0]], dtype=torch.float64)
     assert route(logits_TE, None, True, 2, 1, 1, False, 1.0)[1].tolist() == [[0]]
     assert route(logits_TE, None, False, 2, 1, 2, False, 1.0)[1].sort().values.tolist() == [[2, 3]]

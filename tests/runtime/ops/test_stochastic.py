@@ -1,4 +1,4 @@
-"""Random numbers of rounding: what they depend on, how they are spread, what rounding with them gives on average."""
+"""Random numbers for rounding: what they depend on, their distribution, and the mean of numbers rounded with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_numbers_follow_their_rows() -> None:
-    """Another order of rows, or other rows beside them, is another layout of ranks."""
+    """Another layout of ranks orders rows differently or has other rows beside them."""
     x, order = random(40, 33), torch.randperm(40, generator=torch.Generator().manual_seed(3))
     u = thresholds(x, KEY, 5)
     assert torch.equal(thresholds(x[order][:20], KEY, 5), u[order][:20])
@@ -51,7 +51,7 @@ def test_numbers_are_uniform() -> None:
     u = thresholds(random(512, 512), KEY, 1)
     scaled = u * 2.0**BITS
     assert torch.equal(scaled, scaled.round()) and u.min() >= 0 and u.max() < 1
-    for bins in (256, 16):  # of the highest bits, and of the lowest
+    for bins in (256, 16):  # the highest bits, and the lowest
         counts = torch.bincount((scaled.long() >> 16 if bins == 256 else scaled.long() & 15).flatten(), minlength=bins)
         expected = u.numel() / bins
         chi = ((counts - expected) ** 2 / expected).sum().item()
@@ -59,9 +59,9 @@ def test_numbers_are_uniform() -> None:
 
 
 def test_gradients_are_exact_on_average() -> None:
-    """The mean over steps is within Bernstein's bound of a gradient, or of 6 scales where it is larger than these.
+    """The mean over steps is within Bernstein's bound of a gradient, or of 6 scales if the gradient is larger.
 
-    E4M3 may round a scale down, and numbers saturate then. The bound holds for all but one number in e²⁰.
+    E4M3 may round a scale down, so that numbers saturate. The bound holds for all but one number in e²⁰.
     """
     dy, steps, likely = random(32, 48, seed=4), 400, 20.0
     found = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step, 5])) for step in range(steps)]

@@ -1,4 +1,4 @@
-"""The ops as nodes of a traced graph, as their rules say: separate gradients, and only those that are asked for."""
+"""Ops as nodes of a traced graph, as in their rules: separate gradients, and only requested ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.runtime.ops.cases import ACCUMULATIONS, FORWARD, PURE, Source, argume
 
 
 def call_counts(module: GraphModule) -> Counter[str]:
-    """How often each operation of the traced graph is called; getitem aside."""
+    """The number of calls of each operation in the traced graph, except getitem."""
     names = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     return Counter(name.removesuffix(".default") for name in names if "getitem" not in name)
 
 
 def in_fake(args: tuple[Any, ...], function: Callable[..., Any], dynamic: frozenset[int] = frozenset()) -> GraphModule:
-    """The graph of `function` on fake `args`; those at `dynamic` share one symbolic number of rows."""
+    """The graph of `function` on fake `args`. Arguments at `dynamic` share one symbolic number of rows."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     symbolic: Tensor | None = None
     fakes: list[Any] = []
@@ -51,7 +51,7 @@ def in_fake(args: tuple[Any, ...], function: Callable[..., Any], dynamic: frozen
 
 
 def joint(op: Callable[..., Any], wanted: tuple[int, ...]) -> Callable[..., Any]:
-    """A function of (tangent, *args) that gives the first output of `op` and gradients of the arguments at `wanted`."""
+    """A function of (tangent, *args) that returns the first output of `op` and gradients of arguments at `wanted`."""
 
     def function(tangent: Tensor, *args: Any) -> tuple[Tensor, ...]:
         for index in wanted:
@@ -63,7 +63,7 @@ def joint(op: Callable[..., Any], wanted: tuple[int, ...]) -> Callable[..., Any]
 
 
 def with_like(op: str, args: tuple[Any, ...], inputs: tuple[Any, ...]) -> dict[str, list[Tensor]]:
-    """What a gradient op takes besides in the dispatcher. `inputs`: arguments of its forward."""
+    """Additional arguments of a gradient op in the dispatcher. `inputs`: arguments of its forward."""
     if op in FORWARD:
         return {}
     rule, gradient = next(
@@ -78,7 +78,7 @@ def forward_of(op: str) -> str:
 
 
 def test_tables_name_the_same_ops() -> None:
-    """A rule has a function here or in torch; all other functions come into graphs that are traced already."""
+    """Each rule has a function here or in torch; all other functions are only inserted into traced graphs."""
     integers = {
         "choice_counts",
         "real_counts",
@@ -86,7 +86,7 @@ def test_tables_name_the_same_ops() -> None:
         "select_keys",
         "spread_padding",
         "table_choices",
-    }  # which have no gradient
+    }  # they have no gradient
     assert {*RULES} == {*FORWARD, *TORCH, *integers} and not {*FORWARD} & {*TORCH, *integers}
     assert {*PURE, *ACCUMULATIONS} < {*OPS}
     passed = {node.op for passes in PASSES.values() for each in passes for node in each.make}

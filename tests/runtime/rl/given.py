@@ -1,6 +1,6 @@
-"""Completions that the ranks of a test and its reference are both given, and what these earn.
+"""Fixed completions, used by the ranks of a test and by its reference, and their rewards.
 
-N sequences of a step · C tokens of the longest completion.
+N: sequences of a step; C: tokens of the longest completion.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NUM_REWARDS = 2
 
 
 def earned(prompt: npt.NDArray[np.int64], completion: npt.NDArray[np.int64]) -> list[float]:
-    """Two rewards, by the tokens alone: the first is 0 or 1, the second 0 to 2."""
+    """Two rewards, which only depend on the tokens: the first is 0 or 1, the second 0 to 2."""
     return [float(completion.sum() % 2), float((prompt[-1] + completion[0]) % 5) / 2]
 
 
 @dataclass(frozen=True)
 class Given:
-    """Completions of a step. `prompts`: of each sequence; tokens behind a completion are −1, log-probabilities 0."""
+    """Completions of a step. `prompts`: of each sequence; after the end of a completion, tokens are −1, logprobs 0."""
 
     prompts: Sequence[npt.NDArray[np.int64]]
     tokens_NC: Tensor
@@ -53,8 +53,8 @@ class Given:
 
 @dataclass
 class Replay:
-    """In the place of what generates, draws prompts, scores completions and swaps weights: the files of a folder, one
-    for each rollout of `num` sequences."""
+    """Replaces generation, prompts, scoring and weight swaps by the files of a folder, one for each rollout of `num`
+    sequences."""
 
     folder: Path
     num: int
@@ -74,7 +74,7 @@ class Replay:
         return self.last.reference_NC.numpy()
 
     def swap(self) -> None:
-        """Nothing: the log-probabilities of the reference are given."""
+        """Do nothing: the log-probabilities of the reference are fixed."""
 
     def prompt(self, index: int) -> npt.NDArray[np.int64]:
         first = index * self.group
@@ -87,4 +87,4 @@ class Replay:
         return np.array([earned(*case) for case in cases]).reshape(-1, NUM_REWARDS)
 
     def close(self) -> None:
-        """Nothing: there is no process."""
+        """Do nothing: there is no process."""

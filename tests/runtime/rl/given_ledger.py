@@ -1,5 +1,5 @@
-"""The ledger of every rank of a step on given completions: `python -m tests.runtime.rl.given_ledger FOLDER WORLD`. They
-are those of FOLDER/given; each rank leaves FOLDER/rank_<r>.json, as in tests/runtime/step/ledger.py."""
+"""The memory ledger of every rank for a step on fixed completions: `python -m tests.runtime.rl.given_ledger FOLDER
+WORLD`. Completions are in FOLDER/given; each rank writes FOLDER/rank_<r>.json, as in tests/runtime/step/ledger.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Ranks that train on completions that they are given: `python -m tests.runtime.rl.given_ranks FOLDER WORLD` trains
-every build below FOLDER/builds on those of FOLDER/given/<build>.
+"""Ranks that train on fixed completions: `python -m tests.runtime.rl.given_ranks FOLDER WORLD` trains every build in
+FOLDER/builds on those in FOLDER/given/<build>.
 
-Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: as in tests/runtime/step/ranks.py gradients after the first
-backward, weights and biases after the last step, and losses and norms of all steps; and of the first forward the
-log-probabilities of the tokens of each micro-batch whose head it has, one after the other.
+Each rank writes FOLDER/out/<build>/rank_<r>.safetensors: as in tests/runtime/step/ranks.py, gradients after the first
+backward, weights and biases after the last step, and losses and norms of all steps; and the log-probabilities of the
+first forward for the tokens of each micro-batch whose head it has, concatenated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.runtime.step.samples import RandomSamples
 
 
 class Stale(Policy):
-    """A policy whose completions were sampled by other weights, so that no bits are the same."""
+    """A policy whose completions were sampled with other weights, so that no log-probabilities are bit-identical."""
 
     reported: Mapping[str, Tensor] = {}
 

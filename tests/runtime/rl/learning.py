@@ -1,7 +1,7 @@
-"""Ranks that learn from rewards: `python -m tests.runtime.rl.learning FOLDER WORLD STEPS` trains every build below
-FOLDER/builds on prompts that are drawn at random. The reward of a completion is the share of its tokens that are small.
+"""Ranks that learn from rewards: `python -m tests.runtime.rl.learning FOLDER WORLD STEPS` trains every build in
+FOLDER/builds on random prompts. The reward of a completion is the share of its tokens that are small.
 
-Rank 0 leaves FOLDER/out/<build>.jsonl, a line a step: its row, and its completions.
+Rank 0 writes FOLDER/out/<build>.jsonl with one line per step: its row and its completions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ END = 3
 
 @dataclass
 class DrawnPrompts:
-    """A few prompts, drawn one after the other."""
+    """A few prompts, drawn in order."""
 
     vocab: int
     longest: int
@@ -59,7 +59,7 @@ class SmallTokens:
 
 
 def learning(build: Build, rank: int, board: Board) -> Trainer:
-    """A trainer with a policy, whose weights are the same with any plan."""
+    """A trainer with a policy. Its weights do not depend on the plan."""
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     endpoint = Endpoint(transport="memory", checked=True)
     return Trainer(build, rank, samples, samples, board, endpoint, policy=_policy_of)

@@ -1,9 +1,9 @@
-"""Ranks that generate: `python -m tests.runtime.rl.ranks FOLDER WORLD SLOTS` generates with every build below
-FOLDER/builds, and then computes whole sequences by the emitted forward.
+"""Ranks that generate: `python -m tests.runtime.rl.ranks FOLDER WORLD SLOTS` generates with every build in
+FOLDER/builds, and then computes whole sequences with the emitted forward.
 
-Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: `tokens`, `logp` and `entropy` of generation, as all ranks
-have them, and `whole`: the log-probabilities of the same tokens by the forward of whole sequences, those that it has,
-and zeros.
+Each rank writes FOLDER/out/<build>/rank_<r>.safetensors: `tokens`, `logp` and `entropy` of generation, which all ranks
+have, and `whole`: its log-probabilities of the same tokens from the forward of whole sequences, with zeros for those
+of other ranks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from runtime.step.trainer import Trainer
 from tests.runtime.step.ranks import give_weights
 from tests.runtime.step.samples import RandomSamples
 
-END, SEED, FIRST = 3, 7, 100  # of the sequences, the first number
+END, SEED, FIRST = 3, 7, 100  # FIRST: the number of the first sequence
 
 
 def prompts(vocab: int, sequence: int, num: int) -> list[np.ndarray]:
-    """Prompts of one token to almost half of a sequence."""
+    """Prompts of one token up to almost half a sequence."""
     random = np.random.default_rng(0)
     return [random.integers(0, vocab, 1 + i % (sequence // 2 - 1)) for i in range(num)]
 
 
 def whole(trainer: Trainer, rollouts: Rollouts, mine: np.ndarray, program: str) -> Tensor:
-    """The log-probabilities of all tokens of completions by the forward of whole sequences. `mine`: the sequences of
+    """The log-probabilities of all tokens of completions, from the forward of whole sequences. `mine`: the sequences of
     each micro-batch."""
     build, S = trainer.plan, trainer.sequence
     logits, lane = dict[int, Tensor](), [0]

@@ -1,4 +1,4 @@
-"""Generation on ranks: the bits of the forward that trains, and the same completions with any plan."""
+"""Generation on ranks: bit-identical to the training forward, and the same completions with any plan."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PLANS = [
 
 
 def chosen(of: str, pp: int, ep: int, dp: int, zero: int, precision: str) -> Spec:
-    """A spec without MTP whose step has `NUM` sequences with any plan."""
+    """A spec without MTP whose step has `NUM` sequences for any plan."""
     made = spec(pp, ep, dp, NUM // (2 * dp), 5, zero, of, precision=precision, sequence=SEQUENCE)
     return made.model_copy(update={"model": made.model.model_copy(update={"mtp": None})})
 
 
 @cache
 def alone(segments: Segments) -> dict[str, dict[str, Tensor]]:
-    """What one rank generates, in FP32."""
+    """The completions of one rank, in FP32."""
     with TemporaryDirectory() as folder:
         return generated(Path(folder), segments, *PLANS[0])
 
@@ -47,7 +47,7 @@ def alone(segments: Segments) -> dict[str, dict[str, Tensor]]:
 def generated(
     folder: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
 ) -> dict[str, dict[str, Tensor]]:
-    """What the ranks of a plan generate, by model: all ranks the same. `whole` is that of all ranks together."""
+    """The completions of a plan's ranks by model, equal on all ranks. `whole` combines all ranks."""
     for of in MODELS:
         write_build(
             folder / "builds" / of, compile_spec(chosen(of, pp, ep, dp, zero, precision), segments=segments).files
@@ -67,7 +67,7 @@ def generated(
 def test_log_probabilities_are_those_of_training(
     tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
 ) -> None:
-    """To the bit, and none is of certainty; with any plan the same completions, to the bit."""
+    """They are bit-identical and below 0; completions are bit-identical with any plan."""
     for of, found in generated(tmp_path, segments, pp, ep, dp, zero, slots, precision).items():
         made = found["tokens"] >= 0
         assert torch.equal(found["logp"], found["whole"]), of
@@ -79,7 +79,7 @@ def test_log_probabilities_are_those_of_training(
 
 
 def test_completions_end(segments: Segments) -> None:
-    """At the token that ends them, or at the longest; what is behind the end is none."""
+    """Completions end at the end token or at the maximum length; nothing follows the end."""
     ended = 0
     for found in alone(segments).values():
         for tokens_C in found["tokens"].tolist():
@@ -92,7 +92,7 @@ def test_completions_end(segments: Segments) -> None:
 
 
 def test_slots_are_filled_again(tmp_path: Path, segments: Segments) -> None:
-    """One slot takes a round for each token; with a slot for each sequence those that begin later end later."""
+    """One slot takes one round for each token; with one slot per sequence, those that begin later end later."""
     rounds = {slots: generated(tmp_path / str(slots), segments, 1, 1, 1, 0, slots, "fp32") for slots in (0, 1, 5)}
     for of in MODELS:
         tokens = (rounds[1][of]["tokens"] >= 0).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Steps on given completions against a plain torch.nn model with ordinary autograd, in float64 and in real processes:
+"""Steps on fixed completions against a plain torch.nn model with ordinary autograd, in float64 and in real processes:
 losses, gradients of the first step, and weights after the last one.
 """
 
@@ -35,7 +35,7 @@ REWARDS = (Reward(name="first", check="exact"), Reward(name="second", check="for
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its mesh, and how it is trained; `keys`: of `grpo`."""
+    """A model, its mesh, and its training. `keys`: those of `grpo`."""
 
     of: str
     schedule: str
@@ -70,7 +70,7 @@ def recipe_of(chosen: Spec) -> PolicyRecipe:
 
 
 class Trained:
-    """A reference that is trained on completions; those of each rollout are drawn when its first step begins."""
+    """A reference trained on completions, which are drawn at the first step of each rollout."""
 
     def __init__(self, chosen: Spec) -> None:
         self.spec, self.recipe = chosen, recipe_of(chosen)
@@ -79,7 +79,7 @@ class Trained:
         self.model.load_logical({name: value(self.model, name, each) for name, each in names})
 
     def draw(self, number: int) -> Given:
-        """Prompts and completions of all lengths, sampled by weights that are not far from those of the model."""
+        """Prompts and completions of all lengths, sampled with weights that are close to the model's."""
         random, num, grpo = np.random.default_rng([3, number]), self.spec.train.batch.start, self.spec.train.grpo
         assert grpo is not None
         lengths = random.integers(1, grpo.prompt + 1, num // GROUP)
@@ -99,7 +99,7 @@ class Trained:
         return given
 
     def forward(self, given: Given, temperature: float) -> tuple[list[Tensor], Any]:
-        """The log-probabilities of each completion, and what else the forward of all sequences gives."""
+        """The log-probabilities of each completion, and the other results of the forward of all sequences."""
         tokens_NS = torch.zeros((len(given.prompts), SEQUENCE), dtype=torch.int64)
         for tokens_S, prompt, completion in zip(tokens_NS, given.prompts, given.completions, strict=True):
             text = np.concatenate([prompt, completion])
@@ -116,7 +116,7 @@ class Trained:
         return logps, output
 
     def backward(self, given: Given, recipe: PolicyRecipe) -> tuple[list[float], dict[str, Tensor], Any, list[Tensor]]:
-        """Losses of a step (of the policy, of MTP and of balance), gradients, loads of experts, log-probabilities."""
+        """Losses of a step (policy, MTP, balance), gradients, loads of experts, log-probabilities."""
         logps, output = self.forward(given, recipe.temperature)
         rewards_NR = [earned(*each) for each in zip(given.prompts, given.completions, strict=True)]
         weights_R = torch.tensor([each.weight for each in REWARDS], dtype=torch.float64)
@@ -135,7 +135,7 @@ class Trained:
         return *found, [logp_C.detach() for logp_C in logps]
 
     def steps(self, folder: Path) -> dict[str, Any]:
-        """What all steps give; leaves the completions of each rollout in a folder."""
+        """The results of all steps. Writes the completions of each rollout into a folder."""
         train = self.spec.train
         assert train.grpo is not None
         optimizer = optimizer_of(
@@ -193,7 +193,7 @@ def micro_batches(left: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
 
 
 def mistakes(chosen: Spec) -> Iterator[PolicyRecipe]:
-    """Recipes that differ from that of a spec in one thing each."""
+    """Recipes that each differ from a spec's in one thing."""
     right = recipe_of(chosen)
     yield replace(right, temperature=right.temperature * 1.01)
     yield replace(right, clip_low=right.clip_low + 0.2)

@@ -1,4 +1,4 @@
-"""Plans of runs that learn from rewards: any schedule has the programs of one, and takes the memory that is proven."""
+"""Plans of runs that learn from rewards: every schedule has the programs, and memory is as proven."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runtime.step.test_memory import measured_peaks
 
 
 def reports(program: Program, rank: int) -> list[int]:
-    """The micro-batches whose log-probabilities a rank reports, in order."""
+    """Micro-batches whose log-probabilities a rank reports, in order."""
     bodies = {body.name: body for body in program.bodies[rank]}
     return [
         invocation.micro_batches[instruction.slot]
@@ -36,7 +36,7 @@ def reports(program: Program, rank: int) -> list[int]:
 
 @pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 1), *((name, 2) for name in sorted(SCHEDULES))])
 def test_every_schedule_reports_and_can_generate(schedule: str, ranks: int) -> None:
-    """Each micro-batch once, in training and in the program of forwards alone; both are proven."""
+    """Each micro-batch once, in training and in the forward-only program; both are proven."""
     made = spec(ranks, 1, 1, 4, schedule=schedule)
     made = with_rewards(without_mtp(made), kl=0.1)
     lowered = lower_spec(made)
@@ -59,7 +59,7 @@ def test_a_build_without_the_program_that_generates_is_refused(tmp_path: Path, s
 
 
 def test_what_it_learnt_is_computed_as_any_other_model() -> None:
-    """By `dsc eval` and `dsc generate`, without the temperature of its training."""
+    """`dsc eval` and `dsc generate` compute it without the training temperature."""
     plain = without_mtp(spec(1, 1, 1, 2))
     rewarded = with_rewards(plain, temperature=0.5, kl=0.1)
 
@@ -71,7 +71,7 @@ def test_what_it_learnt_is_computed_as_any_other_model() -> None:
 
 @pytest.mark.parametrize("name", ["to a reference", "again", "hot"])
 def test_proven_peak_is_the_measured_one(tmp_path: Path, segments: Segments, name: str) -> None:
-    """With what a step reads of each sampled token, and what it reports of them."""
+    """Including the inputs of each sampled token, and the reported log-probabilities."""
     chosen = CASES[name].spec
     Trained(chosen).draw(0).save(tmp_path / "given" / "0.safetensors")
     measured_peaks(tmp_path, segments, chosen, "tests.runtime.rl.given_ledger")

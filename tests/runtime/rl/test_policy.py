@@ -1,4 +1,4 @@
-"""Steps that learn from rewards: on ranks, with bits compared on every step that generates."""
+"""Steps that learn from rewards, on ranks; each step that generates compares bits."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PLANS = [(1, 1, 1, 0), (2, 1, 2, 1), (2, 2, 2, 3), (1, 4, 4, 0)]
 
 
 def rewarded(of: str, pp: int = 1, ep: int = 1, dp: int = 1, zero: int = 0, steps: int = STEPS, **keys: Any) -> Spec:
-    """A spec whose step has `NUM` sequences, four of each prompt, with any plan."""
+    """A spec whose step has `NUM` sequences, four for each prompt, for any plan."""
     made = spec(pp, ep, dp, NUM // (2 * dp), steps, zero, of, precision="fp32", sequence=SEQUENCE)
     return with_rewards(without_mtp(made), **{"group": 4, "prompt": 6, "completion": 10} | keys)
 
 
 @cache
 def trained(segments: Segments, pp: int, ep: int, dp: int, zero: int) -> dict[str, Rows]:
-    """The rows of a plan's steps by model; each rollout is trained on twice, and a reference is kept."""
+    """The rows of a plan's steps by model. Each rollout is used for two steps, with a reference policy."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         for of in MODELS:
@@ -51,7 +51,7 @@ def trained(segments: Segments, pp: int, ep: int, dp: int, zero: int) -> dict[st
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_any_plan_has_the_same_steps(segments: Segments, plan: tuple[int, int, int, int]) -> None:
-    """The first completions to the bit, and what is learnt from them but for the order of sums."""
+    """The first completions are bit-identical, and what is learnt from them differs only by the order of sums."""
     alone = trained(segments, *PLANS[0])
     for of, rows in trained(segments, *plan).items():
         assert [row["completions"] for row in rows[:2]] == [row["completions"] for row in alone[of][:2]]
@@ -61,7 +61,7 @@ def test_any_plan_has_the_same_steps(segments: Segments, plan: tuple[int, int, i
 
 
 def test_steps_on_the_same_completions(segments: Segments) -> None:
-    """The second one has other weights than those that generated, whose probabilities stay the old ones."""
+    """The weights of the second step differ from those that generated, whose probabilities stay the old ones."""
     for rows in trained(segments, *PLANS[0]).values():
         first, second, third, _ = rows
         assert first["completions"] == second["completions"] != third["completions"]
@@ -83,7 +83,7 @@ def test_rows_say_what_completions_are(segments: Segments) -> None:
 
 
 def test_the_reward_rises(tmp_path: Path, segments: Segments) -> None:
-    """Completions become what is rewarded."""
+    """Completions come to have the rewarded tokens."""
     write_build(tmp_path / "build", compile_spec(rewarded("llama", steps=30), segments=segments).files)
     rows = steps(learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0)), 30)
     rewards = [row["reward"] for row in rows]

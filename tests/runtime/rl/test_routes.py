@@ -1,4 +1,4 @@
-"""The experts of each token: routers choose the same in generation and in the forward that trains."""
+"""The experts of each token: routers choose the same in generation and in the training forward."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) ->
 
 
 def experts_of(found: Any) -> Tensor:
-    """The [T, K] whole numbers among what an op gives."""
+    """The [T, K] integer tensor among the results of an op."""
     (experts_TK,) = [each for each in found if each.dtype == torch.int64 and each.dim() == 2]
     return experts_TK
 
@@ -85,7 +85,7 @@ def by_id(kept: Callable[[str], Callable[..., Any]]) -> dict[int, Callable[..., 
 
 @pytest.mark.parametrize("of", ["v3", "plain"])
 def test_choices_are_replayed(tmp_path: Path, segments: Segments, of: str) -> None:
-    """In the second step on the same completions, whose routers would choose others: their weights are turned."""
+    """In the second step on the same completions, whose routers have negated weights and would choose others."""
     write_build(tmp_path / "build", compile_spec(rewarded(of, iterations=2), segments=segments).files)
     trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
     own, replayed = list[Tensor](), list[Tensor]()

@@ -1,4 +1,4 @@
-"""A row of an op has the same bits whatever rows are beside it: what generation rests on."""
+"""A row of an op has the same bits whatever rows are beside it, which generation relies on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def of_rows(name: str, x: Tensor, width: int) -> Tensor:
-    """An op on the rows of x alone; its other arguments are drawn anew, and are the same each time."""
+    """An op on only the rows of x; its other arguments are drawn again, with the same values each time."""
     torch.manual_seed(1)
     N = x.shape[1]
     if name == "linear":
@@ -60,7 +60,7 @@ def test_rows_alone(op: str, dtype: torch.dtype, first: int, num: int, half: int
     st.integers(0, 2**32 - 1),
 )
 def test_last_queries(dtype: torch.dtype, end: int, more: int, heads: int, share: int, half: int, seed: int) -> None:
-    """Attention of the last queries to the keys so far is that of the whole sequence, to the bit."""
+    """Attention of the last queries to the keys so far is bit-identical to that of the whole sequence."""
     torch.manual_seed(seed)
     S, H, C = end + more, heads * share, 2 * half
     q, k, v = (random(2 * S, n * C, dtype=dtype) for n in (H, heads, heads))
@@ -78,7 +78,7 @@ def test_last_queries(dtype: torch.dtype, end: int, more: int, heads: int, share
 
 @pytest.mark.parametrize("op", ["gqa_attention", "mla_attention"])
 def test_attention_that_a_model_clips_generates_alike(op: str) -> None:
-    """Ops that give the largest logits too, as optimizers with `qk_clip` ask for, have the outputs of those without."""
+    """Ops that also return the largest logits, for `qk_clip`, have the same outputs as those that do not."""
     torch.manual_seed(0)
     S, H = 6, 4
     widths, sizes = {

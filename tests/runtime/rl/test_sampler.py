@@ -1,4 +1,4 @@
-"""Drawing tokens: by the probabilities, from the seed, the sequence and the position alone."""
+"""Sampling tokens: by the probabilities, depending only on the seed, the sequence and the position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAWS = 20_000
 
 
 def test_shares_are_the_probabilities() -> None:
-    """Pearson's statistic of many draws is below its value of one in a million."""
+    """Pearson's statistic of many draws is below the value that it exceeds once in a million."""
     logits_V = np.array([0.0, 1.0, -2.0, 3.0, 2.5, -np.inf, 0.5])
     p_V = np.exp(logits_V) / np.exp(logits_V).sum()
     drawn = [SoftmaxSampler(11).draw(logits_V, i % 50, i // 50) for i in range(DRAWS)]
@@ -38,7 +38,7 @@ def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None
     [(0, 0, 0, 0.011546754286331562), (1, 2, 3, 0.9337443921724664), (2**63 - 1, 2**62, 2**24, 0.7759274188893206)],
 )
 def test_numbers_stay_what_they_are(seed: int, sequence: int, position: int, number: float) -> None:
-    """A run that goes on under a later version draws what it would have drawn."""
+    """A run resumed with a later version draws the same numbers."""
     assert SoftmaxSampler(seed).uniform(sequence, position) == number
 
 

@@ -1,7 +1,7 @@
-"""The head that is emitted against TRL: the loss that its trainer computes of completions, and what it learns.
+"""The emitted head against TRL: the loss that its trainer computes for completions, and the gradients.
 
-trl_losses.py made the numbers, with the versions that the file names. TRL computes advantages and log-probabilities in
-FP32.
+trl_losses.py computed the numbers, with the versions named in the file. TRL computes advantages and log-probabilities
+in FP32.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.runtime.rl.trl_losses import FILE, RUNS
 from tests.runtime.step.specs import with_rewards
 
 TRL = json.loads(FILE.read_text("utf-8"))
-INSTALLED = Path(__file__).parents[3] / ".trl"  # what `make soak` installs
+INSTALLED = Path(__file__).parents[3] / ".trl"  # installed by `make soak`
 GIVEN, TOLERANCE = TRL["given"], 1e-6
 IDS = [" ".join(map(str, run.values())) for run in RUNS]
 
 
 def head(run: dict[str, Any], low: float = TRL["low"], high: float = TRL["high"]) -> Result:
-    """What the emitted head gives of the completions, as a step of this run has them: a micro-batch of all tokens."""
+    """The results of the emitted head for the completions of a step of this run, as one micro-batch of all tokens."""
     vocab, hidden = np.shape(GIVEN["head_VD"])
     made = spec((DENSE,), vocab=vocab, hidden=hidden, mtp=False, sequence=len(GIVEN["targets_T"]), micro_batch=1)
     keys = {"temperature": run["temperature"], "kl": run["kl"], "clip_low": low, "clip_high": high}
@@ -75,7 +75,7 @@ def test_losses_are_those_of_trl(run: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_equal_rewards_teach_nothing(scale: Scale) -> None:
-    """A mean of equal numbers is rounded: that of six times 0.1 is not 0.1."""
+    """A mean of equal numbers is rounded: the mean of six times 0.1 is not 0.1."""
     rewards_NR = np.array([[0.1, 0.7]] * 6 + [[0.1, 0.7]] * 5 + [[0.2, 0.7]])
     totals_N = totals(rewards_NR, np.array([1.0, 0.3]))
     assert alike(totals_N, 6).tolist() == [True, False]
@@ -90,7 +90,7 @@ def test_advantages_are_those_of_trl(run: dict[str, Any]) -> None:
 
 
 def test_all_runs_differ() -> None:
-    """So that none could stand for another: losses, and what is learnt, by more than is tolerated."""
+    """Losses and gradients of any two runs differ by more than the tolerance, so that mixing runs up would fail."""
     assert [{name: run[name] for name in RUNS[0]} for run in TRL["runs"]] == RUNS
     for i, one in enumerate(TRL["runs"]):
         for other in TRL["runs"][:i]:
@@ -114,7 +114,7 @@ def test_trl_says_what_the_file_has(tmp_path: Path) -> None:
 
 
 def flat(value: Any, name: str = "") -> dict[str, float]:
-    """The numbers of a file by where they are."""
+    """The numbers of a file, by their path."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     parts = [flat(each, f"{name}.{key}") for key, each in items]
     alone = {name: value} if isinstance(value, int | float) else {}

@@ -1,13 +1,13 @@
-"""What TRL makes of completions: advantages, losses, and gradients. Writes trl_losses.json, beside this file, or FILE:
+"""TRL's advantages, losses and gradients for completions. Writes trl_losses.json beside this file, or FILE:
 
     make .trl/.installed && PYTHONPATH=.trl .venv/bin/python -m tests.runtime.rl.trl_losses [FILE]
 
-The trainer of TRL rolls out, rewards and computes its loss itself, on a small Llama in float64. What it is given are
-the completions, their rewards, and the log-probabilities of the policies that they are held to: these are beside those
-of the model, for else every ratio would be 1. `corrected`: its option `use_bias_correction_kl`, which is on by default
-and multiplies the divergence from the reference by the ratio.
+TRL's trainer rolls out, rewards and computes its loss, on a small Llama in float64. It is given the completions, their
+rewards, and the log-probabilities of the old and the reference policy, which are near the model's: if they were equal,
+every ratio would be 1. `corrected`: TRL's option `use_bias_correction_kl`, which is on by default and multiplies the
+divergence from the reference by the ratio.
 
-N completions, G of a prompt · T their tokens · D hidden · V vocabulary.
+N completions, G for each prompt · T their tokens · D hidden · V vocabulary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rows = list[list[float]]
 
 
 def completions() -> tuple[list[list[int]], list[list[int]], Rows]:
-    """Prompts, completions and rewards; the last group has the same rewards."""
+    """Prompts, completions and rewards. All rewards of the last group are equal."""
     random = np.random.default_rng(0)
     prompts = [random.integers(2, VOCAB, 1 + 2 * (i // GROUP)).tolist() for i in range(NUM) if i % GROUP == 0]
     lengths = [1 + (3 * i) % LONGEST for i in range(NUM)]
@@ -54,7 +54,7 @@ def completions() -> tuple[list[list[int]], list[list[int]], Rows]:
 
 
 def save_model(folder: Path) -> None:
-    """A small Llama, and a tokenizer that knows numbers."""
+    """Save a small Llama, and a tokenizer of numbers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -78,7 +78,7 @@ def save_model(folder: Path) -> None:
 
 
 def trainer_of(model: Path, folder: Path, run: dict[str, Any], rewards_NR: Rows) -> Any:
-    """A trainer that is given the completions and their rewards."""
+    """A TRL trainer that uses the fixed completions and rewards."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -119,7 +119,7 @@ def trainer_of(model: Path, folder: Path, run: dict[str, Any], rewards_NR: Rows)
 
 
 def near(logps: list[Tensor], seed: int) -> list[Tensor]:
-    """Log-probabilities beside others, some so far that ratios are clipped."""
+    """Log-probabilities near others, some so far away that ratios are clipped."""
     random = np.random.default_rng(seed)
     return [(each + torch.from_numpy(random.normal(scale=0.5, size=len(each)))).clamp(max=-1e-3) for each in logps]
 
@@ -129,11 +129,11 @@ def padded(rows: list[Tensor]) -> Tensor:
 
 
 def measured(trainer: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What the loss is computed of: the same in all runs, and in those of one temperature; and what TRL makes of it."""
+    """(inputs of the loss that all runs share, those shared by runs of one temperature, TRL's results)."""
     prompts, tokens, rewards_NR = completions()
     rows = [{"prompt": " ".join(map(str, each))} for each in prompts]
     trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1  # a step is of one batch
+    trainer.current_gradient_accumulation_steps = 1  # one batch per step
     hidden = list[Tensor]()
     hook = trainer.model.model.register_forward_hook(lambda module, args, output: hidden.append(output[0]))
     inputs = trainer._generate_and_score_completions(rows)

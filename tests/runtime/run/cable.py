@@ -1,4 +1,4 @@
-"""A cable between a run and a server of this machine, that a test can cut: a proxy of TCP."""
+"""A TCP proxy between a run and a server on this machine, which a test can cut like a cable."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Cable:
-    """What comes to `port` goes to `server`. While it is cut, connections end as soon as they are made."""
+    """Forwards `port` to `server`. While it is cut, connections are closed at once."""
 
     server: int
     listening: socket.socket
     is_cut: bool = False
     num_cuts: int = 0
-    _left: int | None = None  # bytes that may still go up before it is cut
+    _left: int | None = None  # bytes that may still be sent before it is cut
     _ends: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -29,7 +29,7 @@ class Cable:
         return port
 
     def cut_after(self, num_bytes: int) -> None:
-        """Cut it in the middle of what is being sent, once so many further bytes have gone to the server."""
+        """Cut it in the middle of a transfer, after `num_bytes` more bytes to the server."""
         with self._lock:
             self._left = num_bytes
 
@@ -77,7 +77,7 @@ class Cable:
 
 @contextmanager
 def cable(server: int) -> Iterator[Cable]:
-    """A cable to a port of this machine."""
+    """A cable to a port on this machine."""
     with socket.create_server((LOOPBACK, 0)) as listening:
         made = Cable(server, listening)
         threading.Thread(target=made.accept, daemon=True).start()

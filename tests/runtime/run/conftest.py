@@ -1,4 +1,4 @@
-"""Places to run `dsc` in."""
+"""Fixtures for folders to run `dsc` in."""
 
 from __future__ import annotations
 

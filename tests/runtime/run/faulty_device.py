@@ -1,7 +1,7 @@
-"""A device that computes wrongly, in a real run and in replays of it. All processes of `tests.forks` call `install`.
+"""A device that computes wrong numbers, in a real run and its replays. All processes of `tests.forks` call `install`.
 
-The environment says which: FAULTY_DEVICE is the JSON of a Faulty. The fault is bound to the number of a device, and not
-to a rank: whichever rank computes there makes something wrong of the same numbers.
+The environment variable FAULTY_DEVICE has the JSON of a Faulty. The fault belongs to a device number, not to a rank:
+whichever rank computes there gets wrong results.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ VARIABLE = "FAULTY_DEVICE"
 
 @dataclass(frozen=True)
 class Faulty:
-    """From `step` on the first product of each step on the device is times `factor`, in its last element. `once`: a
-    file that is made by the first such product, behind which there is no other."""
+    """From `step` on, the last element of the first product of each step on the device is multiplied by `factor`.
+    `once`: a file that the first such product creates; once it exists, there are no more faults."""
 
     device: int
     step: int
@@ -34,18 +34,18 @@ class Faulty:
     once: str = ""
 
     def environment(self) -> dict[str, str]:
-        """What makes `tests.forks` do it."""
+        """The environment that makes `tests.forks` install it."""
         return {"FORKS_RUN_FIRST": __name__, VARIABLE: json.dumps(asdict(self))}
 
 
 class _Process:
-    """What this process, which may be a rank, is about to compute."""
+    """What this process, perhaps a rank, is about to compute."""
 
     is_patched, device, errs = False, -1, False
 
 
 def install() -> None:
-    """Let the device of the environment compute wrongly in this process and in those it forks."""
+    """Make the device of the environment compute wrong numbers in this process and its forks."""
     if _Process.is_patched:
         return
     _Process.is_patched, faulty = True, Faulty(**json.loads(os.environ[VARIABLE]))

@@ -1,4 +1,4 @@
-"""Two machines of one host, with a cable: namespaces with their own network, processes, memory, mounts and name."""
+"""Two machines on one host, with a cable: namespaces with their own network, processes, memory, mounts and name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 ALONE = ("unshare", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc")
 NAMES = ("a", "b")
-# In a machine: its own folder at /mnt/own and the one that all share at /mnt/shared; what they lie in is hidden, and
-# so is the memory of the host's other processes.
+# In a machine, its own folder is at /mnt/own and the shared one at /mnt/shared. The parent of these folders is hidden,
+# and so is the shared memory of the host's other processes.
 ENTER = """
 set -eu
 mount -t tmpfs none /mnt
@@ -35,7 +35,7 @@ exec "$@"
 
 
 def why_not() -> str:
-    """Why this host can have no such machines, or ""."""
+    """Why this host does not support such machines, or ""."""
     for command in (
         (*ALONE, "true"),
         ("ip", "netns", "list"),
@@ -52,14 +52,14 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Machines:
-    """Two machines. `folder` has what is theirs, in `a` and `b`, and what they share, in `shared`."""
+    """Two machines. `folder` has their own folders, `a` and `b`, and the shared one, `shared`."""
 
     folder: Path
     prefix: str
     addresses: tuple[str, str] = ("10.213.77.1", "10.213.77.2")
 
     def start(self, index: int, *command: str) -> subprocess.Popen[bytes]:
-        """Start a command on a machine. Its output is in `out-a` or `out-b` of the folder."""
+        """Start a command on a machine. Its output goes to `out-a` or `out-b` in the folder."""
         name = NAMES[index]
         folders = [str(self.folder / name), str(self.folder / "shared"), str(self.folder)]
         words = [
@@ -85,7 +85,7 @@ class Machines:
 
 @contextmanager
 def machines(folder: Path) -> Iterator[Machines]:
-    """Two machines with a cable between them; afterwards they are gone."""
+    """Two machines with a cable between them, removed afterwards."""
     for name in (*NAMES, "shared"):
         (folder / name).mkdir(parents=True)
     found = Machines(folder, f"dsc{os.getpid()}")

@@ -16,11 +16,11 @@ VALUES: tuple[Any, ...] = (
 )
 WORDS = ("0", "-1", "7", "1000", "10_000_000", "1e30", '"x"', "auto", "foo", '"../x"', "")  # of a spec
 KINDS = ("value", "value", "value", "key", "word", "bytes", "cut", "twice", "empty", "zeros", "nested", "shuffled")
-PLACES = ("pipe", "folder", "link", "missing")  # what stands where the file was
+PLACES = ("pipe", "folder", "link", "missing")  # what replaces the file
 
 
 def mutate(path: Path, rng: random.Random) -> str:
-    """Change the file; what was done, in words."""
+    """Change the file. Returns a description of the change."""
     kind = rng.choice(KINDS + PLACES)
     data = path.read_bytes()
     if kind in PLACES:
@@ -56,7 +56,7 @@ def _with_value(text: str, lines: bool, kind: str, rng: random.Random) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(list or object, key) of every value inside."""
+    """(list or object, key) of every nested value."""
     if isinstance(value, dict | list):
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield value, key

@@ -1,4 +1,4 @@
-"""A folder of a user: a spec, a corpus of real files, and the `dsc` that is run in it as users run it."""
+"""A user's folder: a spec, a corpus of real files, and `dsc` commands run in it as users run them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DSC = (sys.executable, "-P", "-m", "compiler.cli.main")
 TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
 EVERY = 3  # steps between checkpoints
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
-# What may differ between two runs that are equal.
+# Keys that may differ between equal runs.
 TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest_rank", "process_bytes")
 
 TINY = """
@@ -108,13 +108,13 @@ def spec_text(settings: dict[str, Any]) -> str:
 
 @dataclass
 class Place:
-    """`segments`: traced so far, shared by the places of a session."""
+    """`segments`: those traced so far, shared by the places of a session."""
 
     folder: Path
     segments: Segments
 
     def write(self, settings: dict[str, Any], file: str = "tiny.dsc") -> Path:
-        """A spec, and beside it the corpus it reads."""
+        """Write a spec, and its corpus beside it."""
         path = self.folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(spec_text(settings), "utf-8")
@@ -126,7 +126,7 @@ class Place:
         return path
 
     def compile(self, settings: dict[str, Any], file: str = "tiny.dsc") -> Path:
-        """The spec, and its build where `dsc train` looks for it; quicker than `dsc compile`, with the same bytes."""
+        """Write the spec, and its build where `dsc train` looks for it: faster than `dsc compile`, the same bytes."""
         build = self.folder / "build" / settings["name"]
         write_build(
             build, compile_spec(load(self.write(settings, file)), segments=self.segments, pages=build_pages).files
@@ -136,22 +136,22 @@ class Place:
     def dsc(
         self, *words: object, code: int = 0, cwd: Path | None = None, anew: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run `dsc` to its end, which must be with exit code `code`. anew: as a user starts it, where a test is of
-        that; else in forks (tests/forks.py), for most of the time of a short run is that of importing torch."""
+        """Run `dsc` to its end, and assert its exit code. anew: start it as a user does, for tests of that; else in
+        forks (tests/forks.py), since importing torch takes most of the time of a short run."""
         folder, arguments = cwd or self.folder, [*map(str, words)]
         if anew:
             return run((*DSC, *arguments), code, folder)
         return ended(forks.run("compiler.cli.main", arguments, folder), code)
 
     def at_once(self, *commands: Sequence[object]) -> list[subprocess.CompletedProcess[str]]:
-        """Run several `dsc` in forks at the same time, each to its end."""
+        """Run several `dsc` commands to their ends, in concurrent forks."""
         forks.server()
         with ThreadPoolExecutor(len(commands)) as pool:
             return [*pool.map(lambda each: forks.run("compiler.cli.main", [*map(str, each)], self.folder), commands)]
 
     @contextmanager
     def started(self, *words: object, anew: bool = False) -> Iterator[Running]:
-        """`dsc` while it runs; afterwards nothing of it is left, whatever the test did. anew: as a user starts it."""
+        """A running `dsc`. Afterwards no process of it is left, whatever the test did. anew: start as a user does."""
         start = forks.start_anew if anew else forks.start
         out, err = self.folder / "stdout", self.folder / "stderr"
         out.write_bytes(b"")
@@ -162,7 +162,7 @@ class Place:
             yield running
         finally:
             for pid in running.seen():
-                with suppress(ProcessLookupError):  # it has ended meanwhile, with another
+                with suppress(ProcessLookupError):  # it ended meanwhile, together with another
                     os.kill(pid, signal.SIGKILL)
             progress.end(process)
 
@@ -178,16 +178,16 @@ def ended(done: subprocess.CompletedProcess[str], code: int) -> subprocess.Compl
 
 @dataclass
 class Running:
-    """A `dsc train` and the processes below it."""
+    """A `dsc train` and its descendants."""
 
     process: forks.Started
     folder: Path
     _seen: dict[int, int] = field(default_factory=dict)  # process id → when it started
 
     def seen(self) -> tuple[int, ...]:
-        """Every process that was ever seen to descend from it, itself included, in the order of their beginnings.
+        """Every process that was ever seen to descend from it, including itself, in the order of their starts.
 
-        The id of a process that has ended may be another's by now: that one is not meant, and not to be killed.
+        The id of an ended process may belong to another by now, which must not be killed.
         """
         found = [self.process.pid]
         for pid in found:
@@ -197,7 +197,7 @@ class Running:
         return tuple(pid for pid, start in self._seen.items() if started(pid) in (0, start))
 
     def ranks(self, run: Path) -> dict[int, int]:
-        """Rank → process id, by the log each writes to."""
+        """Rank → process id, from the log that each has open."""
         logs = {str((run / "logs" / f"rank_{rank}.log").resolve()): rank for rank in range(64)}
         return {logs[out]: pid for pid in self.seen() if (out := _output(pid)) in logs}
 
@@ -210,7 +210,7 @@ class Running:
         self.seen()
 
     def ends(self) -> int:
-        """The exit code of the process, once it and all processes below it have ended."""
+        """Wait until the process and all its descendants have ended. Returns its exit code."""
         code = progress.end(self.process, self._printed_bytes)
         wait_for(lambda: all(map(is_gone, self.seen())), "the end of every process of the run")
         return code
@@ -232,33 +232,33 @@ def _output(pid: int) -> str:
         return ""
 
 
-# ---------------------------------------------------------------- what a run leaves
+# ---------------------------------------------------------------- the files of a run
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl."""
+    """The complete lines of metrics.jsonl."""
     path = run / "metrics.jsonl"
     text = path.read_text("utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def has_reached(run: Path, step: int) -> bool:
-    """Whether a run has trained so far; behind the first step that is saved, whether a checkpoint is there, too."""
+    """Whether a run has trained up to `step` and, after the first saved step, whether it has a checkpoint."""
     return len(rows(run)) >= step and (step <= EVERY or (run / "checkpoints" / "LATEST").exists())
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
-    """The rows without the timings."""
+    """The rows without timings."""
     return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows(run)]
 
 
 def saved(run: Path, step: int | None = None) -> LoadedCheckpoint:
-    """The newest checkpoint of a run, or that of a step; every byte verified."""
+    """The newest checkpoint of a run, or that of a step, with all bytes verified."""
     return load_checkpoint(run / "checkpoints" / (f"step-{step:08d}" if step is not None else ""))
 
 
 def bits(checkpoint: LoadedCheckpoint) -> dict[str, tuple[str, bytes]]:
-    """Every logical tensor as (dtype, bytes): equality of these is equality of every bit."""
+    """Every logical tensor as (dtype, bytes), to compare checkpoints bit by bit."""
     tensors: dict[str, Tensor] = checkpoint.read(checkpoint.shapes)
     return {
         name: (str(tensor.dtype), tensor.reshape(-1).view(torch.uint8).numpy().tobytes())

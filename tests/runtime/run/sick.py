@@ -1,4 +1,4 @@
-"""Runs of real ranks in which something is made wrong: a number, a bit of a weight, or the end of a process."""
+"""Runs of real ranks with an injected fault: a wrong number, a flipped bit of a weight, or a killed process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from runtime.system.lines import read_rows
 from tests.runtime.processes import forked
 from tests.runtime.step.recorded import Recorded
 
-Fault = Callable[[Trainer], None]  # it changes a trainer that was just made
+Fault = Callable[[Trainer], None]  # changes a new trainer
 
 
 def train(build: Path, run: Path, corpus: Path, steps: int, *faults: Fault, code: int = 0, **options: Any) -> None:
-    """Train with faults, restarts among it, as `dsc train --out RUN --steps N` would; the exit code must be `code`."""
+    """Train with faults, including restarts, as `dsc train --out RUN --steps N`. Asserts the exit code `code`."""
     usual: dict[str, Any] = {"hang_timeout_s": 30.0, "device": "cpu", "transport": "auto", "profile": None}
     usual |= {"resume": False, "skip_batch": False, "cache": None, "start_timeout_s": 30.0}
     chosen = RunOptions(run=run, data=corpus, steps=steps, **usual | options)
@@ -48,23 +48,23 @@ def train(build: Path, run: Path, corpus: Path, steps: int, *faults: Fault, code
 
 
 def said(run: Path) -> str:
-    """What was printed by all starts of a run."""
+    """The output of all starts of a run."""
     return (run / "said.txt").read_text("utf-8")
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of a kind, without their times."""
+    """The events of one kind, without their times."""
     rows = [dict(row) for row in read_rows(run / "events.jsonl")[0] if row["event"] == kind]
     return [{name: value for name, value in row.items() if name not in ("time", "event")} for row in rows]
 
 
 def upcoming(trainer: Trainer) -> set[int]:
-    """The samples of the step at hand."""
+    """The samples of the next step."""
     return {*trainer._draw(trainer.position).tolist()}
 
 
 def nan_weight(rank: int, samples: set[int], times: int | None = None, marker: Path | None = None) -> Fault:
-    """Weights of one rank are NaN while it computes on any of these samples; `times`: so often, over all processes."""
+    """Weights of one rank are NaN while it computes any of these samples, at most `times` times over all processes."""
 
     def fault(trainer: Trainer) -> None:
         real = trainer.accumulate
@@ -75,7 +75,7 @@ def nan_weight(rank: int, samples: set[int], times: int | None = None, marker: P
             weight = trainer.state.buckets[-1].parameters
             was = weight.clone()
             weight.fill_(float("nan"))
-            trainer.quantised_at = -1  # what products read in few bits is made of them
+            trainer.quantised_at = -1  # quantised weights are computed from them again
             try:
                 return real()
             finally:
@@ -88,7 +88,7 @@ def nan_weight(rank: int, samples: set[int], times: int | None = None, marker: P
 
 
 def _again(marker: Path | None, times: int | None) -> bool:
-    """Whether to do once more what is done so many times, as a file counts."""
+    """Whether a fault has happened fewer than `times` times, counted in a file; counts one more."""
     if times is None or marker is None:
         return True
     with marker.open("a+", encoding="utf-8") as file:
@@ -100,7 +100,7 @@ def _again(marker: Path | None, times: int | None) -> bool:
 
 
 def loss_times(factor: float, samples: set[int]) -> Fault:
-    """The loss of steps with these samples is as many times as large."""
+    """The loss of steps with these samples is multiplied by `factor`."""
 
     def fault(trainer: Trainer) -> None:
         real = trainer._losses
@@ -115,7 +115,7 @@ def loss_times(factor: float, samples: set[int]) -> Fault:
 
 
 def behind_step(step: int, rank: int, do: Callable[[Trainer], None]) -> Fault:
-    """Do something on a rank behind a step, each time that it is trained."""
+    """Call `do` on a rank after a step, each time that the step is trained."""
 
     def fault(trainer: Trainer) -> None:
         real = trainer.train_step
@@ -132,7 +132,7 @@ def behind_step(step: int, rank: int, do: Callable[[Trainer], None]) -> Fault:
 
 
 def killed_behind(step: int, marker: Path) -> Fault:
-    """Rank 0 ends at once behind a step, the second time that it is trained."""
+    """Rank 0 is killed after a step, the second time that the step is trained."""
 
     def end(trainer: Trainer) -> None:
         with marker.open("a+", encoding="utf-8") as file:
@@ -144,13 +144,13 @@ def killed_behind(step: int, marker: Path) -> Fault:
 
 
 def flip(tensor: Tensor, element: int, bit: int) -> None:
-    """Flip a bit of an element of a contiguous tensor."""
+    """Flip one bit of an element of a contiguous tensor."""
     data = tensor.detach().view(-1)[element : element + 1].view(torch.uint8)
     data[bit // 8] ^= 1 << bit % 8
 
 
 def recorded(out: Path) -> Fault:
-    """Each attempt at a step leaves a line of the sums over the world that it took on rank 0: [step, number]."""
+    """For each attempt at a step, rank 0 writes a line [step, number of sums over the world]."""
 
     def fault(trainer: Trainer) -> None:
         if trainer.rank:

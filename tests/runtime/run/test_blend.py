@@ -1,6 +1,6 @@
-"""A run of three sources whose weights change in its second phase: a kill leaves no trace, and other weights go on.
+"""A run on three sources whose weights change in its second phase: kills leave no trace, and weights may change.
 
-One source is a file of token ids in Megatron's format, and documents of the others have their middle at the end.
+One source is a file of token ids in Megatron's format; the others use fill-in-the-middle.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def straight(place: Place) -> Path:
 
 
 def test_samples_are_of_each_source_by_its_weight(straight: Path) -> None:
-    """Within one sample after every step, in both phases; and the loss on held-out text is the mean by weights."""
+    """Within one sample after every step, in both phases; the validation loss is the weighted mean over sources."""
     found = rows(straight)
     order = saved(straight).meta["position"]["order"]
     windows = {share["name"]: share["order"]["windows"] for share in order["shares"]}
@@ -91,7 +91,7 @@ def test_samples_are_of_each_source_by_its_weight(straight: Path) -> None:
 
 
 def test_a_kill_draws_the_same_samples(place: Place, straight: Path) -> None:
-    """SIGKILL in the first phase and in the second; weights and rows are those of the run without a break."""
+    """After SIGKILL in the first phase and in the second, weights and rows equal those of the uninterrupted run."""
     run, words = place.folder / "killed", ("train", "blend.dsc", "--out", "killed", "--resume")
     for step in (3, 9):
         with place.started(*words) as running:
@@ -106,10 +106,10 @@ def test_a_kill_draws_the_same_samples(place: Place, straight: Path) -> None:
 
 
 def test_what_is_trained_on_is_arranged(place: Place, straight: Path) -> None:
-    """The data of the run has nothing of the file of token ids, and `dsc data show` has the tokens between parts."""
+    """The run's data has no copy of the file of token ids, and `dsc data show` shows the tokens between parts."""
     (meta,) = (straight / "data").glob("*/meta.json")
     assert not list(meta.parent.glob("ids.*"))
-    code, begin = open_split(meta.parent, "train", "code"), 1  # the id behind that of the end
+    code, begin = open_split(meta.parent, "train", "code"), 1  # the id after the end token's
     (first, *_) = np.flatnonzero(code.tokens(0, code.num_tokens) == begin)
     shown = place.dsc("data", "show", "blend.dsc", "--of", "code", "--row", first // 16).stdout
     assert "<|fim_begin|>" in shown

@@ -1,4 +1,4 @@
-"""A build folder is exactly its manifest, and a run trains the build that was compiled for it, whatever others do."""
+"""A build folder matches its manifest exactly, and a run trains the build compiled for it, whatever others do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TINY_BUILD = Path(__file__).parents[2] / "golden" / "tiny"
 
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_two_runs_of_one_name_train_their_own_settings(place: Place, number: int) -> None:
-    """Started at once in one folder, both compile into build/tiny, each time another spec."""
+    """Started at once in one folder, both compile different specs into build/tiny."""
     place.write(ONE_RANK)  # and the text
     specs = [place.folder / f"{which}.dsc" for which in range(2)]
     for path, rate in zip(specs, RATES, strict=True):
@@ -53,7 +53,7 @@ def test_two_runs_of_one_name_train_their_own_settings(place: Place, number: int
 def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Another spec's build takes the place of the fresh one, and of the next two that are compiled."""
+    """Another spec's build replaces the fresh one and the next two that are compiled."""
     from compiler.cli.main import main
     from compiler.tools import training
 
@@ -77,12 +77,12 @@ def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
     assert "error" not in err and "proven" not in out, "what is compiled again is not told"
 
 
-# ---------------------------------------------------------------- what was opened is what runs
+# ---------------------------------------------------------------- a run uses the build that it opened
 
 
 def test_modules_are_those_that_were_verified(place: Place) -> None:
-    """The folder is replaced, then removed, after a build was opened."""
-    # Modules go by the digest of their build: another test's equal build would be found here, with its paths.
+    """The folder is replaced, then removed, after the build was opened."""
+    # Modules are cached by the digest of their build: another test's equal build would be found here, with its paths.
     folder = place.compile(ONE_RANK | {"name": "verified"}, "verified.dsc")
     build = Build.open(folder)
     shutil.rmtree(folder)
@@ -108,7 +108,7 @@ def test_modules_are_those_that_were_verified(place: Place) -> None:
 
 
 def test_expect(place: Place) -> None:
-    """compile prints the digest; train refuses every other build."""
+    """compile prints the digest; train refuses other builds."""
     place.write(ONE_RANK)
     lines = place.dsc("compile").stdout.splitlines()
     digest = lines[-2].removeprefix("digest: ")
@@ -128,7 +128,7 @@ def test_expect(place: Place) -> None:
 
 
 def fitted(build: Path, **other: Any) -> None:
-    """Write certificates and the manifest of a build anew, of what its files are."""
+    """Rewrite the certificates and manifest of a build to match its files."""
     for path in build.glob("certificate/*.json"):
         certificate = json.loads(path.read_text("utf-8"))
         certificate["files"] = {name: sha256(build / name) for name in certificate["files"] if (build / name).is_file()}
@@ -241,7 +241,7 @@ def whole(new_place: Callable[[], Place]) -> Place:
 
 @pytest.mark.parametrize(("edit", "said"), REFUSED, ids=[said.split()[-1] for _, said in REFUSED])
 def test_what_is_refused(whole: Place, tmp_path: Path, edit: Callable[[Path], None], said: str) -> None:
-    """`dsc train BUILD` refuses such a build with one line and exit code 2, before anything of it runs."""
+    """`dsc train BUILD` refuses such a build with one line and exit code 2, before it runs any of it."""
     shutil.copytree(whole.folder / "build" / "tiny", tmp_path / "b")
     edit(tmp_path / "b")
     done = Place(tmp_path, {}).dsc("train", "b", "--data", whole.folder, "--steps", 1, code=2)
@@ -265,7 +265,7 @@ def test_what_python_and_compile_keep_is_no_part_of_a_build(whole: Place, tmp_pa
 
 
 def test_differences_are_told_in_the_order_of_names(tmp_path: Path) -> None:
-    """All of them where they are asked for, and the first of them where a build is refused."""
+    """All of them if requested, and the first one if a build is refused."""
     folder = tmp_path / "b"
     copies.copytree(TINY_BUILD, folder)
     (folder / "plan.txt").unlink()
@@ -283,8 +283,8 @@ def test_differences_are_told_in_the_order_of_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fits", [False, True])
 def test_random_edits_of_any_file(whole: Place, tmp_path: Path, fits: bool) -> None:
-    """Bytes, numbers and lines of every file, 300 times: refused in one line, or, where manifest and certificates are
-    made to fit, something that the launcher gets through without an exception."""
+    """300 edits of bytes, numbers and lines of every file: refused in one line or, if manifest and certificates are
+    rewritten to match, handled by the launcher without an exception."""
     source = whole.folder / "build" / "tiny"
     names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
     picked = [name for name in names if name.endswith((".json", ".txt", ".resolved"))] if fits else names
@@ -300,7 +300,7 @@ def test_random_edits_of_any_file(whole: Place, tmp_path: Path, fits: bool) -> N
         if fits and name != "manifest.json":
             try:
                 fitted(folder)
-            except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # no certificate to fit any more
+            except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # no valid certificate to rewrite
                 shutil.rmtree(folder)
                 continue
         try:

@@ -1,4 +1,4 @@
-"""Runs on conversations: any number of data ranks, going on after a break, and what a run says of its rows."""
+"""Runs on conversations: any number of data ranks, resumes, and messages about rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.runtime.run.place import DENSE, ONE_RANK, Place, bits, saved, spec_te
 SETTINGS = dict(ONE_RANK, model=DENSE, precision="fp64", steps=6)
 TEXT = 'data { source = "corpus/*.py", tokenizer = train(300), validation = 30% }'
 CHAT = 'data { source = "chat/*.jsonl", tokenizer = "model/tokenizer.json", validation = 30%%, chat { %s } }'
-LONG, SILENT, ROWS = 4, 3, 60  # rows that are longer than a sequence, rows without an assistant, and all
+LONG, SILENT, ROWS = 4, 3, 60  # rows longer than a sequence, rows without an assistant, all rows
 
 
 def written(place: Place, name: str, devices: int = 1, more: str = "long = cut", sequence: int = 32) -> Path:
-    """A spec that trains on conversations, and its build."""
+    """Write a spec that trains on conversations, and its build."""
     text = spec_text(dict(SETTINGS, name=name, devices=devices))
     assert TEXT in text
     text = (
@@ -80,7 +80,7 @@ def test_the_model_learns_its_answers(place: Place) -> None:
 
 
 def test_an_evaluation_counts_what_a_validation_counts(place: Place) -> None:
-    """Rows are streams, and what the assistant says is a target. A validation of two batches of eight counts each of
+    """Rows are streams, and the assistant's tokens are targets. A validation of two batches of eight counts each of
     fewer rows once, as `dsc eval` does."""
     run = place.folder / "straight"
     source = find_source(str(run))
@@ -96,7 +96,7 @@ def test_an_evaluation_counts_what_a_validation_counts(place: Place) -> None:
 
 
 def test_data_ranks_divide_the_rows(place: Place) -> None:
-    """The losses of two data ranks are those of one."""
+    """The losses of two data ranks equal those of one."""
     written(place, "two", devices=2)
     place.dsc("train", "two.dsc", "--out", "two")
     one, two = (untimed(place.folder / name) for name in ("straight", "two"))
@@ -118,7 +118,7 @@ def test_a_run_goes_on_bit_for_bit_without_its_rows(place: Place) -> None:
 
 
 def test_a_longer_sequence_goes_on_with_the_rows_that_follow(place: Place) -> None:
-    """A row is a sample whatever the sequence is, so none is repeated or left out."""
+    """A row is one sample for any sequence length, so none is repeated or skipped."""
     place.dsc("train", "tiny.dsc", "--out", "longer", "--steps", 3)
     written(place, "longer", sequence=48)
     done = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", "--steps", 4)
@@ -180,7 +180,7 @@ def test_a_template_without_marks_is_refused_at_the_row(place: Place) -> None:
 
 
 def test_held_out_rows_of_which_none_is_left_are_an_error_before_the_first_step(place: Place) -> None:
-    """The only row that is held out has nothing that the assistant says."""
+    """The only held-out row has no text of the assistant."""
     silent = (json.dumps({"messages": [said("user", f"nobody {i}")]}) for i in range(1000))
     heard = ({"messages": [said("user", f"{i}?"), said("assistant", "yes")]} for i in range(1000))
     held = next(line for line in silent if rank(1, line) < 0.3 * RANKS)

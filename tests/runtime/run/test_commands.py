@@ -1,4 +1,4 @@
-"""`dsc compile` and `dsc train` as they are typed: which spec, which build, which folder, and what is refused."""
+"""`dsc compile` and `dsc train` as users type them: the spec, build and folder that they use, and refusals."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.runtime.run.place import DSC, FOUR_RANKS, ONE_RANK, Place, rows, run,
 
 
 def made(path: Path) -> tuple[int, int]:
-    """Which file it is, and when it was written."""
+    """(inode, modification time)."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns
 
 
-# ---------------------------------------------------------------- one folder, from the first command on
+# ---------------------------------------------------------------- one folder, from the first command
 
 
 def test_compile_and_train(place: Place) -> None:
-    """Commands without an argument take the folder's one spec; a stale build is compiled again, a fresh one is not."""
+    """Commands without an argument use the folder's only spec; a stale build is recompiled, a fresh one is not."""
     spec = place.write(ONE_RANK)
     place.folder.joinpath("tiny-model.dsc").write_text("model other { vocab = 300 }\n")  # no run block
     manifest = place.folder / "build" / "tiny" / "manifest.json"
@@ -59,7 +59,7 @@ def test_compile_and_train(place: Place) -> None:
 
 
 def test_a_build_that_was_changed_is_refused(place: Place) -> None:
-    """What runs is what was proven: an edited file is named, and nothing runs."""
+    """Only proven builds run: an edited file is named, and nothing runs."""
     build = place.compile(ONE_RANK)
     with (build / "stages" / "rank_0.py").open("a") as file:
         file.write("\n")
@@ -95,7 +95,7 @@ def test_a_change_of_any_file_of_a_build_is_noticed(place: Place) -> None:
 
 @pytest.fixture(scope="module")
 def shop(new_place: Callable[[], Place]) -> Place:
-    """Two compiled runs in one file, in a folder whose path has spaces and that holds a user's own `runtime/`."""
+    """Two compiled runs in one file, in a folder whose path has spaces and that contains a user's `runtime/`."""
     place = new_place()
     place.folder = place.folder / "my specs"
     place.compile(dict(ONE_RANK, name="first"), "both.dsc")
@@ -120,7 +120,7 @@ def test_one_run_of_several(shop: Place) -> None:
 
 
 def test_a_build_from_elsewhere(shop: Place, tmp_path: Path) -> None:
-    """A build is enough; its data is found below --data, and nothing is written beside the spec."""
+    """A build is sufficient; its data is found in --data, and nothing is written beside the spec."""
     before = sorted(shop.folder.rglob("*"))
     words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", "run of mine")
     done = shop.dsc("train", *words, cwd=tmp_path, anew=True)
@@ -131,7 +131,7 @@ def test_a_build_from_elsewhere(shop: Place, tmp_path: Path) -> None:
 
 
 def test_a_spec_from_elsewhere(shop: Place, tmp_path: Path) -> None:
-    """A spec of another folder finds its data beside it; build and run are made in the current folder."""
+    """A spec in another folder finds its data beside it; build and run go to the current folder."""
     before = sorted(shop.folder.rglob("*"))
     build = tmp_path / "build" / "first"
     files = tuple((str(p.relative_to(b)), p.read_text()) for b in [shop.folder / "build/first"] for p in b.rglob("*.*"))
@@ -151,7 +151,7 @@ def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
     assert "report: " not in done.stdout
 
 
-# ---------------------------------------------------------------- what is wrong beside the spec, before it is compiled
+# ---------------------------------------------------------------- errors outside the spec, found before compiling
 
 
 def test_missing_data_is_said_instead_of_compiling(place: Place) -> None:
@@ -180,7 +180,7 @@ def test_a_build_that_has_no_place_makes_no_data(place: Place) -> None:
 
 
 def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
-    """The text is found, and is too little for the tokenizer."""
+    """The text exists, and is too short for the tokenizer."""
     (place.folder / "few").mkdir()
     for name in "ab":
         (place.folder / "few" / f"{name}.py").write_text(f"{name} = 1\n")
@@ -192,7 +192,7 @@ def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
 
 
 def test_compiler_and_data_are_told_in_turn(place: Place) -> None:
-    """Compiler and data preparation work at once; their lines are printed one after the other."""
+    """Compiler and data preparation run concurrently; their lines are printed in order."""
     place.write(ONE_RANK)
     both = place.folder / "both"
     both.touch()
@@ -204,7 +204,7 @@ def test_compiler_and_data_are_told_in_turn(place: Place) -> None:
     assert lines == sorted(lines), said
 
 
-# ---------------------------------------------------------------- what is refused at once
+# ---------------------------------------------------------------- immediate refusals
 
 
 @pytest.mark.parametrize("command", ["compile", "train"])
@@ -256,16 +256,16 @@ def test_a_run_folder_in_use_is_refused(place: Place) -> None:
     place.compile(ONE_RANK)
     busy = place.folder / "busy"
     with place.started("train", "--out", busy, "--steps", 10**6) as running:
-        running.wait_for_step(busy, 4)  # a checkpoint is there, so that the lock alone keeps a second run out
+        running.wait_for_step(busy, 4)  # with a checkpoint, so that only the lock keeps a second run out
         done = place.dsc("train", "--out", busy, "--steps", 10**6, "--resume", code=75)
         assert done.stderr.endswith(f"error: another run is using {busy}\n")
-        done = place.dsc("train", "--out", busy, "--steps", 10**6, code=75)  # it is no earlier run as long as it runs
+        done = place.dsc("train", "--out", busy, "--steps", 10**6, code=75)  # while it runs, it is not an earlier run
         assert done.stderr.endswith(f"error: another run is using {busy}\n")
     assert json.loads((busy / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
 
 
 def test_two_runs_at_once_in_one_folder_train_once(place: Place) -> None:
-    """Both find the folder empty when they start; whoever gets it second is refused, be the first done or not."""
+    """Both find the folder empty when they start; the second to get it is refused, whether the first is done or not."""
     place.compile(ONE_RANK)
     command = ("train", "--out", "same", "--steps", 2)
     first, second = sorted(place.at_once(command, command), key=lambda done: done.returncode)
@@ -308,7 +308,7 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
 
 
 def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
-    """A spec of several nodes, and its build, get a line about one machine (one node: `test_compile_and_train`)."""
+    """A spec for several nodes, and its build, print a line about one machine (one node: `test_compile_and_train`)."""
     text = spec_text(dict(ONE_RANK, pipeline=2, schedule="dualpipe", devices=1)).replace("nodes = 1", "nodes = 2")
     place.write(ONE_RANK)
     (place.folder / "tiny.dsc").write_text(text)
@@ -342,7 +342,7 @@ def test_training_does_not_depend_on_who_reads(
 
 
 def test_dsc_is_what_the_module_is() -> None:
-    """The console script, beside this Python."""
+    """The console script beside this Python."""
     script = Path(sys.executable).with_name("dsc")
     listed = run((str(script), "--help"), 0, Path("/"))
     assert listed.stdout == run((*DSC, "--help"), 0, Path("/")).stdout
@@ -351,7 +351,7 @@ def test_dsc_is_what_the_module_is() -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "tiny"])
 def test_shipped_specs_train(place: Place, name: str) -> None:
-    """The laptop specs of the repository start as they are, on the text they name."""
+    """The repository's laptop specs train unchanged, on the text that they name."""
     spec = Path(__file__).parents[3] / "specs" / f"{name}.dsc"
     place.dsc("train", spec, "--steps", 1, "--out", "run")
     assert [row["step"] for row in rows(place.folder / "run")] == [1]

@@ -1,4 +1,4 @@
-"""The data of runs: encoded once for all of them, whole in each of them, and never waited for in silence."""
+"""The data of runs: encoded once for all runs, complete in each, and every wait for it is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN = "data: from broken/data, verified; the text is not read again\n"
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A compiled spec, and `straight`, a run of it that nothing disturbs."""
+    """A compiled spec, and `straight`, an undisturbed run of it."""
     place = new_place()
     place.compile(ONE_RANK)
     done = place.dsc("train", "--out", "straight")
@@ -35,13 +35,13 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def shards(run: Path) -> dict[str, int]:
-    """The files of the data of a run, and which inodes they are."""
+    """The data files of a run, and their inodes."""
     (meta,) = (run / "data").glob("*/meta.json")
     return {path.name: path.stat().st_ino for path in meta.parent.iterdir() if path != meta}
 
 
 def test_a_run_goes_on_without_its_text(place: Place) -> None:
-    """The text is gone, and so is the cache; what follows is what would have followed."""
+    """Without the text and the cache, the run continues as it would have."""
     place.dsc("train", "--out", "broken", "--steps", 3)
     cache = place.folder / "build" / ".data"
     (place.folder / "corpus").rename(place.folder / "gone")
@@ -79,7 +79,7 @@ def test_changed_text_changes_nothing_of_a_run_and_another_block_does(place: Pla
 
 
 def test_runs_at_once_encode_a_text_once(place: Place) -> None:
-    """Two commands that begin together: one encodes, both have the same files, and neither needs the cache."""
+    """Of two commands that begin together, one encodes; both have the same files, and neither needs the cache."""
     text = (place.folder / "corpus" / "copy.py").read_text("utf-8")
     (place.folder / "two").mkdir()
     lines = "".join(json.dumps({"text": part}) + "\n" for part in text.split("\n\n"))
@@ -97,7 +97,7 @@ def test_runs_at_once_encode_a_text_once(place: Place) -> None:
 
 
 def test_a_cache_elsewhere_and_a_build_from_elsewhere(place: Place, tmp_path: Path) -> None:
-    """--cache names the folder; a build that is not in ./build has none beside it."""
+    """--cache names the folder; a build outside ./build has no cache beside it."""
     place.dsc("train", "tiny.dsc", "--out", "cached", "--steps", 1, "--cache", tmp_path / "cache")
     (entry,) = (tmp_path / "cache" / "data").glob("*/meta.json")
     assert (entry.parent / "train.bin").stat().st_ino == shards(place.folder / "cached")["train.bin"]
@@ -125,7 +125,7 @@ def test_a_held_lock_is_said_and_can_be_interrupted(place: Place) -> None:
 
 
 def test_a_tokenizer_that_fails_is_one_line(place: Place) -> None:
-    """A tokenizer that panics within the library, on a file whose name is an escape sequence, gives one line."""
+    """A tokenizer that panics within the library, on a file whose name has an escape sequence, gives one line."""
     run = place.folder / "panicked"
     (meta,) = (place.folder / "straight" / "data").glob("*/meta.json")
     bpe = Tokenizer.from_file(str(meta.parent / "tokenizer.json"))
@@ -157,7 +157,7 @@ run {name} extends tiny {{
 }}
 """
 TWO = 'sources { code { files = "corpus/*.py", weight = 9 }, tiny { files = "small/?.txt", weight = 1 } }'
-TOO_SHORT = {  # what is asked for, and what of it is too short for a sample of 66 tokens
+TOO_SHORT = {  # settings, and the splits that are too short for a sample of 66 tokens
     "one": ('source = "small/?.txt"', {"it has to train on", "it has held out"}),
     "held": ('source = "small/*.txt"', {"it has held out"}),
     "blend": (TWO, {"tiny has to train on", "tiny has held out"}),
@@ -166,7 +166,7 @@ TOO_SHORT = {  # what is asked for, and what of it is too short for a sample of 
 
 @pytest.mark.parametrize("name", TOO_SHORT)
 def test_a_text_shorter_than_a_sample_is_one_error_before_the_first_step(place: Place, name: str) -> None:
-    """Every split of every source that is too short is named at once; `dsc data prepare` warns of the same."""
+    """All splits of all sources that are too short are named at once; `dsc data prepare` warns about the same."""
     data, wanted = TOO_SHORT[name]
     (place.folder / "small").mkdir(exist_ok=True)
     for file, text in (("a", "abc"), ("b", "def"), ("long", "xyz " * 40)):
@@ -185,7 +185,7 @@ def test_a_text_shorter_than_a_sample_is_one_error_before_the_first_step(place: 
 
 
 def test_what_a_later_phase_cannot_validate_on_is_said_at_the_beginning(place: Place) -> None:
-    """One text of 41 tokens is held out, which is a sample of 16 tokens and none of 64."""
+    """One text of 41 tokens is held out: enough for a sample of 16 tokens, not for one of 64."""
     (place.folder / "many").mkdir()
     for number in range(12):
         (place.folder / "many" / f"{number:02}.txt").write_text("abcd" * 10)

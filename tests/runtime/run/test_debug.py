@@ -1,4 +1,4 @@
-"""`dsc train --debug` as a person uses it: an edited build, a terminal, `breakpoint()`, and what is typed there."""
+"""`dsc train --debug` as a person uses it: an edited build, a terminal, `breakpoint()`, and commands typed there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = "(Pdb) "
 
 
 class Terminal:
-    """A pseudo terminal in which `dsc` runs in the foreground."""
+    """A pseudo-terminal in which `dsc` runs in the foreground."""
 
     def __init__(self, folder: Path, *words: object) -> None:
         self.ours, theirs = pty.openpty()
@@ -42,14 +42,14 @@ class Terminal:
         os.close(theirs)
 
     def until(self, text: str) -> str:
-        """What is said up to `text`, which comes, and including it."""
+        """Wait for `text`. Returns the output up to and including it."""
         while text not in self.said:
             assert self._read(), f"no {text!r} in {self.said!r}"
         said, _, self.said = self.said.partition(text)
         return said + text
 
     def _read(self) -> bool:
-        """Wait for output and take it; False where all have closed the other end."""
+        """Wait for output and read it. Returns False if all writers have closed the other end."""
         watch = Watch(self.process.pid)
         while not select.select([self.ours], [], [], 1.0)[0]:
             watch.look(what=f"behind {self.said!r}")
@@ -64,7 +64,7 @@ class Terminal:
         os.write(self.ours, text.encode())
 
     def ends(self) -> int:
-        """The exit code, when everything has been said."""
+        """Read all output. Returns the exit code."""
         while self._read():
             pass
         return progress.end(self.process)
@@ -89,7 +89,7 @@ def terminal(folder: Path, *words: object) -> Iterator[Terminal]:
 
 
 def with_breakpoint(place: Place, settings: dict[str, object], rank: int, statement: str) -> Path:
-    """A build in which a statement follows the first one of a body of a pipeline rank."""
+    """A build with a statement inserted after the first one of a pipeline rank's body."""
     build = place.compile(settings)
     stage = build / "stages" / f"rank_{rank}.py"
     text = stage.read_text("utf-8")
@@ -133,7 +133,7 @@ def test_one_rank_at_a_breakpoint(place: Place) -> None:
 
 @pytest.mark.parametrize("leave", ["q\n", "\x03"])
 def test_one_of_four_ranks(place: Place, leave: str) -> None:
-    """Quitting the debugger, or Ctrl-C at its prompt, ends all ranks, and the terminal is as it was."""
+    """Quitting the debugger, or Ctrl-C at its prompt, ends all ranks and restores the terminal."""
     with_breakpoint(place, FOUR_RANKS, 1, "breakpoint()")
     with terminal(place.folder, "train", "build/tiny", "--debug", "--debug-rank", 3, "--hang-timeout", 1) as typed:
         typed.until(PROMPT)

@@ -1,4 +1,4 @@
-"""A machine leaves and returns: the run goes on with the ranks that are left, then with all, and no sample is lost."""
+"""A machine leaves and returns: the run continues on the remaining ranks, then on all, and no sample is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCHRUN = ("--nnodes", "1:2", "--max-restarts", "9", "--rdzv-conf", SOON)
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A build of two nodes with two ranks each, that saves every 20 steps."""
+    """A build for two nodes with two ranks each that saves every 20 steps."""
     place = new_place()
     spec = place.write(FOUR_RANKS | {"devices": 2, "precision": "fp64", "batch": 16})
     text = spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2")
@@ -34,7 +34,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def starts(run: Path) -> list[int]:
-    """How many ranks each start of a run had."""
+    """The number of ranks at each start of a run."""
     return [int(row["ranks"]) for row in read_rows(run / "events.jsonl")[0] if row["event"] == "start"]
 
 
@@ -43,11 +43,11 @@ def test_a_machine_leaves_and_returns(place: Place, monkeypatch: pytest.MonkeyPa
     run = place.folder / "run"
     words = ("--elastic", "--steps", 10**6, "--hang-timeout", 300)
     with agents(place, "run", *words, torchrun=TORCHRUN, first_hosts=True) as first:
-        # where the second machine comes late, the first one has begun without it
+        # if the second machine is late, the first one has begun without it
         wait_for(lambda: starts(run)[-1:] == [4], "the start of four ranks")
         before = len(rows(run))
         wait_for(lambda: len(rows(run)) > before + 25, "steps on four ranks")
-        first.processes[1].send_signal(signal.SIGKILL)  # and with it its ranks
+        first.processes[1].send_signal(signal.SIGKILL)  # and its ranks with it
         wait_for(lambda: starts(run)[-1] == 2, "the start of two ranks")
         before = len(rows(run))
         wait_for(lambda: len(rows(run)) > before + 20, "steps on two ranks")
@@ -67,7 +67,7 @@ def test_a_machine_leaves_and_returns(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 def refit(spec: Path, nodes: int, devices: int) -> Spec | tuple[str, ...]:
-    """What a spec becomes on other devices; the overrides, where they leave degrees to the search."""
+    """The spec changed for other devices, or its overrides if these leave degrees to the search."""
 
     def can_be(more: tuple[str, ...]) -> bool:
         return next(alternatives(spec, None, more), None) is not None
@@ -89,7 +89,7 @@ def test_data_ranks_change_first(place: Place) -> None:
 
 
 def test_then_the_other_degrees() -> None:
-    """Three ranks are no multiple of two pipeline ranks, and dualpipe takes an even number of them."""
+    """Three ranks are not a multiple of two pipeline ranks, and dualpipe needs an even number of ranks."""
     found = refit(Path("specs/quickstart.dsc"), 1, 3)
     assert isinstance(found, tuple)
     assert {"parallel.pipeline=auto", "parallel.data=auto", "schedule.name=auto"} <= {*found}

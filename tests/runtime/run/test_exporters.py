@@ -1,4 +1,4 @@
-"""The numbers of one run, started twice, as the readers of each exporter see them; how exporters begin and end."""
+"""The numbers of one run, started twice, as readers of each exporter see them, and the life of exporters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.runtime.processes import is_gone, polls, wait_for
 from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, TORCHRUN, Place, rows, untimed
 from tests.runtime.run.place import run as run_command
 
-STEPS, PAUSE, BACK = 20, 8, 15  # the first start ends at STEPS, and the second goes on from BACK
+STEPS, PAUSE, BACK = 20, 8, 15  # the first start ends at STEPS, the second resumes from BACK
 WANTED = ("tensorboard", "prometheus", "wandb", "mlflow", "otel")
 
 
@@ -68,13 +68,13 @@ class Receiver(BaseHTTPRequestHandler):
 class Exported(NamedTuple):
     place: Place
     run: Path
-    scraped: tuple[str, list[dict[str, Any]]]  # while the run stood still, and the rows that it had by then
-    gone: list[dict[str, Any]]  # rows of steps that were trained again
+    scraped: tuple[str, list[dict[str, Any]]]  # while the run was paused, and the rows it had by then
+    gone: list[dict[str, Any]]  # rows of steps that were repeated
     spans: list[ExportTraceServiceRequest]
 
 
 def exports(run: Path) -> dict[str, str]:
-    """Where each exporter is, as the run says it."""
+    """The target of each exporter, from the run's output."""
     if not (run / "events.jsonl").exists():
         return {}
     events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
@@ -123,7 +123,7 @@ def exported(new_place: Callable[[], Place]) -> Iterator[Exported]:
 
 
 def scalars(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row, as exporters name them."""
+    """The numbers of a row, by the names that exporters use."""
     found = {}
     for name, value in row.items():
         parts = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
@@ -136,7 +136,7 @@ def single(value: float) -> float:
 
 
 def test_tensorboard_has_each_step_once(exported: Exported) -> None:
-    """Also those that were trained again: EventAccumulator purges what a start gave up."""
+    """Also repeated steps: EventAccumulator purges the rows that a start discarded."""
     accumulator = EventAccumulator(str(exported.run / "tensorboard"), size_guidance={"scalars": 0})
     accumulator.Reload()
     expected: dict[str, list[tuple[int, float]]] = {}
@@ -192,7 +192,7 @@ def test_mlflow_has_every_number(exported: Exported, monkeypatch: pytest.MonkeyP
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
-    """Records of a file of W&B: behind 7 bytes of its own, a log of LevelDB, which is blocks of 32 KiB of pieces of
+    """Records of a W&B file: a header of 7 bytes, then a LevelDB log, which has blocks of 32 KiB with pieces of
     records (https://github.com/google/leveldb/blob/main/doc/log_format.md)."""
     assert data[:4] == b":W&B"
     at, whole, kept = 7, 32768, b""
@@ -253,7 +253,7 @@ def test_spans_are_those_of_the_steps(exported: Exported) -> None:
 
 
 def test_exporters_change_nothing_of_what_is_trained(exported: Exported, tmp_path: Path) -> None:
-    """Builds differ in what says where numbers go, a run goes on under another block, and its bits are the same."""
+    """Builds differ only in the targets of numbers; a run resumed with another block has the same bits."""
     spec = exported.place.write(dict(ONE_RANK, steps=STEPS, batch=4))
     plain = dict(compile_spec(load(spec), segments=exported.place.segments).files)
     (exported.place.folder / "build/tiny").is_dir()
@@ -299,7 +299,7 @@ def test_a_killed_supervisor_leaves_its_numbers_and_no_exporter(place: Place) ->
 
 
 def parent_command(child: int, pid: int) -> bytes:
-    """The command of a process that is the parent of another; empty of others."""
+    """The command of process `pid` if it is the parent of `child`, else empty."""
     parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1]
     return Path(f"/proc/{pid}/cmdline").read_bytes() if int(parent) == pid else b""
 
@@ -321,7 +321,7 @@ def test_under_torchrun_rank_0_exports(place: Place) -> None:
         (["finished"], 0, "FINISHED"),
         (["failed"], 1, "FAILED"),
         ([], 1, "KILLED"),
-        (["finished", ""], 1, "KILLED"),  # behind its first phase
+        (["finished", ""], 1, "KILLED"),  # after its first phase
         (["failed", "finished"], 0, "FINISHED"),
     ],
 )
@@ -346,7 +346,7 @@ def test_how_a_run_ended_is_told(
 
 @contextmanager
 def exporting(run: Path, metrics: MetricsSinks) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of the exporters of a run that has one row."""
+    """The exporter process of a run that has one row."""
     watch = WatchFacts(
         run="mine", model="m", cluster="c", devices=1, phase=1, phases=1, flops_per_token=1.0, step_s=1.0,
         peak_flops=None, mfu=None, tokens=1, bubble=0.0, memory_bytes=(), capacity_bytes=(), links=(), metrics=metrics,

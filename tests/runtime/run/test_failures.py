@@ -1,4 +1,4 @@
-"""Whatever ends a run: the exit code, the rank and its action are said, nothing is left, and `--resume` goes on."""
+"""Whatever ends a run, it reports the exit code, the rank and its action, no process is left, and it can be resumed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.runtime.processes import is_gone, wait_for
 from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, Place, Running, bits, rows, saved, untimed
 
 FOREVER = ("--steps", 10**6)
-BEGUN = 4  # rows after which a run is disturbed: one checkpoint is there, of step 3
+BEGUN = 4  # rows after which a run is disturbed; by then it has one checkpoint, of step 3
 STRAIGHT = 30
 
-# `F1.3`, `(F0.3|B1.2)`, `dispatch I1.2@L1`, `recv F0.1`, `sum records`, `reduce experts`: what ranks say they do
+# `F1.3`, `(F0.3|B1.2)`, `dispatch I1.2@L1`, `recv F0.1`, `sum records`, `reduce experts`: actions that ranks report
 ACTION = r"(\(?[FBIWE]\d+\.\d+.*|\w+ [FBIWE]\d+\.\d+.*|(?:reduce|gather|connect) .*|[a-z ]+)"
 
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A compiled spec of four ranks, and `straight`, a run of it that nothing disturbs."""
+    """A compiled spec for four ranks, and `straight`, an undisturbed run of it."""
     place = new_place()
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--out", "straight", "--steps", STRAIGHT)
@@ -35,7 +35,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def check_resumes(place: Place, name: str) -> None:
-    """Three more steps from the newest checkpoint on end, bit for bit, where the undisturbed run was."""
+    """Assert that three more steps from the newest checkpoint are bit-identical to the undisturbed run."""
     run, straight = place.folder / name, place.folder / "straight"
     last = saved(run).step + 3
     assert last <= STRAIGHT, "the undisturbed run must be longer"
@@ -47,7 +47,7 @@ def check_resumes(place: Place, name: str) -> None:
 
 
 def failure(running: Running, code: int) -> str:
-    """The one line that says what happened, once the run has ended with `code` and left nothing."""
+    """Wait until the run has ended, with exit code `code` and no process left. Returns the line with the reason."""
     assert running.ends() == code, running.stderr()
     lines = [line for line in running.stderr().splitlines() if not line.startswith(("data: ", "  "))]
     assert len(lines) == 1, running.stderr()
@@ -84,12 +84,12 @@ def test_a_stopped_rank(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exception_in_a_segment(place: Place) -> None:
-    """Token ids beyond the vocabulary appear in the training data: the embedding raises."""
+    """Token ids outside the vocabulary appear in the training data, and the embedding raises."""
     run = place.folder / "raised"
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER) as running:
         running.wait_for_step(run, BEGUN)
         data = shard(run)
-        with data.open("r+b") as file:  # never shorter meanwhile: ranks have mapped it
+        with data.open("r+b") as file:  # it must not become shorter: ranks have mapped it
             file.write(b"\xff" * data.stat().st_size)
         said = failure(running, code=1)
     place_of_it = r"rank \d failed during \(?[FB]\d\.\d.*, step \d+"
@@ -112,7 +112,7 @@ def test_data_that_goes_away(place: Place) -> None:
 
 
 def shard(run: Path) -> Path:
-    """The tokens that the ranks of a run have mapped."""
+    """The token file that the ranks of a run have mapped."""
     (meta,) = (run / "data").glob("*/meta.json")
     path = meta.parent / "train.bin"
     assert path == ShardReader(meta.parent / "train").data_path
@@ -120,8 +120,8 @@ def shard(run: Path) -> Path:
 
 
 def test_a_loss_that_is_not_finite(place: Place) -> None:
-    """The largest rate and decay the language takes multiply the weights by -99 a step, until they overflow. Every rank
-    notices at the same step, before it updates anything; the checkpoint of before holds."""
+    """The largest rate and decay of the language multiply the weights by -99 per step, until they overflow. All ranks
+    notice at the same step, before any update; the previous checkpoint stays good."""
     place.compile(dict(FOUR_RANKS, name="absurd", rate=10, decay=10), "absurd.dsc")
     run = place.folder / "nan"
     done = place.dsc("train", "absurd.dsc", "--out", run, *FOREVER, code=1)
@@ -168,7 +168,7 @@ def test_a_killed_command_leaves_nothing(place: Place) -> None:
 
 
 def test_a_killed_launcher_leaves_nothing(place: Place) -> None:
-    """The process between the command and the ranks."""
+    """The launcher is the process between the command and the ranks."""
     run = place.folder / "headless"
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER) as running:
         running.wait_for_step(run, BEGUN)
@@ -182,7 +182,7 @@ def test_a_killed_launcher_leaves_nothing(place: Place) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ended_while_the_data_is_prepared(place: Place, number: signal.Signals) -> None:
-    """The standard library takes seconds to encode; the run ends before it has begun."""
+    """Encoding the standard library takes seconds; the run ends before its first step."""
     place.compile(slow_data(place, "slow"), "slow.dsc")
     run = place.folder / f"early-{number.name}"
     with place.started("train", "slow.dsc", "--out", run) as running:
@@ -198,7 +198,7 @@ def test_ended_while_the_data_is_prepared(place: Place, number: signal.Signals) 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ended_while_the_spec_is_compiled(place: Place, number: signal.Signals) -> None:
-    """The data is being prepared meanwhile; no build is there, nor half of one."""
+    """Data is prepared meanwhile; there is no build, not even a partial one."""
     name = f"uncompiled_{number.name}"
     place.write(slow_data(place, name), f"{name}.dsc")
     run = place.folder / name
@@ -216,7 +216,7 @@ def test_ended_while_the_spec_is_compiled(place: Place, number: signal.Signals) 
 
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_killed_compiler_or_launcher(place: Place, which: int) -> None:
-    """While both are at work: the other one ends too."""
+    """If one is killed while both work, the other ends too."""
     name = f"bereft_{which}"
     place.write(slow_data(place, name), f"{name}.dsc")
     run = place.folder / name
@@ -243,13 +243,13 @@ def test_a_killed_preparation_may_be_tried_again(place: Place) -> None:
 
 
 def wait_for_preparation(place: Place, run: Path) -> None:
-    """Wait until data is being written, to the run or to the cache that runs share."""
+    """Wait until data is being written, to the run or to the shared cache."""
     places = (place.folder / "build" / ".data", run / "data")
     wait_for(lambda: [each for folder in places for each in folder.glob(".building-*")], "the preparation of the data")
 
 
 def slow_data(place: Place, name: str) -> dict[str, Any]:
-    """Settings of a spec whose data takes seconds to prepare; nothing of it is in the cache."""
+    """Settings of a spec whose data takes seconds to prepare and is not in the cache."""
     shutil.rmtree(place.folder / "build" / ".data", ignore_errors=True)
     slow = place.folder / "slow"
     slow.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`dsc train --restarts N --elastic`: a rank that cannot run is left out, and the run goes on without."""
+"""`dsc train --restarts N --elastic`: a rank that cannot run is dropped, and the run continues without it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.runtime.run.test_elastic import starts
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A compiled spec of four ranks."""
+    """A compiled spec for four ranks."""
     place = new_place()
     place.compile(FOUR_RANKS | {"precision": "fp64"})
     return place
 
 
 def test_a_rank_that_cannot_run_is_left_out(place: Place) -> None:
-    """Rank 3 is killed whenever it is there. Three devices have no plan of this run, and two have; the next start
-    begins with all again."""
+    """Rank 3 is killed at each start. There is no plan of this run for three devices, but one for two; the next start
+    begins with all devices again."""
     run = place.folder / "run"
     words = ("--out", run, "--restarts", 1, "--elastic", "--steps", 30)
     with place.started("train", "tiny.dsc", *words) as running:
@@ -76,7 +76,7 @@ def test_the_last_device_is_not_left_out(place: Place) -> None:
 
 
 def test_no_plan_for_what_is_left_is_said(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Down to one device; an error that may pass ends the search at once."""
+    """The search goes down to one device; a temporary error ends it at once."""
     build, tried = Build.open(place.folder / "build" / "tiny"), []
 
     def refused(_spec: Path, on: str, _folder: Path, code: int = EXIT_USAGE) -> None:
@@ -94,7 +94,7 @@ def test_no_plan_for_what_is_left_is_said(place: Place, monkeypatch: pytest.Monk
 
 
 def test_a_kill_while_fewer_devices_are_planned_loses_nothing(place: Place) -> None:
-    """SIGKILL of the launcher, while it compiles: no process is left, and the next start has all checkpoints."""
+    """After SIGKILL of the compiling launcher, no process is left, and the next start has all checkpoints."""
     run = place.folder / "killed"
     words = ("--out", run, "--restarts", 1, "--elastic", "--steps", 30)
     with place.started("train", "tiny.dsc", *words) as running:

@@ -1,6 +1,6 @@
-"""A run in few bits that is broken off and resumed: weights of few bits are made again, and never saved.
+"""An interrupted and resumed low-precision run: quantised weights are recomputed and never saved.
 
-Random numbers of stochastic rounding depend on the step: a resumed run draws those that it would have had.
+Random numbers for stochastic rounding depend on the step: a resumed run draws the same ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wrong numbers: all ranks do the same, no sample is lost or trained twice, and what went wrong is named."""
+"""Wrong numbers: all ranks react alike, no sample is lost or trained twice, and the fault is named."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BACK = "health { not_finite = rollback, back = 2 steps }"
 
 
 class Runs:
-    """Runs in a place, all on the same text."""
+    """Runs in one place, all on the same text."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -67,7 +67,7 @@ class Runs:
         return run
 
     def without(self, build: Path, *samples: tuple[int, int], steps: int = STEPS) -> Path:
-        """A run that nothing disturbs, on the other samples."""
+        """An undisturbed run without these samples."""
         run = self.place.folder / f"{build.name}-without"
         run.mkdir()
         position = Position(order=order_of(Build.open(build), self.corpus))
@@ -88,7 +88,7 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 
 def check_equal(run: Path, other: Path) -> None:
-    """Assert the same rows, weights, moments, biases and position, to the bit."""
+    """Assert bit-identical rows, weights, moments, biases and position."""
     assert numbers(run) == numbers(other)
     assert bits(saved(run)) == bits(saved(other))
     assert saved(run).meta["position"] == saved(other).meta["position"]
@@ -97,7 +97,7 @@ def check_equal(run: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_batch_that_one_rank_makes_nan_is_skipped_by_all(runs: Runs, mesh: str) -> None:
-    """Weights, moments, balancing biases, rate and every later step are those of a run whose data has no such batch."""
+    """Weights, moments, balancing biases, rate and all later steps equal those of a run without this batch."""
     build = runs.build(MESHES[mesh], SKIP)
     world = MESHES[mesh]["devices"]
     run = runs.train(build, "run", nan_weight(world - 1, {33}), steps=6)
@@ -110,7 +110,7 @@ def test_a_batch_that_one_rank_makes_nan_is_skipped_by_all(runs: Runs, mesh: str
 
 @pytest.fixture(scope="module")
 def spiky(runs: Runs) -> tuple[Path, Path]:
-    """A build of two ranks, and its run of the samples that are left when step 8 rolls two steps back."""
+    """A build for two ranks, and its run on the samples that remain when step 8 rolls back two steps."""
     build = runs.build(dict(TWO, name="spiky", model=DENSE), ALL)
     return build, runs.without(build, (40, 64))
 
@@ -119,7 +119,7 @@ SPIKE = loss_times(100.0, {*range(56, 64)})
 
 
 def test_a_spike_rolls_back(runs: Runs, spiky: tuple[Path, Path]) -> None:
-    """Step 8 spikes: the run goes on behind step 5, of which there is no checkpoint, without the samples since then."""
+    """Step 8 spikes: the run continues after step 5, which has no checkpoint, without the samples since then."""
     run = runs.train(spiky[0], "back", SPIKE)
     check_equal(run, spiky[1])
     (met,) = events(run, "bad_step")
@@ -131,12 +131,12 @@ def test_a_spike_rolls_back(runs: Runs, spiky: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("step", [0, 5, 7])
 def test_a_kill_within_a_rollback_changes_no_bit(runs: Runs, spiky: tuple[Path, Path], step: int) -> None:
-    """A process ends when the rollback was recorded (0), and behind a step before and behind the next checkpoint."""
+    """A process is killed after the rollback is recorded (0), and after a step before and after the next checkpoint."""
     marker = runs.place.folder / f"killed-{step}"
     if step:
         run = runs.train(spiky[0], f"kill-{step}", SPIKE, killed_behind(step, marker), code=1)
     else:
-        with pytest.MonkeyPatch.context() as patch:  # as under torchrun, where nobody starts the ranks again
+        with pytest.MonkeyPatch.context() as patch:  # as under torchrun, where ranks are not restarted
             patch.setattr("runtime.run.starts.rollbacks", lambda run: ())
             run = runs.train(spiky[0], "kill-0", SPIKE, code=1)
     runs.train(spiky[0], f"kill-{step}", SPIKE, resume=True)
@@ -144,7 +144,7 @@ def test_a_kill_within_a_rollback_changes_no_bit(runs: Runs, spiky: tuple[Path, 
 
 
 def test_what_passes_is_told_from_what_is_real(runs: Runs) -> None:
-    """NaN that is gone when the step is computed again: the rank is named, and the run has the bits of another one."""
+    """NaN that does not recur when the step is repeated: the rank is named, and the run is bit-identical to another."""
     build = runs.build(dict(TWO, name="passing", model=DENSE), "health { not_finite = stop }")
     run = runs.train(build, "run", nan_weight(1, {33}, 1, runs.place.folder / "marker"), steps=6)
     check_equal(run, runs.without(build, steps=6))
@@ -158,7 +158,7 @@ def test_what_passes_is_told_from_what_is_real(runs: Runs) -> None:
 
 
 def test_what_does_not_help_ends_the_run(runs: Runs) -> None:
-    """Each batch behind step 4 is bad: two are skipped, then the run ends."""
+    """All batches after step 4 are bad: two are skipped, then the run ends."""
     build = runs.build(dict(ONE_RANK, name="most", model=DENSE), SKIP.replace("skip,", "skip, most = 2,"))
     run = runs.train(build, "run", nan_weight(0, {*range(32, 99)}), code=1)
     assert [each["action"] for each in events(run, "bad_step")] == ["skip", "skip", "stop"]
@@ -167,7 +167,7 @@ def test_what_does_not_help_ends_the_run(runs: Runs) -> None:
 
 
 def test_a_skip_takes_no_collective(runs: Runs) -> None:
-    """A step that is skipped takes the sums of one that is trained, but for the gathering of weights behind it."""
+    """A skipped step has the same sums as a trained one, except the all-gather of weights after it."""
     build = runs.build(dict(TWO, name="counted", model=DENSE, zero=1), SKIP)
     out = runs.place.folder / "asked"
     runs.train(build, "run", nan_weight(1, {33}), recorded(out), steps=6)
@@ -178,8 +178,8 @@ def test_a_skip_takes_no_collective(runs: Runs) -> None:
 
 @pytest.mark.parametrize("mesh", ["dp", "dualpipe"])
 def test_a_flipped_bit_is_found_within_an_interval(runs: Runs, mesh: str) -> None:
-    """The tensor is named, and the rank, or both where there are two replicas. No checkpoint has the bit: a resume
-    comes to the bits of a run that nothing disturbed."""
+    """The tensor is named, and the rank, or both ranks if there are two replicas. No checkpoint has the bit: a resumed
+    run is bit-identical to an undisturbed one."""
     build = runs.build(MESHES[mesh], "health { hash = 2 }")
 
     def flipped(trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""`schedule { host_copies = true }`: a spec alone, searched, compiled, trained, killed and resumed, with the numbers of
+"""`schedule { host_copies = true }`: a spec is searched, compiled, trained, killed and resumed, with the numbers of
 the same spec without copies."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COPIED |= {"schedule": "auto, placement = v, cap = 1, host_copies = true"}
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """Runs of one order: with the copies that `auto` placed, and as a file of it without them."""
+    """Runs of one schedule: with the copies that `auto` placed, and from its file without them."""
     place = new_place()
     schedule = (place.compile(COPIED, "copied.dsc") / "schedule.txt").read_text("utf-8")
     (place.folder / "plain.schedule").write_text(re.sub(r" ?[OR]\d+\.\d+", "", schedule), "utf-8")
@@ -33,7 +33,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def test_a_kill_while_an_activation_is_on_the_host(place: Place) -> None:
-    """The run is resumed. Its losses and every bit of its checkpoints are those of the run without copies."""
+    """The resumed run's losses and checkpoints are bit-identical to the run without copies."""
     printed = place.dsc("schedule", "copied.dsc").stdout
     assert has_copies(Schedule.from_text(printed))
     straight, run, note = place.folder / "straight", place.folder / "killed", place.folder / "note"

@@ -1,4 +1,4 @@
-"""Both phases of sparse attention, in real processes: what is not trained stays, and a break leaves no trace."""
+"""Both phases of sparse attention, in real processes: untrained weights stay, and interruptions leave no trace."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ model small extends tiny { attention mla { indexer { heads = 3, head_dim = 8, to
 cluster two { nodes = 1, node { devices = 2, device cpu { cores = 1, memory = 4GB } } }
 """
 SETTINGS = dict(ONE_RANK, precision="fp64", batch=4, steps=4)
-LAST, END = 4, 10  # steps of the first phase, and of both
+LAST, END = 4, 10  # last steps of the first and the second phase
 
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A folder with the spec and the builds of its phases."""
+    """A folder with the spec and its phases' builds."""
     place = new_place()
     place.write(SETTINGS)
     path = place.folder / "chosen.dsc"
@@ -47,14 +47,14 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 @pytest.fixture(scope="module")
 def straight(place: Place) -> Path:
-    """The run without a break."""
+    """The uninterrupted run."""
     said = place.dsc("train", "chosen.dsc", "--out", "straight").stdout
     assert "phase 2 of 2 begins after step 4: nothing differs" in said and "not bit for bit" not in said
     return place.folder / "straight"
 
 
 def test_indexers_alone_move_in_the_first_phase(straight: Path) -> None:
-    """Weights of all else, and all of its moments, are what they were; then everything moves."""
+    """All other weights and moments stay unchanged in the first phase; then all change."""
     one, last, end = (saved(straight, step) for step in (3, LAST, END))
     names = {name for name in last.shapes if not name.startswith("bias/")}
     before, after, behind = (each.read(names) for each in (one, last, end))
@@ -70,7 +70,7 @@ def test_indexers_alone_move_in_the_first_phase(straight: Path) -> None:
 
 @pytest.mark.parametrize("breaks", [(2, LAST), (LAST, 7)], ids=str)
 def test_a_break_leaves_no_trace(place: Place, straight: Path, breaks: tuple[int, ...]) -> None:
-    """A run that ends within a phase, or between both, goes on to the same bits."""
+    """A run that ends within a phase, or between both, is resumed with the same bits."""
     name = f"broken at {breaks}"
     for step in breaks:
         place.dsc("train", "chosen.dsc", "--out", name, "--resume", "--steps", step)
@@ -91,7 +91,7 @@ def test_a_kill_in_the_second_phase_leaves_no_trace(place: Place, straight: Path
 
 
 def test_a_checkpoint_without_indexers_begins_a_run(place: Place) -> None:
-    """They begin at random, and everything else with its weights."""
+    """Indexers begin at random, everything else with the weights of the checkpoint."""
     place.dsc("train", "tiny.dsc", "--out", "dense", "--steps", 2)
     text = TEXT.replace("run chosen", "run begun").replace("only = indexer", 'only = indexer, initial = "dense"')
     (place.folder / "begun.dsc").write_text(text, "utf-8")

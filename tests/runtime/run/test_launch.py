@@ -1,4 +1,4 @@
-"""What `dsc launch` writes, started: two nodes of this machine train, stop for a time limit, and go on bit for bit."""
+"""Scripts of `dsc launch`: two nodes on this machine train, stop for a time limit, and resume bit-identically."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.runtime.run.place import FOUR_RANKS, Place, bits, has_reached, rows, 
 from tests.runtime.run.test_elastic import starts
 from tests.runtime.run.test_failures import BEGUN
 
-STEPS = 60  # so many that a job is stopped before its end
+STEPS = 60  # enough that a job is stopped before its end
 Straight = Callable[[int], Path]
 
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A build of two nodes with two ranks each."""
+    """A build for two nodes with two ranks each."""
     place = new_place()
     spec = place.write(FOUR_RANKS | {"devices": 2})
     spec.write_text(spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2"), "utf-8")
@@ -39,7 +39,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 @pytest.fixture(scope="module")
 def straight(place: Place) -> Straight:
-    """A run of so many steps that one machine trains undisturbed."""
+    """An undisturbed run of a number of steps on one machine."""
 
     @cache
     def run(steps: int) -> Path:
@@ -57,14 +57,14 @@ def free_port() -> int:
 
 
 def end(pids: list[int]) -> None:
-    """Kill what a test has left."""
+    """Kill processes that a test left."""
     for pid in pids:
         if not is_gone(pid):
             os.kill(pid, signal.SIGKILL)
 
 
 def below(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """A process and its descendants."""
     found = [pid]
     for each in found:
         found += children(each)
@@ -91,7 +91,7 @@ def test_two_shells_train_as_one_machine(place: Place, straight: Straight) -> No
 def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
     place: Place, straight: Straight, tmp_path: Path, everybody: bool
 ) -> None:
-    """The signal comes to the tasks or, as a cluster can be set up, to every process of them."""
+    """The signal goes to the tasks or, as some clusters are configured, to all their processes."""
     run = place.folder / f"slurm-{everybody}"
     words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())
     place.dsc("launch", "slurm", "build/tiny", *words, "--steps", STEPS)
@@ -123,7 +123,7 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
 
 
 def test_an_elastic_slurm_job_loses_a_node_and_has_it_again(place: Place, tmp_path: Path) -> None:
-    """The node's whole step is killed, as when a machine is gone: the other one goes on alone, then both."""
+    """The node's whole step is killed, as if the machine were gone: the other continues alone, then both."""
     run = tmp_path / "elastic"
     words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())
     place.dsc("launch", "slurm", "build/tiny", *words, "--elastic", 1, "--gather", 2, "--steps", 10**6)

@@ -1,4 +1,4 @@
-"""A run on two machines that share no memory and no folder but those of the data and of the run."""
+"""A run on two machines that share no memory, and only the folders of the data and the run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.runtime.run.machines import machines, why_not
 from tests.runtime.run.place import FOUR_RANKS, Place, bits, saved, untimed
 
 STEPS = 9
-# Ranks 0 and 1 are on the first machine. In the first, machines are pipeline ranks, with an expert group each; in the
-# second they share an expert group, through whose nodes rows go in two hops. How many channels all ranks together have
-# inside machines, and between them.
+# Ranks 0 and 1 are on the first machine. In the first case, each machine is a pipeline rank with its own expert group;
+# in the second, they share an expert group, and rows take two hops. The counts are the channels of all ranks within
+# machines, and between them.
 SPECS = {
     "pipeline": (FOUR_RANKS, Counter(memory=8, gloo=20)),
     "experts": (FOUR_RANKS | dict(pipeline=1, expert=4, schedule="1f1b", zero=1), Counter(memory=8, gloo=16)),
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=f"this host allows no names
 
 @pytest.fixture(params=SPECS)
 def place(request: pytest.FixtureRequest, new_place: Callable[[], Place]) -> Place:
-    """A build of two nodes with two ranks each, and `straight`, a run of it on one machine."""
+    """A build for two nodes with two ranks each, and `straight`, a run of it on one machine."""
     place = new_place()
     spec = place.write(SPECS[request.param][0] | {"devices": 2})
     spec.write_text(spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2"), "utf-8")
@@ -51,8 +51,8 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Every weight has the bits of one machine's, by the interface that was found, and no rank is left. Ranks of one
-    machine share memory, all of them on the one machine: so the bits do not depend on what carries a sum."""
+    """All weights are bit-identical to one machine's, over the detected interface, and no rank is left. Ranks on one
+    machine share memory, which all ranks of `straight` do: so bits do not depend on the transport of sums."""
     with machines(tmp_path / "host") as both:
         shutil.copytree(place.folder / "corpus", both.folder / "shared" / "corpus")
         words = ("--build-path", "/mnt/own/build", "--run-folder", "/mnt/shared/run", "--data", "/mnt/shared")
@@ -67,7 +67,7 @@ def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest,
             codes = []
         finally:
             for process in started:
-                process.kill()  # and, with it, all processes of its machine
+                process.kill()  # and all processes of its machine with it
                 process.wait()
         assert codes == [0, 0], both.output(0) + both.output(1)
         shared = both.folder / "shared"
@@ -84,7 +84,7 @@ def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest,
 
 
 def check_channels(place: Place, said: list[dict[str, Any]], counts: Counter[str]) -> None:
-    """What each rank says of its channels: those of the plan, over memory where all their ranks are on one machine."""
+    """Check the channels that each rank reports: those of the plan, over memory if all ranks are on one machine."""
     plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     assert sorted(each["rank"] for each in said) == [0, 1, 2, 3]
     for each in said:

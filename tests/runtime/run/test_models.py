@@ -1,4 +1,4 @@
-"""Runs of models without some part of DeepSeek-V3: what they leave, that they resume, and what they do not show."""
+"""Runs of models that lack some part of DeepSeek-V3: their files, their resumes, and what they do not show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def trained(request: pytest.FixtureRequest, new_place: Callable[[], Place]) -> tuple[str, Place]:
-    """`straight` of six steps, whose output is in `stdout`."""
+    """A run `straight` of six steps, with its output in `stdout`."""
     place = new_place()
     place.compile(MODELS[request.param])
     (place.folder / "stdout").write_text(place.dsc("train", "--out", "straight").stdout)
@@ -27,7 +27,7 @@ def trained(request: pytest.FixtureRequest, new_place: Callable[[], Place]) -> t
 
 
 def test_resuming_is_bit_exact(trained: tuple[str, Place]) -> None:
-    """`broken` is of three steps, then three more."""
+    """`broken` has three steps, then three more."""
     name, place = trained
     place.dsc("train", "--out", "broken", "--steps", 3)
     assert "going on from" in place.dsc("train", "--out", "broken", "--resume").stdout

@@ -1,4 +1,4 @@
-"""The tiny spec with moments in BF16: trained, broken off, resumed, and what its checkpoints and its plan hold."""
+"""The tiny spec with BF16 moments: trained, interrupted, resumed, and the contents of its checkpoints and plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ run mine extends tiny {{
 
 @pytest.fixture(params=["fp32", "bf16"])
 def mine(place: Place, request: pytest.FixtureRequest) -> Place:
-    """A folder with that spec and what it reads."""
+    """A folder with this spec and its files."""
     (place.folder / "corpus").mkdir()
     for name in CORPUS:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{name}.py", place.folder / "corpus")
@@ -66,7 +66,7 @@ def test_a_resumed_run_is_equal_to_the_bit(mine: Place) -> None:
 
 
 def test_the_plan_counts_two_bytes_each(mine: Place) -> None:
-    """Less than with FP32 moments by four bytes a parameter, all of which one device updates."""
+    """Four bytes less per parameter than with FP32 moments; one device updates all parameters."""
 
     def optimizer_bytes(*words: str) -> int:
         plan = json.loads(mine.dsc("plan", "mine.dsc:mine", "--format", "json", *words).stdout)

@@ -1,4 +1,4 @@
-"""`dsc train` of models with norms behind their parts, on two pipeline ranks, against the independent model."""
+"""`dsc train` of models with norms after sublayers, on two pipeline ranks, against the independent model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO_RANKS = dict(FOUR_RANKS, expert=1, devices=2, precision="fp64", steps=7)
 
 @pytest.mark.parametrize("norm", ["post", "sandwich"])
 def test_losses_are_those_of_the_independent_model(norm: str, place: Place) -> None:
-    """A checkpoint has the weights of the step after it: the run's next loss is the model's, with them."""
+    """The run's next loss after a checkpoint equals the model's loss with the checkpoint's weights."""
     place.compile(dict(TWO_RANKS, model=DENSE.replace("norm_eps", f"norm = {norm}, norm_eps")))
     place.dsc("train", "--out", "run")
     run = place.folder / "run"
@@ -38,7 +38,7 @@ def test_losses_are_those_of_the_independent_model(norm: str, place: Place) -> N
 
 
 def batch_of(run: Path, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The samples of the step behind one, and their targets one and two tokens ahead."""
+    """The samples of the step after `step`, and their targets one and two tokens ahead."""
     (folder,) = (path for path in (run / "data").iterdir() if path.is_dir())
     samples = Samples(folder, "train", SEQUENCE, 2, seed=1)
     z = torch.from_numpy(np.stack([samples.tokens(i) for i in range(step * BATCH, (step + 1) * BATCH)]))

@@ -1,6 +1,6 @@
-"""Numbers that overflow by themselves: large weights, and a decay that makes them larger with each step.
+"""Numbers that overflow without injected faults: large weights, and a decay that enlarges them at each step.
 
-A rate of 1 and a decay of 10 multiply each matrix by 1 - 10 in a step. Nothing is injected.
+A rate of 1 and a decay of 10 multiply each matrix by 1 - 10 per step.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def large(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without what the last step of a run validates."""
+    """Rows without the validation of the last step."""
     return [{name: value for name, value in row.items() if not name.startswith("validation")} for row in rows]
 
 
 @pytest.mark.parametrize("mesh", OVERFLOWS)
 def test_a_batch_that_overflows_is_left_out_by_all_ranks(runs: Runs, mesh: str) -> None:
-    """Until too many are: then all ranks end at the same step. Rows are finite, they count what events do, and they are
-    those of a run whose data does not have these batches."""
+    """When there are too many, all ranks end at the same step. Rows are finite, match the events, and equal those of a
+    run without these batches."""
     build = runs.build(large(OVERFLOWS[mesh]), "health { not_finite = skip, most = 3 }")
     run = runs.train(build, "run", steps=30, code=1)
     met, rows = events(run, "bad_step"), untimed(run)
@@ -65,8 +65,8 @@ def test_a_batch_that_overflows_is_left_out_by_all_ranks(runs: Runs, mesh: str) 
 
 @pytest.mark.parametrize("mesh", ["tp", "zero"])
 def test_an_overflow_rolls_back_and_ends(runs: Runs, mesh: str) -> None:
-    """Weights are too large again after each rollback. All ranks go back alike, and then end. The last checkpoint has
-    finite weights."""
+    """Weights become too large again after each rollback. All ranks roll back alike, and then end. The last checkpoint
+    has finite weights."""
     build = runs.build(large(OVERFLOWS[mesh]), "health { not_finite = rollback, back = 1, most = 2, rerun = false }")
     run = runs.train(build, "run", steps=30, code=1)
     assert [each["action"] for each in events(run, "bad_step")] == ["rollback", "rollback", "stop"]
@@ -76,7 +76,7 @@ def test_an_overflow_rolls_back_and_ends(runs: Runs, mesh: str) -> None:
 
 def test_zeros_of_an_overflow_are_found_where_health_is_asked_for(runs: Runs) -> None:
     """Squares in norms overflow before weights do: then the loss is that of guessing, and the gradient is 0. Without a
-    block the run goes on, until weights overflow too."""
+    `health` block, the run continues until weights overflow too."""
     settings = dict(large(dict(TWO, name="zeros", precision="bf16", model=MESHES["dp"]["model"])), steps=30)
     silent = runs.train(runs.build(settings, ""), "silent", steps=30, code=1)
     zeros = [row["step"] for row in untimed(silent) if row["grad_norm"] == 0]

@@ -1,4 +1,4 @@
-"""Padding takes part in nothing but shapes: the same rows in longer sequences train to the same numbers."""
+"""Padding only affects shapes: the same rows in longer sequences train to the same numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trained(place: Place, name: str, sequence: int, model: str = BALANCED, clip:
 
 
 def numbers(run: Path) -> dict[str, Any]:
-    """What steps say but for their tokens, which count padding, and the biases and loads of experts at the end."""
+    """The rows of steps without token counts, which include padding, and the final biases and loads of experts."""
     rows = [{name: value for name, value in row.items() if name != "tokens"} for row in untimed(run)]
     checkpoint = saved(run, 3)
     found = checkpoint.read(name for name in checkpoint.shapes if name.startswith("bias/"))

@@ -1,6 +1,6 @@
-"""A run whose sequences grow, in real processes: it equals a plain loop in float64, and a break leaves no trace.
+"""A run with growing sequences, in real processes: it equals a plain loop in float64, and interruptions leave no trace.
 
-Three phases of 16, 32 and 64 tokens; the second begins with YaRN, the third with other degrees of parallelism.
+Three phases of 16, 32 and 64 tokens; the second adds YaRN, the third has other degrees of parallelism.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ model stretched extends tiny {
 cluster two { nodes = 1, node { devices = 2, device cpu { cores = 1, memory = 4GB } } }
 """
 SETTINGS = dict(ONE_RANK, precision="fp64", batch=4, steps=4)
-ENDS = (4, 8, 10)  # of the phases, in steps
+ENDS = (4, 8, 10)  # last steps of the phases
 NAMES = ("grow", "grow.to_32", "grow.to_64")
-TOLERANCE = 1e-9  # of the largest element of a tensor, after six steps in float64
+TOLERANCE = 1e-9  # relative to the largest element of a tensor, after six steps in float64
 
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A folder with the spec and the builds of its phases."""
+    """A folder with the spec and its phases' builds."""
     place = new_place()
     place.write(SETTINGS)
     assert _compile(place, "grow", GROW) == NAMES
@@ -67,7 +67,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def _compile(place: Place, run: str, text: str) -> tuple[str, ...]:
-    """Write the spec of a run, and the builds of its phases, quicker than `dsc train` does; their names."""
+    """Write the spec of a run and its phases' builds, faster than `dsc train`. Returns the names of the builds."""
     path = place.folder / f"{run}.dsc"
     path.write_text(text.replace("run grow", f"run {run}"), "utf-8")
     names = phases_in(path)
@@ -78,7 +78,7 @@ def _compile(place: Place, run: str, text: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def straight(place: Place) -> Path:
-    """The run without a break."""
+    """The uninterrupted run."""
     said = place.dsc("train", "grow.dsc", "--out", "straight").stdout
     assert "phase 2 of 3 begins after step 4: train.sequence 16 → 32" in said
     assert "the rotation of positions" in said and "not bit for bit" not in said
@@ -106,7 +106,7 @@ def test_rows_and_checkpoints_say_their_phase(straight: Path) -> None:
 
 
 def test_phases_equal_a_plain_loop(place: Place, straight: Path) -> None:
-    """From a checkpoint of the first phase on: losses, weights, both moments, their average, and balancing biases."""
+    """From a checkpoint of the first phase on: losses, weights, both moments, averaged weights, balancing biases."""
     specs = [load(place.folder / "grow.dsc", name) for name in NAMES]
     begin = saved(straight, 3)
 
@@ -148,7 +148,7 @@ def test_phases_equal_a_plain_loop(place: Place, straight: Path) -> None:
 
 
 def _held(checkpoint: LoadedCheckpoint, kind: str) -> dict[str, torch.Tensor]:
-    """Tensors of a checkpoint of one kind, by the names of parameters."""
+    """Tensors of one kind in a checkpoint, by parameter name."""
     found = checkpoint.read(name for name in checkpoint.shapes if name.startswith(f"{kind}/"))
     assert found
     return {name.removeprefix(f"{kind}/"): tensor for name, tensor in found.items()}
@@ -181,7 +181,7 @@ def test_no_token_is_read_twice(place: Place, straight: Path) -> None:
 
 @pytest.mark.parametrize("breaks", [(4,), (3, 6, 9)], ids=str)
 def test_a_break_leaves_no_trace(place: Place, straight: Path, breaks: tuple[int, ...]) -> None:
-    """A run that ends at a seam, or within each phase, goes on to the same bits in the phase that it has come to."""
+    """A run that ends between phases, or within each phase, is resumed in the right phase with the same bits."""
     name = f"broken at {breaks}"
     for step in breaks:
         place.dsc("train", "grow.dsc", "--out", name, "--resume", "--steps", step)
@@ -191,8 +191,7 @@ def test_a_break_leaves_no_trace(place: Place, straight: Path, breaks: tuple[int
 
 
 def test_a_damaged_checkpoint_leads_back_to_the_phase_before(place: Place, straight: Path) -> None:
-    """The newest checkpoint says that the second phase has come to its end; it is damaged, and so is that of its
-    beginning."""
+    """The newest checkpoint, at the end of the second phase, is damaged, and so is the one at its beginning."""
     name = "damaged"
     place.dsc("train", "grow.dsc", "--out", name, "--steps", 6)
     for step in (4, 6):
@@ -204,7 +203,7 @@ def test_a_damaged_checkpoint_leads_back_to_the_phase_before(place: Place, strai
 
 
 def test_a_kill_at_a_seam_leaves_no_trace(place: Place, straight: Path) -> None:
-    """SIGKILL behind the last save of a phase, before the first step of the next, and in the compilation between."""
+    """SIGKILL after the last save of a phase, before the first step of the next, and in the compilation between."""
     run, words = place.folder / "killed", ("train", "grow.dsc", "--out", "killed", "--resume")
     with place.started(*words) as running:
         wait_for(lambda: _newest(run) == 4, "the last save of the first phase")
@@ -226,7 +225,7 @@ def test_a_kill_at_a_seam_leaves_no_trace(place: Place, straight: Path) -> None:
 
 
 def test_torchrun_trains_all_phases(place: Place, straight: Path) -> None:
-    """The script of `dsc launch` is asked to stop at a seam; the same script goes on, past the phase that is over."""
+    """The script of `dsc launch` is stopped between phases; the same script then resumes with the next phase."""
     builds = [f"build/{name}" for name in NAMES]
     place.dsc("launch", "torchrun", *builds, "--out", "files", "--run-folder", "scripted", "--env", "OMP_NUM_THREADS=1")
     run, script = place.folder / "scripted", ("bash", "files/node.sh")
@@ -255,7 +254,7 @@ def _newest(run: Path) -> int:
 
 
 def _began(run: Path, phase: int) -> bool:
-    """Whether the ranks of a phase were ever started."""
+    """Whether the ranks of a phase were started."""
     events = run / "events.jsonl"
     lines = events.read_text("utf-8").splitlines() if events.exists() else ()
     return any(each["event"] == "start" and each["phase"] == phase for each in map(json.loads, lines))
@@ -267,7 +266,7 @@ def _compilers(running: Running) -> list[int]:
 
 
 def test_phases_end_by_tokens_whatever_the_batch_was(place: Place) -> None:
-    """Half the batch from step 3 on: the phase ends behind its 256 tokens, three steps before the spec counts them."""
+    """With half the batch from step 3 on, the phase ends after its 256 tokens, although the spec counts other steps."""
     place.dsc("train", "grow.dsc", "--out", "halved", "--steps", 3)
     _compile(place, "halved", GROW.replace("train { ema", "train { batch = 2, steps = 8, ema"))
     said = place.dsc("train", "halved.dsc", "--out", "halved", "--resume").stdout
@@ -278,7 +277,7 @@ def test_phases_end_by_tokens_whatever_the_batch_was(place: Place) -> None:
 
 
 def test_a_trained_phase_that_ends_later_says_what_to_do(place: Place, straight: Path) -> None:
-    """The newest checkpoint has the rotation of a later phase; without those of later phases the first one goes on."""
+    """The newest checkpoint has the rotation of a later phase; without later checkpoints the first phase continues."""
     run = place.folder / "longer"
     shutil.copytree(straight, run)
     _compile(place, "longer", GROW.replace("train { ema", "train { steps = 16, ema"))
@@ -292,7 +291,7 @@ def test_a_trained_phase_that_ends_later_says_what_to_do(place: Place, straight:
 
 
 def test_a_phase_is_added_at_the_end(place: Place, straight: Path) -> None:
-    """The last phase has become one that another follows. Of the epoch, tokens that were read are not read again."""
+    """Another phase now follows the last one. Tokens of the epoch that were read are not read again."""
     run = place.folder / "added"
     shutil.copytree(straight, run)
     _compile(place, "added", GROW.replace("steps = 2 } }\n}", "steps = 2 } }\n  phase more { train { steps = 1 } }\n}"))
@@ -316,7 +315,7 @@ def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
 
 
 def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
-    """The model of a checkpoint is that of its phase; the plan is of all."""
+    """A checkpoint's model is that of its phase; the plan covers all phases."""
     for step, sequence in ((4, 16), (10, 64)):
         found = json.loads(place.dsc("eval", f"straight@{step}", "--format", "json").stdout)
         assert found["sequence"] == sequence and found["step"] == step

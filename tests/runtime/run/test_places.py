@@ -1,4 +1,4 @@
-"""Checkpoints that are copied to other places while a run trains, and a run that goes on from there."""
+"""Checkpoints that are copied to other places while a run trains, and a run resumed from a copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO_RANKS = dict(ONE_RANK, pipeline=2, devices=2)
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A spec of two ranks whose checkpoints are copied to a folder, and `straight`, six steps of it."""
+    """A spec for two ranks whose checkpoints are copied to a folder, and `straight`, six steps of it."""
     place = new_place()
     spec = place.write(TWO_RANKS)
     text = spec.read_text("utf-8")
@@ -48,7 +48,7 @@ def test_a_copy_has_the_bytes_of_the_checkpoint(place: Place) -> None:
 
 
 def test_a_run_whose_folder_is_lost_goes_on_from_the_copy(place: Place) -> None:
-    """With the bits of the run that was not disturbed."""
+    """The resumed run is bit-identical to the undisturbed one."""
     run, slow = place.folder / "lost", place.folder / "slow"
     kept = place.folder / "slow of straight"
     slow.rename(kept)
@@ -80,7 +80,7 @@ def test_a_place_that_cannot_be_written_is_said_and_training_goes_on(place: Plac
 
 
 def test_a_replay_leaves_the_places_alone(place: Place) -> None:
-    """It neither copies what it trains, nor goes on from a newer checkpoint there."""
+    """A replay neither copies its checkpoints nor resumes from a newer one there."""
     slow = place.folder / "slow"
     before = {path: path.stat().st_mtime_ns for path in slow.rglob("*")}
     done = place.dsc("replay", "straight", 5)

@@ -1,4 +1,4 @@
-"""`dsc replay`: a step that is trained again has the bits of the run, and a number that was changed is named."""
+"""`dsc replay`: a repeated step is bit-identical to the run, and a changed number is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.run.place import FOUR_RANKS, Place, rows
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """`run`: seven steps on four ranks, with checkpoints of steps 3, 6 and 7."""
+    """A run `run` of seven steps on four ranks, with checkpoints of steps 3, 6 and 7."""
     place = new_place()
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--out", "run", "--steps", 7)
@@ -38,7 +38,7 @@ def test_a_step_has_the_bits_of_the_run(place: Place, step: int, begun: int) -> 
 
 
 def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
-    """Its trace is one of the step, of every rank; the run stays as it is."""
+    """The new trace is of this step, on all ranks; the run is not changed."""
     traces = [place.folder / "run" / "trace" / f"rank_{rank}.jsonl" for rank in range(4)]
     whole = [path.read_text("utf-8") for path in traces]
     traced = json.loads(place.dsc("trace", "run", 5).stdout)

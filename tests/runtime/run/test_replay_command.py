@@ -1,5 +1,5 @@
-"""`dsc replay` in this process: what it starts, what a training begins with, and what is said of what they leave. No
-rank runs here: what the ranks would leave is written instead. tests/runtime/run/test_replay.py has real ones."""
+"""`dsc replay` in this process: what it starts, where a training begins, and the reports on its results. No rank runs
+here; the results of ranks are written instead. tests/runtime/run/test_replay.py has real ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUILD = hashlib.sha256(manifest(FILES).encode()).hexdigest()
 
 
 def write_stand_in(build: Path, spec: str = "") -> str:
-    """Write a build that is whole, and whose files are empty but for its spec; its digest."""
+    """Write a complete build whose files are empty except for its spec. Returns its digest."""
     files = FILES | {"spec.resolved": spec}
     build.mkdir(parents=True)
     for name, text in {**files, "manifest.json": manifest(files)}.items():
@@ -51,10 +51,10 @@ def start(step: int = 0, **other: Any) -> dict[str, Any]:
 
 @dataclass
 class Ranks:
-    """Stands for the processes that a replay starts: notes what they are told, and leaves what ranks leave.
+    """A stand-in for the processes that a replay starts: records their arguments, and writes what ranks write.
 
-    `errs`: the device that makes something else of what it gets, as the ranks `errs_as`; `losses`: of the trainings in
-    turn, None: as in the run; `codes`: the exit codes of the processes in turn, 0 behind the last.
+    `errs`: the device that computes wrong results, as the ranks `errs_as`. `losses`: of the trainings in order; None
+    means as in the run. `codes`: the exit codes of the processes in order, then 0.
     """
 
     errs: int | None = None
@@ -226,7 +226,7 @@ def test_an_error_that_passed_is_transient(run: Path, ranks: Ranks, capsys: Capt
 
 
 def test_a_third_training_tells_which_device_is_wrong(run: Path, ranks: Ranks, capsys: Captured) -> None:
-    """It is only done where two leave it open."""
+    """A third training only runs if two leave the question open."""
     ranks.errs = 1
     out, err = said(capsys, 5, "--swap", "all", code=5)
     named = "verdict: device: core 1 of node (rank 1) makes other bits of the same numbers than another device"
@@ -246,7 +246,7 @@ def test_a_third_training_tells_which_device_is_wrong(run: Path, ranks: Ranks, c
 @pytest.mark.parametrize(
     ("codes", "trainings", "keeps"),
     [
-        ([2], 0, False),  # of the compiler
+        ([2], 0, False),  # from the compiler
         ([0, 1], 1, True),
         ([0, 2], 1, False),
         ([0, 3], 1, True),
@@ -274,7 +274,7 @@ def test_what_a_training_did_not_leave_is_an_error(run: Path, ranks: Ranks, caps
 
 
 def test_an_attempt_that_was_rolled_back_is_replayed(run: Path, ranks: Ranks, capsys: Captured) -> None:
-    """With the samples that had been given up by then, and from checkpoints of before it."""
+    """With the rollbacks before the attempt, and from checkpoints before it."""
     rollbacks = [{"step": 2}, {"step": 7}, {"step": 7}, {"step": 9}]
     written(run, "health.json", [{"rollbacks": rollbacks, "window": 4}])
     checkpoint(run, 4, 2, health={"rollbacks": 2})

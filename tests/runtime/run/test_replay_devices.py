@@ -1,5 +1,5 @@
-"""`dsc replay --swap`, as an operator uses it: a device that computes wrongly, an error that passed, a number that is
-real; and what is asked for and cannot be done."""
+"""`dsc replay --swap`, as an operator uses it: a device that computes wrong numbers, a transient error, a real number;
+and impossible requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """`run`: eight steps on two ranks, with checkpoints of steps 3, 6 and 8."""
+    """A run `run` of eight steps on two ranks, with checkpoints of steps 3, 6 and 8."""
     place = new_place()
     place.compile(dict(TWO, more="health { not_finite = stop, spike { loss = 4, action = rollback }, window = 4 }"))
     place.dsc("train", "tiny.dsc", "--out", "run", "--steps", 8)
@@ -41,7 +41,7 @@ def with_fault(place: Place, faulty: Faulty, *words: object, code: int) -> str:
 
 
 def replayed(place: Place, *words: object, code: int, faulty: Faulty | None = None) -> dict[str, Any]:
-    """The document of a replay, whose form is checked."""
+    """The JSON document of a replay, after a check of its form."""
     asked = ("replay", *words, "--format", "json")
     text = with_fault(place, faulty, *asked, code=code) if faulty else place.dsc(*asked, code=code).stdout
     found: dict[str, Any] = json.loads(text)
@@ -50,7 +50,7 @@ def replayed(place: Place, *words: object, code: int, faulty: Faulty | None = No
 
 
 def test_a_device_that_errs_each_time_is_named(place: Place) -> None:
-    """NaN of one device ends a run, which says how to replay it; that command names the device."""
+    """NaN from one device ends a run, which prints a replay command; that command names the device."""
     faulty = Faulty(device=1, step=5)
     with_fault(place, faulty, "train", "tiny.dsc", "--out", "broken", "--steps", 8, code=1)
     (met,) = events(place.folder / "broken", "bad_step")
@@ -80,7 +80,7 @@ def test_an_error_that_passed_is_told_from_a_real_number(place: Place) -> None:
 
 
 def test_what_was_rolled_back_is_trained_again(place: Place) -> None:
-    """NaN that came once: the attempt that was given up is replayed, and not the step that followed it."""
+    """NaN that occurred once: the discarded attempt is replayed, not the step that followed."""
     place.compile(dict(TWO, name="back", more="health { rerun = false, not_finite = rollback, back = 2 }"), "back.dsc")
     once = Faulty(0, 7, once=str(place.folder / "was nan"))
     with_fault(place, once, "train", "back.dsc", "--out", "back", "--steps", 8, code=0)
@@ -108,7 +108,7 @@ def test_what_cannot_be_exchanged(place: Place, words: tuple[str, ...], said: st
 
 
 def test_damaged_and_missing_checkpoints(place: Place) -> None:
-    """The nearest good checkpoint is taken, or the first step if there is none. Damaged ones alone are an error."""
+    """The nearest good checkpoint is used, or the first step if there is none. Only damaged ones are an error."""
     run = place.folder / "damaged"
     shutil.copytree(place.folder / "run", run)
     shard = next((run / "checkpoints" / "step-00000006").glob("shard.*"))
@@ -124,7 +124,7 @@ def test_damaged_and_missing_checkpoints(place: Place) -> None:
 
 
 def test_a_run_of_another_build_gets_no_verdict(place: Place) -> None:
-    """What differs is said, and nobody is accused."""
+    """Differences are reported, and no device is blamed."""
     run = place.folder / "other"
     shutil.copytree(place.folder / "run", run)
     spec = run / "spec.resolved"
@@ -137,7 +137,7 @@ def test_a_run_of_another_build_gets_no_verdict(place: Place) -> None:
 
 
 def test_interrupted(place: Place) -> None:
-    """Ctrl-C in a replay ends its ranks, leaves nothing in the run, and exits with 130."""
+    """Ctrl-C in a replay ends its ranks, leaves nothing in the run's folder, and exits with 130."""
     with place.started("replay", "run", 8, "--swap", "0,1") as running:
         running.wait_for_step(place.folder / "run" / "replay-8" / "swapped", 1)
         running.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Which device is named: against machines that are simulated, and against ranks that really compute elsewhere."""
+"""Which device is named: on simulated machines, and with real ranks that compute on other devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS, ACTIONS = 3, 5
 def simulated(
     world: int, slots: Slots, devices: list[Device], faulty: Device | None, seed: int, *, wild: bool = False
 ) -> RecordedTraining:
-    """Ranks that work on what they get from random others, in rounds; a faulty device makes something else of it."""
+    """Ranks that compute on inputs from random other ranks, in rounds; a faulty device gives other results."""
     logs: dict[int, list[ComputedStep]] = {rank: [] for rank in range(world)}
     values = [seed * 1000 + rank for rank in range(world)]
     draws = random.Random(seed)
@@ -65,8 +65,8 @@ def simulated(
 
 @pytest.mark.parametrize("swap", ["+1", "pair"])
 def test_the_faulty_device_is_named(swap: str) -> None:
-    """Two trainings name it among at most two devices, a third or a value that is not finite alone; nothing is named if
-    no device errs."""
+    """Two trainings narrow it down to at most two devices; a third, or a non-finite value, to one. No device is named
+    if none errs."""
     draws = random.Random(5)
     alone_in_two = 0
     for seed in range(300):
@@ -76,7 +76,7 @@ def test_the_faulty_device_is_named(swap: str) -> None:
         bad = draws.randrange(world) if swap == "+1" else draws.choice((first, second))
         texts = ["+0", "+1" if swap == "+1" else f"{first},{second}"]
         made = [simulated(world, Slots.parse(each), devices, devices[bad], seed) for each in texts]
-        if are_equal(*made):  # it did not err where these looked
+        if are_equal(*made):  # it did not err in these trainings
             continue
         found = suspects(made)
         assert 1 <= len(found) <= 2 and devices[bad] in [each.device for each in found]
@@ -126,7 +126,7 @@ def test_what_cannot_be_exchanged_is_refused(text: str, kind: str, devices: int,
 
 
 def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -> RecordedTraining:
-    """A training of step 5 on two ranks: its row, or with `bad` its event."""
+    """A training of step 5 on two ranks with its row or, with `bad`, its event."""
     event = {"event": "bad_step", "step": 5, "loss": loss, "grad_norm": 1.0, "samples": [32, sample], **bad}
     logs = {
         rank: ComputedLog(("node", f"{rank}"), (ComputedStep(5, sample, numbers, (), "", frozenset()),))
@@ -138,7 +138,7 @@ def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -
 
 
 def test_verdicts() -> None:
-    """Each combination of a run and two trainings, which agree or not."""
+    """Each combination of agreement between a run and two trainings."""
     good, other, third = training(1.0), training(2.0, numbers="b"), training(3.0, numbers="c")
     assert verdict(good, [good, good], 5, comparable=True) == ("real", [])
     assert verdict(good, [other, other], 5, comparable=True) == ("transient", [])
@@ -153,7 +153,7 @@ def test_verdicts() -> None:
 
 
 def test_where_nothing_was_made_no_device_is_named() -> None:
-    """A rank that got something else, or that another made more than, tells nothing of its device."""
+    """A rank with other inputs, or with fewer results than another, says nothing about its device."""
 
     def of(*names: str, prints: str) -> ComputedStep:
         return ComputedStep(5, 39, prints, names, "".join(16 * each for each in prints), frozenset())
@@ -175,7 +175,7 @@ def test_where_nothing_was_made_no_device_is_named() -> None:
 
 
 def test_a_bad_step_is_compared_with_its_event() -> None:
-    """With its numbers, and with those of each rank that the run has; never with a row of other samples."""
+    """With its numbers, and those of each rank that the run recorded; never with a row of other samples."""
     bad = training(9.0, action="stop", to=None, prints=["a", "a"])
     assert compared(bad, bad, 5) == ([], [])
     assert compared(bad, training(9.0), 5) == ([], []), "it was no spike there, and has the same numbers"
@@ -191,7 +191,7 @@ def test_a_bad_step_is_compared_with_its_event() -> None:
 
 
 def product_of(rank: int, samples: set[int]) -> Fault:
-    """A rank has one bit more in a product of each step with these samples."""
+    """A rank has one changed bit in a product of each step with these samples."""
 
     def fault(trainer: Any) -> None:
         real = trainer.accumulate
@@ -216,8 +216,8 @@ def product_of(rank: int, samples: set[int]) -> Fault:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> None:
-    """Two trainings leave the same prints to the last; where one rank's weights are others in a step, that rank is the
-    first to make something else of what it got."""
+    """Two trainings leave identical fingerprints. If one rank's numbers differ in a step, that rank is the first with
+    other results for the same inputs."""
     build, last = runs.build(MESHES[mesh], ""), MESHES[mesh]["devices"] - 1
     made = {
         name: RecordedTraining.read(runs.train(build, name, *faults, steps=4, slots=Slots.parse(where)))
@@ -232,7 +232,7 @@ def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> 
 
 
 def test_the_third_device_is_one_that_no_suspect_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another rank's, or a core that no rank computes on and that was not tried."""
+    """It is another rank's device, or an untried core on which no rank computes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(4)})
 
     def third(kind: str, world: int, swap: str) -> str | None:

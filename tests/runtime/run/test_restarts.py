@@ -1,4 +1,4 @@
-"""`dsc train --restarts N`: real ranks are killed, stopped or fail, and the run comes to the same bits by itself."""
+"""`dsc train --restarts N`: real ranks are killed, stopped or fail, and the run reaches the same bits by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFTEN = ("--steps", STEPS, "-s", "train.checkpoint.every=10 steps", "-s", "train
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A compiled spec of four ranks, and `straight`, a run of it that nothing disturbs."""
+    """A compiled spec for four ranks, and `straight`, an undisturbed run of it."""
     place = new_place()
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--out", "straight", *OFTEN)
@@ -36,11 +36,11 @@ def events(run: Path, kind: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_fails_twice(place: Place, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind each of two failures the ranks go on from the newest checkpoint, in the process that forked them."""
+    """After each of two failures, the ranks resume from the newest checkpoint, in the process that forked them."""
     monkeypatch.setenv(forks.RUNS_FIRST, "tests.runtime.hangs")
     run = place.folder / f"failed-{number.name}"
     with place.started("train", "tiny.dsc", "--out", run, *OFTEN, "--restarts", 1, "--hang-timeout", 3) as running:
-        for failures, (rank, at) in enumerate([(2, 12), (0, 32)]):  # there is a new checkpoint between
+        for failures, (rank, at) in enumerate([(2, 12), (0, 32)]):  # with a new checkpoint in between
             running.wait_for_step(run, at)
             os.kill(running.ranks(run)[rank], number)
             wait_for(lambda done=failures: len(events(run, "restart")) > done, "the restart")
@@ -57,7 +57,7 @@ def test_a_rank_that_fails_twice(place: Place, number: signal.Signals, monkeypat
 
 
 def test_a_restart_imports_no_torch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by Python itself, in the supervisor and in all ranks: each module that is executed is a line there."""
+    """Python logs each executed module, in the supervisor and in all ranks."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     run = place.folder / "imports"
     words = ("--out", run, "-s", "train.checkpoint.every=10 steps", "--steps", 22, "--restarts", 1)

@@ -1,4 +1,4 @@
-"""What a run of four ranks leaves and shows, and that torchrun gives the same."""
+"""The files and output of a run of four ranks, which are the same under torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runtime.run.place import FOUR_RANKS, TORCHRUN, Place, bits, run, save
 from tests.runtime.run.place import rows as rows_of
 
 STEPS, RATE, SEQUENCES, SEQUENCE, TOP_K, EXPERTS = 15, 1e-2, 8, 16, 2, 4
-MOE_LAYERS = 2  # layer 1, then that of MTP
+MOE_LAYERS = 2  # layer 1 and the MTP layer
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_one_row_a_step(folder: Path) -> None:
 
 
 def test_training_lowers_the_loss(folder: Path) -> None:
-    """Real learning, not only real numbers: most of the way from the uniform distribution to the unigram one."""
+    """Real learning, not only finite numbers: most of the way from the uniform loss to the unigram loss."""
     rows = rows_of(folder)
     uniform, unigram = math.log(300), unigram_nats(folder)
     assert rows[0]["loss"] == pytest.approx(uniform, rel=0.01), "before training, all tokens are as likely"
@@ -91,7 +91,7 @@ def test_the_spec_goes_with_the_run(place: Place, folder: Path) -> None:
 
 
 def test_plain_lines(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Output that is no terminal has no control characters, and has lines for the first and the last step."""
+    """Output that is not a terminal has no control characters, and has lines for the first and the last step."""
     assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f]*", done.stdout + done.stderr)
     lines = done.stdout.splitlines()
     last = rows_of(folder)[-1]
@@ -125,7 +125,7 @@ def test_logs_are_quiet(folder: Path) -> None:
 
 
 def test_torchrun_gives_the_same(place: Place, folder: Path) -> None:
-    """torchrun works in a folder with another `runtime/`; `dsc train` can go on with the run that torchrun began."""
+    """torchrun works in a folder with another `runtime/`; `dsc train` can resume the run that torchrun began."""
     (place.folder / "runtime").mkdir()
     (place.folder / "runtime" / "__init__.py").write_text("raise ImportError('not this one')\n")
     command = (*TORCHRUN, "--nproc-per-node", "4", "build/tiny/train.py", "--out", "torchrun")
@@ -140,7 +140,7 @@ def test_torchrun_gives_the_same(place: Place, folder: Path) -> None:
 
 
 def test_a_run_that_goes_on_with_other_programs_measures_them(place: Place) -> None:
-    """The report compares each measurement with the plan that was measured, and with no other."""
+    """The report compares each measurement only with the plan that was measured."""
 
     def measured(*words: object) -> tuple[dict[str, Any], str]:
         place.dsc("train", "tiny.dsc", "--out", "grown", *words)

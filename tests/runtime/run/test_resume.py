@@ -1,4 +1,4 @@
-"""A run that is broken off and resumed ends as one that never was; any plan of a model loads its checkpoints."""
+"""An interrupted and resumed run ends as an uninterrupted one, and any plan of a model loads its checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TRAINED = (
 
 
 class Trained:
-    """A place for each plan that is asked for, with a run `straight` of six steps."""
+    """A place for each requested plan, with a run `straight` of six steps."""
 
     def __init__(self, new_place: Callable[[], Place]) -> None:
         self._new_place = new_place
@@ -91,7 +91,7 @@ def test_resuming_is_bit_exact(trained: Trained, name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED[1:])
 def test_plans_of_one_model_train_alike(trained: Trained, name: str) -> None:
-    """Losses differ only by the order of sums or by roundings, so one plan can go on from the checkpoint of another."""
+    """Losses differ only by the order of sums or by rounding, so one plan can resume from another's checkpoint."""
     first, other = ([row["loss"] for row in untimed(trained[n].folder / "straight")] for n in (TRAINED[0], name))
     narrow = PLANS[name].get("precision") == "bf16"
     assert other == pytest.approx(first, rel=2.0**-8 if narrow else 1e-5)
@@ -109,7 +109,7 @@ def builds(new_place: Callable[[], Place]) -> dict[str, Build]:
 def test_any_plan_loads_any_checkpoint(
     trained: Trained, builds: dict[str, Build], writer: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """What the ranks of a reading plan hold after loading is, put together, bitwise what was saved."""
+    """The state of all ranks of the reading plan after loading, put together, is bit-identical to what was saved."""
     checkpoint = saved(trained[writer].folder / "straight")
     whole = checkpoint.read(checkpoint.shapes)
     for reader, build in builds.items():
@@ -122,7 +122,7 @@ def test_any_plan_loads_any_checkpoint(
 
 
 def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """What all ranks would save after loading, and how many elements of each tensor; replicas are compared."""
+    """Tensors that all ranks would save after loading, and the number of elements of each; compares replicas."""
     plan = build.plan
     whole: dict[str, Tensor] = {}
     elements: dict[str, int] = {}
@@ -142,7 +142,7 @@ def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor],
 
 
 def test_going_on_under_another_plan_is_said(trained: Trained, place: Place) -> None:
-    """A run of four ranks goes on with another plan: the next step has the loss that the four would have had."""
+    """A run of four ranks is resumed with another plan: the next step has the loss that the four would have had."""
     place.compile(PLANS["1f1b"])
     run = place.folder / "run"
     source = trained["dualpipe"].folder / "straight"
@@ -172,7 +172,7 @@ def test_another_model_is_refused(trained: Trained, place: Place) -> None:
     assert bits(saved(run)) == before
 
 
-# ---------------------------------------------------------------- what may differ, in one process
+# ---------------------------------------------------------------- allowed differences, in one process
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def begun(trained: Trained) -> tuple[Path, Build, Path]:
 
 
 def changed(build: Build, path: str, value: Any) -> Build:
-    """The build with one value of its plan changed, as another spec would have it."""
+    """The build with one value of its plan changed, as if from another spec."""
     whole = tree(build.plan)
     *parents, last = path.split(".")
     node = whole
@@ -215,7 +215,7 @@ def test_an_average_may_end(begun: tuple[Path, Build, Path]) -> None:
 
 
 def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
-    """It begins with the weights of the checkpoint."""
+    """The average begins with the weights of the checkpoint."""
     folder, build, corpus = begun
     plain = without_average(build).plan
     tensors = snapshot.take(build_state(plain, 0, torch.device("cpu")), plain, 0)
@@ -256,7 +256,7 @@ RECIPE = {
 
 
 def test_a_bias_that_came_or_went_is_refused(begun: tuple[Path, Build, Path]) -> None:
-    """`balance` says how a model is trained, but whether there is a bias decides what it computes."""
+    """`balance` only concerns training, but the existence of a bias changes what the model computes."""
     checkpoints, build, corpus = begun
     without = changed(changed(build, "model.layers.1.ffn.balance.bias_rate", None), "biases", [])
     with pytest.raises(CheckpointError, match=r"model: bias/layers\.1\.ffn\.router\.bias \(4,\) → none, bias/mtp\.0\."):
@@ -301,11 +301,11 @@ def test_another_tokenizer_is_refused_and_other_text_is_said(begun: tuple[Path, 
         find(checkpoints, build, tmp_path, "cpu")
 
 
-# ---------------------------------------------------------------- what a manifest may say
+# ---------------------------------------------------------------- forged manifests
 
 
 def forged(begun: tuple[Path, Build, Path], folder: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
-    """A folder with the newest checkpoint, its manifest signed anew over other meta data."""
+    """A folder with the newest checkpoint, with a manifest signed again over edited metadata."""
     source = saved(begun[0].parent)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source.path, folder / source.path.name)
@@ -317,7 +317,7 @@ def forged(begun: tuple[Path, Build, Path], folder: Path, edit: Callable[[dict[s
 
 
 def test_a_forged_range_of_layers_is_refused_at_once(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
-    """Each would be written out to 10⁹ entries or more."""
+    """Each would expand to 10⁹ entries or more."""
     huge = {"first": 0, "last": 10**9, "ffn": {"kind": "dense"}}
     many = [{"first": 0, "last": 9999, "ffn": list(range(1000))}]
     for layers in ([huge], [dict(huge, last=10**30)], [dict(huge, last=5000)] * 10_000, many, 7, [[]], [{"first": 0}]):
@@ -350,7 +350,7 @@ def test_no_escape_of_a_manifest_or_a_name_reaches_the_terminal(
 
 
 def test_any_meta_data_is_used_or_refused_in_words(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
-    """Values anywhere in the meta data are replaced by others at random: no other error than CheckpointError."""
+    """With random replacements of values in the metadata, CheckpointError is the only error."""
     choose = random.Random(0)
     deep: Any = []
     for _ in range(300):
@@ -382,7 +382,7 @@ def test_any_meta_data_is_used_or_refused_in_words(begun: tuple[Path, Build, Pat
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything in a JSON value."""
+    """(container, key) of all values nested in a JSON value."""
     for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
         yield value, key
         if isinstance(each, dict | list):

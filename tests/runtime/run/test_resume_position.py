@@ -1,4 +1,4 @@
-"""A run that goes on with another batch or sequence: the samples that come next are drawn, and tokens go on."""
+"""A run resumed with another batch or sequence: it draws the samples that come next, and token counts continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = dict(ONE_RANK, steps=40)
 
 
 def with_keys(place: Place, settings: dict[str, Any], **values: str) -> Path:
-    """The build of a spec of which some lines are others."""
+    """The build of a spec with some lines replaced."""
     path = place.write(settings)
     text = path.read_text("utf-8")
     for old, new in values.items():
@@ -50,7 +50,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def go_on(place: Place, name: str, monkeypatch: pytest.MonkeyPatch, **values: str) -> tuple[Path, list[int], str]:
-    """The run `name`, gone on for some steps with other keys: its folder, the samples it drew, and what was said."""
+    """Resume the run `name` for some steps with other keys. Returns its folder, the drawn samples, and messages."""
     run = place.folder / name
     if not run.exists():
         place.dsc("train", "tiny.dsc", "--out", name, "--steps", FIRST)
@@ -98,7 +98,7 @@ def test_another_batch_draws_the_samples_that_follow(place: Place, monkeypatch: 
 
 
 def test_a_rate_that_jumps_is_said(place: Place) -> None:
-    """Both rates, and nothing where phases differ behind this place alone."""
+    """Both rates are named; there is no message if phases only differ after this position."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     place.dsc("train", "tiny.dsc", "--out", "jump", "--steps", FIRST)
     (corpus,) = (path.parent for path in (place.folder / "jump" / "data").glob("*/meta.json"))
@@ -118,7 +118,7 @@ def test_a_rate_that_jumps_is_said(place: Place) -> None:
 def test_another_sequence_trains_on_the_rest_of_the_epoch(
     place: Place, monkeypatch: pytest.MonkeyPatch, sequence: int
 ) -> None:
-    """Windows of 8 tokens: none that was seen comes again. Of 32: only those of which at most half was seen."""
+    """Windows of 8 tokens: no seen window is repeated. Windows of 32: only those of which at most half was seen."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     run, drawn, said = go_on(place, f"sequence {sequence}", monkeypatch, sequence=f"sequence = {sequence},")
     assert len(drawn) == MORE * BATCH == len({*drawn})
@@ -136,7 +136,7 @@ def test_another_sequence_trains_on_the_rest_of_the_epoch(
 
 
 def test_a_run_told_in_tokens_ends_by_tokens(place: Place) -> None:
-    """5,120 tokens: 640 are done in five steps of 128; 18 more of 256 reach the end. What is resumed twice is equal."""
+    """5,120 tokens: five steps of 128 cover 640; 18 more of 256 reach the end. Resuming twice gives the same."""
     with_keys(place, SETTINGS)
     for name in ("once", "twice"):
         place.dsc("train", "tiny.dsc", "--out", name, "--steps", FIRST)
@@ -154,7 +154,7 @@ def test_a_run_told_in_tokens_ends_by_tokens(place: Place) -> None:
 
 
 def test_a_ramp_goes_on_by_what_was_trained_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five steps of 8 are 640 tokens, whatever steps the new spec counts them as; the next is of the size for 640."""
+    """Five steps of 8 are 640 tokens, however the new spec counts steps; the next batch has the size for 640 tokens."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     grow = "batch { from = 6, to = 10, over = 1400 tokens },"
     _, drawn, said = go_on(place, "grown", monkeypatch, batch=grow)

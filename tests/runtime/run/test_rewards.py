@@ -1,4 +1,4 @@
-"""Runs that learn from rewards: what they say, a kill and a resume, and rewards that fail."""
+"""Runs that learn from rewards: their output, a kill and a resume, and rewards that fail."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_rows_have_what_a_page_shows(place: Place) -> None:
 
 
 def test_a_kill_leaves_no_trace(place: Place) -> None:
-    """Checkpoints are those between rollouts: of step 4, as step 3 has the middle of one, and of steps 6 and 8."""
+    """Checkpoints are between rollouts: of step 4, since step 3 is in the middle of one, and of steps 6 and 8."""
     run = place.folder / "killed"
     with place.started("train", "sums.dsc", "--out", "killed") as running:
         wait_for(lambda: (run / "checkpoints" / "step-00000004").is_dir(), "the checkpoint of step 4")
         for pid in running.seen():
-            with suppress(ProcessLookupError):  # one of a reward, which ends with its rank
+            with suppress(ProcessLookupError):  # a reward's process, which ends with its rank
                 os.kill(pid, signal.SIGKILL)
     done = place.dsc("train", "sums.dsc", "--out", "killed", "--resume")
     assert "not bit for bit" not in done.stdout + done.stderr
@@ -144,13 +144,13 @@ def test_a_reward_that_fails_ends_the_run(place: Place, text: str, message: str)
 
 
 def test_a_step_is_trained_again(place: Place) -> None:
-    """With the completions that it wrote, from the checkpoint before."""
+    """A replay uses the recorded completions, from the checkpoint before the step."""
     said = place.dsc("replay", "straight", 7).stdout
     assert "equal to the run, bit for bit" in said
 
 
 def test_ops_of_torch_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their rows have other bits beside other rows."""
+    """Bits of their rows depend on the other rows."""
     monkeypatch.setenv("DSC_OPS", "torch")
     done = place.dsc("train", "sums.dsc", "--out", "torch", code=2)
     assert "error: generating completions needs the C++ ops: DSC_OPS is torch" in done.stderr

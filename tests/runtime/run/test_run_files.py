@@ -1,4 +1,4 @@
-"""The files of a run: what a resume does to them, the messages about it, and commands that read damaged ones."""
+"""The files of a run: how a resume changes them, its messages, and commands that read damaged files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.run.place import FOUR_RANKS, ONE_RANK, Place, bits, rows, sav
 
 STEPS = 40
 MUTATIONS = 80
-HUNG_S = 600  # only against a command that waits for a pipe
+HUNG_S = 600  # for commands that wait for a pipe
 READ = (
     "spec.resolved",
     "schedule.txt",
@@ -36,7 +36,7 @@ READ = (
 
 @pytest.fixture(scope="module")
 def trained(new_place: Callable[[], Place]) -> Place:
-    """A place with a run of four ranks, `run`, of 40 steps with a checkpoint every third."""
+    """A place with `run`, 40 steps on four ranks with a checkpoint every third step."""
     place = new_place()
     place.compile(dict(FOUR_RANKS, steps=60))
     place.dsc("train", "--out", "run", "--steps", STEPS)
@@ -45,7 +45,7 @@ def trained(new_place: Callable[[], Place]) -> Place:
 
 @pytest.fixture
 def again(trained: Place, tmp_path: Path) -> tuple[Place, Path]:
-    """The place, and a copy of its run to be changed."""
+    """The place, and a copy of its run that tests may change."""
     shutil.copytree(trained.folder / "run", tmp_path / "run")
     return trained, tmp_path / "run"
 
@@ -163,7 +163,7 @@ def test_a_stop_and_its_signal_are_recorded(trained: Place, tmp_path: Path) -> N
     assert stop["step"] == end["step"] == rows(tmp_path / "run")[-1]["step"]
 
 
-# ---------------------------------------------------------------- what is damaged, or no file
+# ---------------------------------------------------------------- damaged and irregular files
 
 
 @pytest.mark.parametrize("command", ["train", "report", "inspect"])
@@ -188,7 +188,7 @@ def test_metrics_that_are_no_file_are_found_before_the_first_step(
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Ends what hangs."""
+    """Ends commands that hang."""
 
     def hung(*_: object) -> None:
         raise TimeoutError

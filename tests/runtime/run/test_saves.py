@@ -1,4 +1,4 @@
-"""Saves that are killed or fail, and checkpoints that stay: what a user of `dsc train` meets."""
+"""Saves that are killed or fail, and which checkpoints are kept, as seen by a user of `dsc train`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TWO_RANKS = dict(ONE_RANK, pipeline=2, devices=2)
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A compiled spec of one rank, and `straight`, six steps of it."""
+    """A compiled spec for one rank, and `straight`, six steps of it."""
     place = new_place()
     place.compile(ONE_RANK)
     place.dsc("train", "tiny.dsc", "--out", "straight")
@@ -35,7 +35,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def renamed(place: Place, name: str, ranks: dict[str, object], **lines: str) -> str:
-    """Another spec of the place, with other lines; the name of its file."""
+    """Write another spec of the place, with some lines replaced. Returns its file name."""
     path = place.write(dict(ranks, name=name), f"{name}.dsc")
     text = path.read_text("utf-8")
     for old, new in lines.items():
@@ -51,9 +51,9 @@ def renamed(place: Place, name: str, ranks: dict[str, object], **lines: str) -> 
 
 
 def test_a_kill_in_the_first_save(place: Place) -> None:
-    """SIGKILL of every process before the first shard is written: `--resume` begins anew, and so does a plain run."""
+    """After SIGKILL of all processes before the first shard is written, `--resume` and plain runs start afresh."""
     run = place.folder / "killed"
-    stop = place.folder / "sitecustomize.py"  # stops the rank in the save, so that the kill meets it there
+    stop = place.folder / "sitecustomize.py"  # stops the rank in the save, so that it is killed there
     stop.write_text(STOPS_IN_SAVE, "utf-8")
     environment = dict(os.environ, PYTHONPATH=str(place.folder))
     command = [word for word in DSC if word != "-P"]
@@ -104,8 +104,8 @@ sys.addaudithook(hook)
 
 @pytest.mark.parametrize("number", range(2, 34, 4))
 def test_a_kill_at_any_file_of_a_save_loses_nothing(place: Place, number: int) -> None:
-    """SIGKILL of the rank at a call of the thread that writes: of the first save, which is beside training, or of the
-    last one, which removes the first. The resumed run is the undisturbed one, bit for bit."""
+    """SIGKILL of the rank at a call of the writing thread: of the first save, in the background, or of the last one,
+    which removes the first. The resumed run is bit-identical to the undisturbed one."""
     spec = renamed(place, f"kept_{number}", ONE_RANK, checkpoint="checkpoint { every = 3 steps, keep = 1 }")
     run = place.folder / f"killed at {number}"
     done = train_changed(place, spec, run.name, 1, KILLS.format(number=number))
@@ -128,7 +128,7 @@ def test_in_the_background_and_at_once_the_same_bytes_are_saved(place: Place) ->
 
 
 def locked(run: Path) -> bool:
-    """Whether a rank of the run is still there."""
+    """Whether a rank of the run is still alive."""
     import fcntl
 
     with (run / ".lock").open() as lock:
@@ -160,7 +160,7 @@ def test_damaged_checkpoints_are_not_begun_over(place: Place) -> None:
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[None]:
-    """A file system of a few bytes at `path`; tests run as root where it can be mounted."""
+    """Mount a small file system at `path`, which needs root."""
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True, capture_output=True)
     try:
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: P
     assert found.startswith("/proc/none: ") and found.endswith("cannot be written; name a folder with --out")
 
 
-# ---------------------------------------------------------------- a save that fails
+# ---------------------------------------------------------------- failing saves
 
 
 FAILS = """
@@ -250,7 +250,7 @@ os.open = open_
 def train_failing(
     place: Place, spec: str, out: str, code: int, *, error: str, steps: Collection[str], shards: Collection[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """`dsc train` in processes whose saves of these steps fail, on rank 0 or in the shard of rank 1."""
+    """Run `dsc train` with saves of these steps failing, on rank 0 or in the shard of rank 1."""
     text = FAILS.format(error=f"errno.{error}", steps=sorted(steps), shards=sorted(shards))
     done = train_changed(place, spec, out, code, text)
     logs = [path.read_text("utf-8") for path in (place.folder / out / "logs").iterdir()]
@@ -260,7 +260,7 @@ def train_failing(
 
 
 def train_changed(place: Place, spec: str, out: str, code: int, text: str) -> subprocess.CompletedProcess[str]:
-    """`dsc train` in processes that run `text` first."""
+    """Run `dsc train` in processes that execute `text` first."""
     (place.folder / "sitecustomize.py").write_text(text, "utf-8")
     command = [word for word in DSC if word != "-P"]
     try:
@@ -312,11 +312,11 @@ def test_a_shard_of_another_rank_is_named(place: Place) -> None:
         load(place.folder / "two" / "checkpoints")
 
 
-# ---------------------------------------------------------------- what stays
+# ---------------------------------------------------------------- kept checkpoints
 
 
 def test_the_best_and_every_nth_stay_beside_the_newest(place: Place) -> None:
-    """A rate that makes the loss grow: the best checkpoint is an early one, and it is still there at the end."""
+    """With a rate that makes the loss grow, the best checkpoint is an early one, which is kept to the end."""
     keep = "checkpoint { every = 1 steps, keep = 2, best = 1, keep_every = 5 steps }"
     spec = renamed(place, "diverges", dict(ONE_RANK, steps=8, rate="3"), checkpoint=keep)
     place.dsc("train", spec, "--out", "diverges")

@@ -1,4 +1,4 @@
-"""A schedule by hand: printed, edited, checked, compiled, run; and the run reads it from its own folder afterwards."""
+"""A handwritten schedule: printed, edited, checked, compiled and run; the run then reads it from its own folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def edited(text: str) -> str:
-    """The last backward of each rank is split, and its weight gradient put behind all else."""
+    """The text with each rank's last backward split, and its weight gradient moved to the end."""
     return re.sub(r"(?m)^(F.*) B(\d\.\d) (.*)$", r"\1 I\2 \3 W\2", text)
 
 
@@ -91,6 +91,6 @@ def test_what_a_growing_batch_has_smaller_steps_of_stands_in(place: Place, tmp_p
     out = tmp_path / "build"
     batch = "train.batch { from = 4, to = 8, over = 500 }"
     done = place.dsc("compile", "tiny.dsc", "-o", out, "-s", batch, "-s", "train.steps=30")
-    assert "proven: 4 programs" in done.stdout  # of 4, 6 and 8 micro-batches, and of the evaluation
+    assert "proven: 4 programs" in done.stdout  # for 4, 6 and 8 micro-batches, and the evaluation
     assert '"schedule": "zbv"' in (out / "program" / "train_4.json").read_text()
     assert '"schedule": "dualpipe"' in (out / "program" / "train_8.json").read_text()

@@ -1,7 +1,7 @@
-"""Every schedule, executed: in float64 it gives what plain autograd gives, and runs in the order that was planned.
+"""All schedules, executed: in float64 they give the results of plain autograd, and run in the planned order.
 
-The small model has every part of DeepSeek-V3, the tied embedding and head of MTP among them: on one rank with the main
-ones under a V, on two or more elsewhere.
+The small model has every part of DeepSeek-V3, including MTP's tied embedding and head: with a V, these are on the rank
+of the main ones, else on two or more ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.runtime.step.test_differential import STEPS, check
 
 COUNTS = {name: next(n for n in (3, 5, 4) if row.has(2, n)) for name, row in SCHEDULES.items()}
 NAMED = [*(COUNTS | {"interleaved": 4}).items(), (AUTO, 3), (AUTO, 6)]  # and micro-batches on two ranks
-OVER_FOUR = [("zbv", 5, 1), ("interleaved", 4, 1), ("dualpipev", 4, 2)]  # micro-batches, and ranks beside each other
+OVER_FOUR = [("zbv", 5, 1), ("interleaved", 4, 1), ("dualpipev", 4, 2)]  # micro-batches and columns
 PAIRS = [("zbv", 3), ("gpipe", 3)]
 
 
 def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int = 1) -> Spec:
-    """`layers`: of the model, beside that of MTP. `columns`: data and expert ranks of each of the pipeline's."""
+    """`layers`: of the model, without MTP's. `columns`: data and expert ranks of each pipeline rank."""
     made = spec(ranks, columns, columns, micro_batches, STEPS, zero=int(columns > 1))
     dense, moe = made.model.layers
     model = made.model.model_copy(update={"layers": (dense, LayerRange(first=1, last=layers - 1, ffn=moe.ffn))})
@@ -50,7 +50,7 @@ def test_on_two_ranks(tmp_path: Path, segments: Segments) -> None:
 
 
 def test_on_three_ranks(tmp_path: Path, segments: Segments) -> None:
-    """What is searched for where the stages cannot be mirrored: a V of six stages, or three with too few layers."""
+    """Searched schedules where stages cannot be mirrored: a V of six stages, or three stages with too few layers."""
     specs = {f"auto_{layers}": small(AUTO, 3, 4, layers) for layers in (4, 3)}
     check(tmp_path, segments, specs, 3)
     for layers, placement in ((4, V), (3, ONE_STAGE)):
@@ -60,7 +60,7 @@ def test_on_three_ranks(tmp_path: Path, segments: Segments) -> None:
 
 
 def test_on_four_ranks(tmp_path: Path, segments: Segments) -> None:
-    """Eight stages, round a ring and in a V; and a V of two pipeline ranks with two expert ranks each."""
+    """Eight stages, in a ring and in a V; and a V of two pipeline ranks with two expert ranks each."""
     specs = {f"{name}_{n}": small(name, 4 // columns, n, 7, columns) for name, n, columns in OVER_FOUR}
     check(tmp_path, segments, specs, 4)
     for name, n, columns in OVER_FOUR:
@@ -69,13 +69,13 @@ def test_on_four_ranks(tmp_path: Path, segments: Segments) -> None:
 
 
 def test_on_one_rank(tmp_path: Path, segments: Segments) -> None:
-    """Two stages on the only rank: every message stays there."""
+    """Two stages on the only rank: all messages stay there."""
     check(tmp_path, segments, {f"{name}_3": small(name, 1, 3, layers=2) for name in ("zbv", "interleaved")}, 1)
 
 
 @pytest.mark.parametrize(("name", "n"), PAIRS)
 def test_any_pairs(tmp_path: Path, segments: Segments, name: str, n: int) -> None:
-    """Pairs of all kinds, in a schedule of the user's own."""
+    """Pairs of all kinds, in a user's schedule."""
     order = paired(SCHEDULES[name].generate(2, n))
     assert kinds_of_pairs(order).keys() & {"FF", "BB", "IW", "WW"}
     chosen = small(name, 2, n, layers=4).model_copy(update={"schedule": ScheduleBlock(file="mine.schedule")})
@@ -92,7 +92,7 @@ def planned(order: Order) -> list[list[str]]:
 
 
 def executed(folder: Path, build: str, ranks: int) -> list[list[str]]:
-    """What each rank's trace says it did, the same in every step, one action after the other; and in which order."""
+    """The actions of each rank in its trace, in order. Asserts equal steps and no overlapping actions."""
     rows = [lines(folder / "out" / build / "trace" / f"rank_{rank}.jsonl") for rank in range(ranks)]
     for row in rows:
         assert [line["step"] for line in row] == list(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""`dsc train` under a V: what the run's trace says, across a resume; and builds that were edited are refused."""
+"""`dsc train` with a V: the run's trace, across a resume; and edited builds are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(place: Place) -> Path:
 
 
 def test_the_trace_is_the_schedule(place: Place, run: Path) -> None:
-    """Evaluations, after every third step, are not in it."""
+    """Evaluations, after every third step, are not in the trace."""
     header, *planned = (place.folder / "build" / "tiny" / "schedule.txt").read_text().splitlines()
     assert header == "# zbv ranks=2 micro_batches=8 placement=v"
     for rank, row in enumerate(planned):
@@ -45,7 +45,7 @@ def test_the_trace_is_the_schedule(place: Place, run: Path) -> None:
 
 
 def test_traces_agree_on_the_time(run: Path) -> None:
-    """An action that waits for another rank ends after the awaited action has begun there."""
+    """An action that waits for another rank ends after the awaited action has begun."""
     for ours, theirs in zip(*(lines(run / "trace" / f"rank_{rank}.jsonl") for rank in (1, 0)), strict=True):
         starts = {label: start for label, start, _ in theirs["actions"]}
         ends = {label: end for label, _, end in ours["actions"]}
@@ -53,7 +53,7 @@ def test_traces_agree_on_the_time(run: Path) -> None:
 
 
 def test_the_ledger_of_the_first_step_is_the_plan(run: Path) -> None:
-    """Each rank's peak, replayed with the rows that it received; the report says so."""
+    """Each rank's peak, replayed with its received rows, and stated by the report."""
     ledgers = [json.loads((run / "memory" / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
     assert [(each["step"], each["program"]) for each in ledgers] == [(1, "train_8")] * 2
     assert "on every rank as planned for the rows it received, to the byte" in (run / "report.html").read_text()
@@ -64,7 +64,7 @@ def test_a_long_run_leaves_a_short_trace() -> None:
 
 
 def test_an_edited_program_is_refused(place: Place) -> None:
-    """Two actions of a rank change places, and the manifest is made to fit: the certificate still says no."""
+    """Two actions of a rank are exchanged and the manifest is rewritten to match: the certificate still fails."""
     build = place.folder / "edited"
     shutil.copytree(place.folder / "build" / "tiny", build)
     program, manifest = build / "program" / "train_8.json", build / "manifest.json"

@@ -1,4 +1,4 @@
-"""A loss that is not finite names its batch; `--resume --skip-batch` leaves exactly these samples out."""
+"""The message on a non-finite loss names its batch; `--resume --skip-batch` skips exactly these samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAD = {32, 45}  # samples of steps 5 and 6
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """`data` is a run of one step, for its prepared data."""
+    """With `data`, a run of one step, for its prepared data."""
     place = new_place()
     place.compile(ONE_RANK)
     place.dsc("train", "tiny.dsc", "--out", "data", "--steps", 1)
@@ -38,7 +38,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 def life(
     place: Place, run: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, skip: bool, bad: bool = True
 ) -> list[int]:
-    """One process's share of a run: the samples it drew. The loss is NaN where one of BAD is among them."""
+    """One process's part of a run. Returns the drawn samples. The loss is NaN if one of BAD is among them."""
     build = Build.open(place.folder / "build" / "tiny")
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
     checkpoint, position = None, Position(order=order_of(build, corpus))
@@ -73,8 +73,8 @@ def bad(step: int, samples: tuple[int, int]) -> BadStepError:
 
 
 def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches after step 3 are bad. Both are met, recorded, and left out; the run is then one of the other samples,
-    and going on from any of its checkpoints gives the same bits."""
+    """Two batches after step 3 are bad. Both are met, recorded and skipped; the run then equals one on the other
+    samples, and resuming from any of its checkpoints gives the same bits."""
     run = place.folder / "run"
     told = "on samples {} to {}; nothing was updated; to leave these samples out: dsc train --resume --skip-batch"
     with pytest.raises(BadStepError, match=rf"step 5: loss nan, .* {told.format(32, 39)}"):
@@ -91,7 +91,7 @@ def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch
     drawn = life(place, run, monkeypatch, STEPS, skip=True)
     assert drawn == [*range(24, 32), *range(48, 48 + 5 * BATCH)]
     assert [row["tokens"] for row in untimed(run)] == [16 * BATCH * n for n in range(1, STEPS + 1)]
-    # From the checkpoint of step 4, plainly resumed after a life that had left them out and saved step 5.
+    # From the checkpoint of step 4, resumed plainly after a process that had skipped them and saved step 5.
     other = place.folder / "other"
     for steps, skip in ((3, False), (4, False)):
         life(place, other, monkeypatch, steps, skip=skip)
@@ -104,7 +104,7 @@ def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch
 
 
 def test_what_is_to_be_skipped_is_in_the_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint saved between the resume and the bad batch remembers it: later resumes need no option to skip it."""
+    """A checkpoint saved between the resume and the bad batch records it: later resumes skip it without the option."""
     run = place.folder / "remembered"
     life(place, run, monkeypatch, 2, skip=False)
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
@@ -135,7 +135,7 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
 
 
 def test_the_command_that_is_named_goes_on(place: Place) -> None:
-    """Real processes of four ranks whose weights overflow: the batch is said, recorded, and left out when asked to."""
+    """Four real ranks whose weights overflow: the batch is reported, recorded, and skipped on request."""
     place.compile(dict(FOUR_RANKS, name="absurd", rate=10, decay=10), "absurd.dsc")
     run = place.folder / "absurd"
     command = ("train", "absurd.dsc", "--out", run, "--steps", 10**6)

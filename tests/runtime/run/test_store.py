@@ -1,4 +1,4 @@
-"""Checkpoints that are copied to a store behind a network, S3 by moto's server: the network is cut in a copy."""
+"""Checkpoints that are copied to a networked store, S3 by moto's server: the network is cut during a copy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.runtime.run.cable import Cable, cable
 from tests.runtime.run.place import Place, bits, rows, saved, untimed
 from tests.runtime.run.test_places import CHECKPOINT, TWO_RANKS, events
 
-STORES = Path(__file__).parents[3] / ".stores"  # s3fs and moto, which `make soak` installs
+STORES = Path(__file__).parents[3] / ".stores"  # s3fs and moto, installed by `make soak`
 BUCKET = "s3://bucket/mine"
 
 
 @pytest.fixture
 def to_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cable]:
-    """A store with a bucket, and the cable to it, by which the processes of a test reach it."""
+    """A store with a bucket, and the cable through which the processes of a test reach it."""
     assert (STORES / "moto").exists() and (STORES / "s3fs").exists(), "make .stores/.installed"
     monkeypatch.setenv("PYTHONPATH", str(STORES))
     with socket.socket() as free:
@@ -54,8 +54,8 @@ def _has_bucket(port: int) -> bool:
 
 
 def test_a_network_that_is_cut_in_a_copy(new_place: Callable[[], Place], to_store: Cable) -> None:
-    """Training goes on and says what was not copied, a later checkpoint is copied, and a run whose folder is lost goes
-    on from the store, with the bits of a run that has none."""
+    """Training continues and reports what was not copied, a later checkpoint is copied, and a run whose folder is lost
+    is resumed from the store, bit-identical to a run without a store."""
     place = new_place()
     spec = place.write(TWO_RANKS | {"steps": 10**6})
     text = spec.read_text("utf-8")

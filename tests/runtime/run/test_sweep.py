@@ -1,4 +1,4 @@
-"""A sweep that trains: each variant in a folder of its own, none twice, and a page of all."""
+"""A sweep that trains: each variant in its own folder, none twice, and a page of all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_sweep_goes_on_with_what_has_not_finished(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
-    for name in CORPUS:  # all of the standard library takes longer to encode than to train on
+    for name in CORPUS:  # encoding the whole standard library would take longer than training
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{name}.py", tmp_path / "corpus")
     words = ["sweep", SPEC, "-s", "train.steps=2", "-s", f'data.source="{tmp_path}/corpus/*.py"']
     words += ["-s", "data.validation=30%"]

@@ -1,4 +1,4 @@
-"""`dsc train` of models that ranks split, in real processes: as one rank does, and from its files."""
+"""`dsc train` with tensor parallelism, in real processes: as on one rank, and from its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tests.runtime.run.place import DENSE, FOUR_RANKS, ONE_RANK, V3, Place, rows, saved, untimed
 
 WIDE = dict(precision="fp64", zero=1)
-BIASED = dict(model=V3.replace("moe {{", "moe {{\n      bias = true"))  # what is whole of an expert is on several ranks
+BIASED = dict(model=V3.replace("moe {{", "moe {{\n      bias = true"))  # unsharded biases
 RUNS = {
     "dense": ONE_RANK | WIDE | dict(model=DENSE),
     "split dense": FOUR_RANKS | WIDE | dict(model=DENSE, expert=1, schedule="zbv", tensor=", tensor = 2"),
@@ -24,7 +24,7 @@ EXACT = 1e-10
 
 @pytest.fixture(scope="module")
 def trained(new_place: Callable[[], Place]) -> Callable[[str], Place]:
-    """A place with a run `straight`, by its name in RUNS; each is trained once."""
+    """A function from a name in RUNS to a place with its run `straight`; each is trained once."""
     found: dict[str, Place] = {}
 
     def run(name: str) -> Place:
@@ -66,7 +66,7 @@ def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str, spl
 def test_a_run_goes_on_over_other_ranks(
     trained: Callable[[str], Place], new_place: Callable[[], Place], before: str, after: str, changed: str
 ) -> None:
-    """The checkpoint of step 3 of one rank, and of four, goes on as the other, with the losses of both."""
+    """The checkpoint of step 3 of one rank is resumed on four, and vice versa, with the losses of both."""
     place = new_place()
     place.compile(RUNS[after])
     source, run = trained(before).folder / "straight", place.folder / "run"

@@ -1,4 +1,4 @@
-"""Runs that two real torchrun agents start, each as if it were a machine: what ends them, and what goes on."""
+"""Runs started by two real torchrun agents, each like a machine: how they end, and how they are resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRAIGHT = 30
 
 @pytest.fixture(scope="module")
 def place(new_place: Callable[[], Place]) -> Place:
-    """A build of four ranks, and `straight`, a run of it that nothing disturbs."""
+    """A build for four ranks, and `straight`, an undisturbed run of it."""
     place = new_place()
     place.compile(FOUR_RANKS)
     place.dsc("train", "build/tiny", "--out", "straight", "--steps", STRAIGHT)
@@ -39,7 +39,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 @dataclass
 class Agents:
-    """Two torchrun processes of two ranks each, and those that come later."""
+    """Two torchrun processes of two ranks each, and any started later."""
 
     processes: list[subprocess.Popen[bytes]]
     folder: Path
@@ -47,7 +47,7 @@ class Agents:
     command: tuple[str, ...] = ()
 
     def start_another(self) -> None:
-        """Start a further torchrun process."""
+        """Start another torchrun process."""
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with (self.folder / f"{self.name}-{len(self.processes)}.out").open("wb") as out:
             self.processes.append(
@@ -68,7 +68,7 @@ class Agents:
         wait_for(reached, f"step {step}")
 
     def end(self) -> list[int]:
-        """Exit codes of the agents, once all ranks have ended too."""
+        """Wait until the agents and all ranks have ended. Returns the agents' exit codes."""
         ranks = self.ranks()
         codes = [progress.end(agent) for agent in self.processes]
         wait_for(lambda: all(map(is_gone, ranks.values())), "the end of every rank")
@@ -78,7 +78,7 @@ class Agents:
         return (self.folder / f"{self.name}-{agent}.out").read_text("utf-8")
 
     def said(self, start: str) -> list[list[str]]:
-        """The lines of each agent that start so."""
+        """The lines of each agent's output that begin with `start`."""
         return [[line for line in self.output(a).splitlines() if line.startswith(start)] for a in range(2)]
 
 
@@ -100,7 +100,7 @@ def _is_listened_on(endpoint: str) -> bool:
 def agents(
     place: Place, name: str, *words: object, torchrun: tuple[str, ...] = (), first_hosts: bool = False, nodes: int = 2
 ) -> Iterator[Agents]:
-    """`first_hosts`: the first agent has the store, and not whichever is there first. `nodes`: how many agents."""
+    """`first_hosts`: the first agent hosts the store, not whichever is first. `nodes`: the number of agents."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -130,7 +130,7 @@ def check_equals_straight(place: Place, name: str, last: int) -> None:
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_rank_ends_both_machines_by_name(place: Place, rank: int) -> None:
-    """The watch ends the ranks of the other machine, which would else wait for torch's timeout of half an hour."""
+    """The watch ends the ranks of the other machine, which would otherwise wait half an hour for torch's timeout."""
     with agents(place, f"killed-{rank}", *FOREVER, "--hang-timeout", "none") as both:
         both.wait_for_step(BEGUN)
         os.kill(both.ranks()[rank], signal.SIGKILL)
@@ -175,7 +175,7 @@ SPIKY = "health { spike { loss = 8, norm = 8, action = rollback }, window = 4, b
 
 
 def write_spiky_text(folder: Path) -> None:
-    """Text of few words, and lines that are like no other, on which the gradient is large."""
+    """Write text of few words with some unusual lines, on which the gradient is large."""
     folder.mkdir(parents=True)
     drawn = random.Random(1)
     words = ["".join(drawn.choices(string.ascii_lowercase, k=drawn.randint(2, 7))) for _ in range(120)]
@@ -187,8 +187,8 @@ def write_spiky_text(folder: Path) -> None:
 
 
 def test_a_rollback_and_a_kill_change_no_bit(new_place: Callable[[], Place]) -> None:
-    """Gradients of some samples spike: torchrun starts the ranks again, which go back. Then all is killed, and resumed.
-    Events, rows and weights are those of the same run under dsc's supervisor, which nothing killed."""
+    """Gradients of some samples spike: torchrun restarts the ranks, which roll back. Then all is killed and resumed.
+    Events, rows and weights equal those of the same run under dsc's supervisor, without a kill."""
     place = new_place()
     write_spiky_text(place.folder / "corpus")
     two = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=2, model=DENSE)
@@ -240,7 +240,7 @@ def test_a_killed_torchrun_takes_its_ranks_with_it(place: Place) -> None:
 
 
 def test_the_setting_that_closes_the_store(place: Place, tmp_path: Path) -> None:
-    """The setting of docs/torchrun.md leaves nothing that listens outside loopback, torchrun included."""
+    """With the setting of docs/torchrun.md, nothing listens outside loopback, including torchrun."""
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", str(tmp_path / "meeting"), "--rdzv-conf", "store_type=file")
     command = (*TORCHRUN, "--nproc-per-node", "4", *meeting, "build/tiny/train.py", "--out", "closed", *FOREVER)
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

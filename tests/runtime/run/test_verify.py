@@ -1,4 +1,4 @@
-"""`dsc verify` on what real commands wrote, whole and then damaged."""
+"""`dsc verify` on the files of real commands, first intact, then damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP = "step-00000003"
 
 @pytest.fixture(scope="module")
 def trained(new_place: Callable[[], Place]) -> Place:
-    """A build of four ranks, and a run of four steps."""
+    """A build for four ranks, and a run of four steps."""
     place = new_place()
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--steps", 4)
@@ -83,7 +83,7 @@ def test_damaged_builds(copy: Place) -> None:
 
 
 def test_damaged_checkpoints(copy: Place) -> None:
-    """Every bad shard is named; the run says which checkpoint it would go on from."""
+    """All bad shards are named, and the checkpoint from which the run would resume."""
     checkpoint = copy.folder / "runs" / "tiny" / "checkpoints" / "step-00000004"
     name = f"runs/tiny/checkpoints/{checkpoint.name}"
     flipped = checkpoint / "shard.1.safetensors"

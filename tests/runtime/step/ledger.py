@@ -1,4 +1,4 @@
-"""The ledger of every rank of one step. `python -m tests.runtime.step.ledger FOLDER WORLD` leaves
+"""The memory ledger of every rank for one step. `python -m tests.runtime.step.ledger FOLDER WORLD` writes
 FOLDER/rank_<r>.json."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Measure = Callable[[Build, int, Board], dict[str, Any]]  # by a rank
 
 
 def main(folder: Path, world: int, measure: Measure = measured) -> int:
-    """Launch the build of a folder; each rank leaves there what it measured."""
+    """Launch the build of a folder. Each rank writes its measurements into the folder."""
 
     def target(rank: int, world: int, board: Board) -> None:
         text = json.dumps(measure(Build.open(folder / "build"), rank, board))

@@ -8,6 +8,6 @@ from tests import forks
 
 
 def run_module(module: str, folder: Path, world: int, *more: str) -> None:
-    """`python -m module FOLDER WORLD …`, one thread a rank; its output where it fails."""
+    """Run `python -m module FOLDER WORLD …` with one thread per rank. Shows its output if it fails."""
     done = forks.run(module, [str(folder), str(world), *more], Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,10 +1,10 @@
-"""Ranks of a differential test: `python -m tests.runtime.step.ranks FOLDER WORLD TRANSPORT` trains every build below
+"""Ranks of a differential test: `python -m tests.runtime.step.ranks FOLDER WORLD TRANSPORT` trains every build in
 FOLDER/builds.
 
-Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
-every logical weight, moment and bias after the last step, the losses and norms of all steps; of the first forward and
-backward the bytes of divided state and of rows that it sent, and of messages between stages, and the rows that went to
-experts on other ranks and came from there; and beside it its trace, as in a run.
+Each rank writes FOLDER/out/<build>/rank_<r>.safetensors: all logical gradients after the first backward, all logical
+weights, moments and biases after the last step, and the losses and norms of all steps. For the first forward and
+backward, also the bytes it sent of sharded state, of rows and of messages between stages, and the rows that it sent to
+and received from experts on other ranks. Its trace is beside this file, as in a run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
 
 
 def whole(trainer: Trainer, bucket: FlatBucket, kept: Tensor) -> Tensor:
-    """All of a bucket; of one that its holders divide, the parts that they keep."""
+    """A whole bucket. If its holders shard it, the shards are gathered."""
     if kept.numel() == bucket.padded:
         return kept
     flat = kept.new_zeros(bucket.padded)
@@ -57,7 +57,7 @@ def whole(trainer: Trainer, bucket: FlatBucket, kept: Tensor) -> Tensor:
 
 @dataclass
 class CountedWriter:
-    """The end of a pipe to another holder, and the bytes that went into it."""
+    """The writing end of a pipe to another holder. Counts its bytes."""
 
     writer: PipeWriter
     sent: int = 0
@@ -68,8 +68,8 @@ class CountedWriter:
 
 
 def counted(trainer: Trainer) -> list[CountedWriter]:
-    """Put a count on every pipe that takes parts of gradients or weights to another holder, or rows to another tensor
-    rank."""
+    """Count the bytes of every pipe for shards of gradients or weights to other holders, or for rows to other tensor
+    ranks."""
     found: list[CountedWriter] = []
     split = trainer.executor.tensor_rows, trainer.executor.sequences, trainer.executor.choices
     for parts in (*trainer.executor.sharding.parts.values(), *(each.parts for each in split)):
@@ -81,7 +81,7 @@ def counted(trainer: Trainer) -> list[CountedWriter]:
 
 @dataclass
 class CountedMessages:
-    """The channel to a neighbouring pipeline rank, and the bytes of the messages that went into it."""
+    """The channel to a neighbouring pipeline rank. Counts the bytes of sent messages."""
 
     edge: Edge
     sent: int = 0
@@ -95,7 +95,7 @@ class CountedMessages:
 
 
 def counted_messages(trainer: Trainer) -> list[CountedMessages]:
-    """Put a count on every channel to a neighbouring pipeline rank."""
+    """Count the bytes of every channel to a neighbouring pipeline rank."""
     found = {peer: CountedMessages(edge) for peer, edge in trainer.executor.edges_out.items()}
     trainer.executor.edges_out = found
     return list(found.values())
@@ -103,7 +103,7 @@ def counted_messages(trainer: Trainer) -> list[CountedMessages]:
 
 @dataclass
 class Routed:
-    """The exchange of a rank, the rows that went to others and came from them, by layer, and the bytes of what went."""
+    """A rank's exchange. Records the rows sent to and received from other ranks by layer, and the bytes sent."""
 
     exchange: RankExchange
     wait: Callable[[str], tuple[RankRoute, Tensor]]
@@ -112,7 +112,7 @@ class Routed:
 
     @staticmethod
     def watched(trainer: Trainer) -> Routed | None:
-        """None: no rows go to another rank, or they go through nodes."""
+        """Returns None if no rows go to other ranks, or if they go through nodes."""
         exchange = trainer.executor.exchange
         if not isinstance(exchange, RankExchange) or not isinstance(exchange.rows, HostSwap):
             return None
@@ -133,7 +133,7 @@ class Routed:
 
 
 def owned_everywhere(trainer: Trainer) -> None:
-    """Give every rank the sums of gradients that other holders own."""
+    """Give every rank the gradient sums that other holders own."""
     recorded = trainer.links.sums
     assert isinstance(recorded, Recorded)
     for bucket in trainer.state.buckets:
@@ -142,7 +142,7 @@ def owned_everywhere(trainer: Trainer) -> None:
 
 
 def give_weights(trainer: Trainer) -> None:
-    """Give a rank the weights and biases that its reference has."""
+    """Give a rank the weights and biases of its reference."""
     for bucket in trainer.state.held:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))

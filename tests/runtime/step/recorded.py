@@ -1,4 +1,4 @@
-"""What collectives a rank runs, held to the program that says which."""
+"""The collectives that a rank runs, compared with its program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_THE_WORLD = ("all_reduce", "all_gather", "barrier", "broadcast", "reduce_scat
 
 
 class Recorded:
-    """The sums of a rank, which go on to its transport, and what was asked of them."""
+    """Records the sums that a rank requests, and passes them on to its transport."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.sums, self.asked = trainer.links.sums, list[tuple[str, str | int]]()
@@ -41,7 +41,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Asked:
-    """A reduction that is under way, and whether its end is waited for."""
+    """A reduction in progress, and whether it was waited for."""
 
     work: Work
     what: tuple[str, str]
@@ -53,12 +53,12 @@ class Asked:
 
 
 def expected(trainer: Trainer, program: RunProgram) -> list[tuple[str, str | int]]:
-    """What a rank is to run of a program: the world's sums, and the buckets that it holds."""
+    """The collectives of a program that a rank has to run: sums over the world, and the buckets that it holds."""
     num_records = sum(
         next((y.experts for y in trainer.layers if n == f"load {y.name}"), 1) for n in trainer.plan.records
     )
     heads = sum(layer.heads for layer in trainer.plan.clipped)
-    # Elements; all others are records.
+    # Elements; all other sums are of records.
     sums = {"targets": 2, "norm": 1 + NUMBERS * trainer.plan.mesh.world, "logits": heads}
     names = {"reduce": "gradients", "gather": "parameters"}
     before, after = (
@@ -80,12 +80,12 @@ def expected(trainer: Trainer, program: RunProgram) -> list[tuple[str, str | int
 
 @contextmanager
 def nothing_else(trainer: Trainer, program: str, times: int = 1) -> Iterator[None]:
-    """Hold what runs in the block to a program that is carried out `times`: its collectives in its order, no others."""
+    """Assert that the block runs the collectives of `times` executions of a program, in its order, and no others."""
     recorded = trainer.links.sums
     assert isinstance(recorded, Recorded)
     recorded.asked.clear()
     with ExitStack() as stack:
-        for name in OF_THE_WORLD:  # what torch has for all ranks; channels have communicators of their own
+        for name in OF_THE_WORLD:  # torch's functions for all ranks; channels have separate communicators
             stack.enter_context(mock.patch.object(dist, name, _refused))
         yield
     assert recorded.asked == times * expected(trainer, trainer.programs[program]), recorded.asked

@@ -1,4 +1,4 @@
-"""The first step of a build in this process: as it is, or in wide numbers that are rounded wherever BF16 rounds."""
+"""The first step of a build in this process: as it is, or in FP32 with rounding wherever BF16 rounds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.runtime.step.samples import RandomSamples, weight
 
 
 def first_step(folder: Path, rounded: int | Literal["nearest"] | None = None) -> dict[str, Tensor]:
-    """Gradients by logical name, and losses, from weights that BF16 holds. `rounded`: at random, from this seed, or to
-    nearest."""
+    """Gradients by logical name, and losses, from weights representable in BF16. `rounded`: at random with this seed,
+    or to nearest."""
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))

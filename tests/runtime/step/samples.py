@@ -1,4 +1,4 @@
-"""Samples and weights that a test's ranks and its reference both make for themselves, from names alone."""
+"""Samples and weights that a test's ranks and its reference generate independently, from names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 
 def num_held_out(batch: int) -> int:
-    """How many samples a test holds out: fewer than a batch, which is filled up."""
+    """The number of held-out samples: fewer than a batch, which is padded."""
     return max(1, batch - 1)
 
 
 class RandomSamples:
-    """Random tokens; every third sample ends in tokens that are no valid targets. `read`: the samples that were."""
+    """Random tokens. Every third sample ends in tokens that are not valid targets. `read`: the samples read so far."""
 
-    num_windows = 1 << 40  # of which a run validates on the first
+    num_windows = 1 << 40  # a run validates on the first ones
 
     def __init__(self, vocab: int, sequence: int) -> None:
         self.vocab, self.sequence = vocab, sequence
@@ -30,19 +30,19 @@ class RandomSamples:
         return z
 
     def starts(self, index: int) -> npt.NDArray[np.int64]:
-        """Where the document of each token begins: documents of one token and more."""
+        """The start of each token's document. Documents have one token or more."""
         begins = np.random.default_rng([index, 1]).random(self.sequence + 2) < 0.4
         begins[0] = True
         return np.maximum.accumulate(begins * np.arange(self.sequence + 2))
 
     def seen(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """By sample, pairs of a token of the sequence and one that it sees."""
+        """For each sample, the number of pairs of a token and a token that it sees."""
         starts = np.array([self.starts(int(index))[: self.sequence] for index in indices])
         return (np.arange(self.sequence) - starts + 1).sum(axis=1)
 
 
 def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Norms around one, biases wide enough to change choices, the rest of the size that keeps activations alive."""
+    """Norms around one, biases large enough to change choices, other weights of a size that keeps activations alive."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     noise = np.random.default_rng(seed).standard_normal(shape)
     if name.endswith("norm"):
@@ -51,12 +51,12 @@ def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
 
 
 def table(name: str, shape: tuple[int, ...], below: int) -> npt.NDArray[np.int32]:
-    """Rows of different whole numbers below `below`."""
+    """Rows of distinct integers below `below`."""
     generator = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
     rows = [generator.permutation(below)[: shape[1]] for _ in range(shape[0])]
     return np.array(rows, np.int32)
 
 
 def steady_weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Noise that is smaller the wider a matrix is: neither values nor gradients grow from layer to layer."""
+    """Noise that is smaller for wider matrices, so that neither values nor gradients grow from layer to layer."""
     return weight(name, shape) * (3 / np.sqrt(shape[-1]) if len(shape) > 1 else 1.0)

@@ -1,4 +1,4 @@
-"""Small specs for tests that train: every part of a model, sizes that differ in every dimension."""
+"""Small specs for tests that train, with every part of a model and different sizes in all dimensions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PATTERN_MOE = MOE.model_copy(
 )
 
 
-# Experts that a table chooses: in all layers, so that the block of MTP has one, too.
+# Experts chosen by a table, in all layers, so that the MTP block has a table, too.
 TABLE_MOE = MOE.model_copy(
     update={"score": "sqrt_softplus", "choice": "table", "groups": 1, "top_groups": 1, "balance": Balance()}
 )
@@ -103,7 +103,7 @@ def gqa(qk_norm: Literal["head"] | None) -> Gqa:
 
 
 YARN = YarnScaling(factor=40.0, original=16, mscale=0.7, mscale_all_dim=1.0)
-# Grouped queries with all that they may have, and latent attention with positions that are scaled.
+# Grouped queries with all options, and latent attention with scaled positions.
 EVERYTHING = Gqa(
     heads=4,
     kv_heads=2,
@@ -124,7 +124,7 @@ def deltanet(gate: Literal["head", "channel"], key_heads: int = 2) -> DeltaNet:
 
 
 def hybrid() -> Model:
-    """Four layers with an attention each, two of them with states, and one of those as the block of MTP."""
+    """Four layers with different attention, two of them with states, one of which is also the MTP block's."""
     dense = Dense(inner=22)
     spans = (
         LayerRange(first=0, last=0, ffn=dense, attention=deltanet("head")),
@@ -150,7 +150,7 @@ def model(attention: AnyAttention, first: Dense | Moe, rest: Dense | Moe, mtp: b
 
 
 def pattern() -> Model:
-    """Four layers of three kinds in turn, with an attention of their own in two, and one matrix at both ends."""
+    """Four layers of three kinds in turn, two with their own attention, and a tied embedding and head."""
     dense, own = (
         Dense(inner=22, activation="geglu_tanh"),
         gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=7.0)}),
@@ -166,13 +166,13 @@ def pattern() -> Model:
 
 
 def with_own_mtp(base: Model, attention: AnyAttention) -> Model:
-    """A model whose MTP block has an attention of its own."""
+    """A model whose MTP block has its own attention."""
     assert base.mtp is not None
     return base.model_copy(update={"mtp": base.mtp.model_copy(update={"attention": attention})})
 
 
 def split() -> Model:
-    """Dense layers with all that tensor ranks split: two kinds, one with an attention of its own."""
+    """Dense layers with everything that tensor ranks shard: two kinds, one with its own attention."""
     keys = EVERYTHING.model_copy(update={"qk_norm": "head"})
     spans = (
         LayerRange(first=0, last=2, ffn=Dense(inner=22, bias=True), attention=keys),
@@ -184,8 +184,8 @@ def split() -> Model:
 
 
 def v4() -> Model:
-    """The attention of DeepSeek-V4: a window alone in the first layer, with entries beside it in the others, which are
-    chosen in one of them."""
+    """The attention of DeepSeek-V4: only a window in the first layer, a window and entries in the others, with chosen
+    entries in one of them."""
     entries = Compressed(
         heads=4,
         head_dim=6,
@@ -206,7 +206,7 @@ def v4() -> Model:
 
 
 def streams(of: Model, streams: int = 3) -> Model:
-    """The model with several residual streams in the place of one, and few rounds."""
+    """The model with several residual streams instead of one, and few rounds."""
     return of.model_copy(update={"hyper_connections": HyperConnections(streams=streams, rounds=4, eps=1e-3)})
 
 
@@ -220,7 +220,7 @@ MODELS = {
         update={"norm": "post"}
     ),
     "split": split(),
-    "plain": model(  # experts without a gate, which are chosen as those of DeepSeek-V4 are
+    "plain": model(  # experts without a gate, chosen as in DeepSeek-V4
         gqa(qk_norm=None),
         Dense(inner=22),
         MOE.model_copy(update={"inner": 12, "score": "sqrt_softplus", "activation": "relu2"}),
@@ -250,7 +250,7 @@ MODELS = {
 }
 
 
-# Latent and grouped attention, experts and none, all that a model may have between its parts; with several streams.
+# Latent and grouped attention, experts and none, all options between sublayers; with several streams.
 WITH_STREAMS = ("v3", "pattern", "everything", "split", "tables", "v4", "hybrid", "v32")
 MODELS |= {f"{name}_streams": streams(MODELS[name]) for name in WITH_STREAMS}
 
@@ -313,7 +313,7 @@ def with_host_state(spec: Spec, offload: tuple[str, ...] = (), decay: float = 0.
 
 
 def with_rewards(spec: Spec, **keys: object) -> Spec:
-    """A spec that learns from rewards. `keys`: of `grpo`; prompts and completions fill up the sequence unless given."""
+    """A spec that learns from rewards. `keys`: of `grpo`. Prompts and completions fill the sequence by default."""
     assert not spec.model.mtp, "a model that predicts one token"
     longest, rewards = spec.train.sequence // 2, (Reward(name="right", check="exact"),)
     usual = {"group": 2, "prompt": spec.train.sequence - longest, "completion": longest, "rewards": rewards}
@@ -323,5 +323,5 @@ def with_rewards(spec: Spec, **keys: object) -> Spec:
 
 
 def without_mtp(spec: Spec) -> Spec:
-    """A spec whose model predicts the next token alone."""
+    """A spec whose model predicts only the next token."""
     return spec.model_copy(update={"model": spec.model.model_copy(update={"mtp": None})})

@@ -1,7 +1,7 @@
-"""Adapters on meshes against plain autograd, in float64 and in real processes: gradients, five steps, and what stays.
+"""Adapters on meshes against plain autograd, in float64 and in real processes: gradients, five steps, frozen weights.
 
-The reference is a model whose weights are W + factor · B · A. Autograd gives the gradient of that sum, and of that
-those of A and B.
+The reference is a model with weights W + factor · B · A. Autograd gives the gradient of this sum, from which those of A
+and B follow.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ RANK, ALPHA = 3, 4.5
 
 
 def adapted(chosen: Spec, **changes: Any) -> Spec:
-    """The spec with adapters on every matrix that may have one, and a validation of what is trained."""
+    """The spec with adapters on every matrix that may have one, and a validation."""
     lora = Lora(rank=RANK, alpha=ALPHA, on=tuple(matrices_of(chosen.model)))
     return chosen.model_copy(update={"adapter": lora, **changes})
 
 
 def reference_run(chosen: Spec) -> dict[str, Any]:
-    """What five steps of the reference give, on the same samples in one global batch."""
+    """The results of five steps of the reference, on the same samples in one global batch."""
     assert chosen.adapter is not None
     factor, train = ALPHA / RANK, chosen.train
     model = Reference(Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}))
@@ -163,7 +163,7 @@ def test_flops_are_those_of_two_products_for_what_stays() -> None:
 
 @pytest.mark.parametrize(("of", "zero"), [("v3", 0), ("v3", 1), ("llama", 2)])
 def test_what_is_planned_is_what_is_held(tmp_path: Path, segments: Segments, of: str, zero: int) -> None:
-    """The plan has no gradients and no state of the optimizer for what stays, and neither have ranks."""
+    """Neither the plan nor the ranks have gradients or optimizer state for frozen weights."""
     chosen = adapted(spec(2, 1, 2, 4, STEPS, zero, of, "1f1b"))
     write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)
     plan, planned = Build.open(tmp_path / "build").plan, make_plan(chosen)

@@ -1,4 +1,4 @@
-"""What attention returns, kept in E5M6: a step against one whose backward reads it rounded, and its bytes."""
+"""Attention's output, kept in E5M6: a step against one whose backward reads it rounded, and its bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT = BUILT_IN["bf16"].model_copy(update={"name": "kept", "attention_output": "
 
 
 def rounded(o: Tensor) -> Tensor:
-    """Numbers in E5M6, each row of at most 128 with the least power of two as its scale that spares it saturation."""
+    """Round to E5M6, with the smallest power-of-two scale without saturation for each row of at most 128."""
     assert o.shape[1] <= 128
     table = numbers(E5M6)
     rows = []
@@ -66,7 +66,7 @@ def test_a_step_equals_one_whose_backward_reads_it_rounded(
 
 @pytest.mark.parametrize("name", ["bf16", "fp8_block", "mxfp8"])
 def test_the_backward_keeps_twelve_bits_of_it(name: str) -> None:
-    """1.5 bytes of an element and a byte for each 128 of a row, instead of two of an element."""
+    """1.5 bytes per element and one byte for each 128 of a row, instead of two bytes per element."""
 
     def kept(precision: Precision) -> dict[str, int]:
         uses = model_steps(chosen(precision))

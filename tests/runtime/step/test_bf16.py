@@ -1,7 +1,7 @@
-"""Training in BF16, in real processes: a whole step is off by its roundings, and every mesh agrees.
+"""Training in BF16, in real processes: the error of a whole step is that of its roundings, and all meshes agree.
 
-The same step in FP32, with a rounding at random wherever the BF16 segments round, says by how much. Every token goes
-to every expert here, for near ties would be decided otherwise after a rounding.
+The same step in FP32, with random rounding wherever the BF16 segments round, gives the size of this error. Every token
+goes to every expert here, since rounding would decide near ties differently.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MODEL = model(mla(), Dense(inner=22), EVERYONE, mtp=True)
 
 
 def chosen(pp: int, ep: int, dp: int, zero: int = 0, precision: str = "bf16", steps: int = 2) -> Spec:
-    """A spec whose global batch is equal on every mesh."""
+    """A spec with the same global batch on every mesh."""
     return spec(pp, ep, dp, MICRO_BATCHES // dp, steps, zero, precision=precision).model_copy(update={"model": MODEL})
 
 
-# (pipeline, expert, data), ZeRO stage, and what messages go over: gloo knows no BF16
+# (pipeline, expert, data), ZeRO stage, transport of messages: gloo does not support BF16
 MESHES = {
     "one": (1, 1, 1, 0, "gloo"),
     "dualpipe": (2, 2, 2, 0, "gloo"),
@@ -47,7 +47,7 @@ MESHES = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> dict[str, list[dict[str, Tensor]]]:
-    """What the ranks of each mesh leave: two steps in BF16."""
+    """The results of two BF16 steps of the ranks of each mesh."""
     found = {}
     for name, (pp, ep, dp, zero, transport) in MESHES.items():
         folder, world = tmp_path_factory.mktemp("ranks"), pp * dp
@@ -61,10 +61,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> dict[
 def wide(
     tmp_path_factory: pytest.TempPathFactory, segments: Segments
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """Gradients and losses of the first step in FP32: as it is, and with roundings at random."""
+    """Gradients and losses of the first step in FP32: as it is, and with random roundings."""
     folder = tmp_path_factory.mktemp("wide") / "build"
     fp32 = chosen(1, 1, 1, precision="fp32")
-    apart = fp32.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
+    apart = fp32.model_copy(update={"unfused": get_args(Fusion)})  # so that all roundings are between ops
     write_build(folder, compile_spec(apart, segments=segments).files)
     return first_step(folder), [first_step(folder, seed) for seed in range(SAMPLES)]
 
@@ -86,7 +86,7 @@ def test_a_step_is_off_by_its_roundings(
 
 
 def test_meshes_agree(ranks: dict[str, list[dict[str, Tensor]]]) -> None:
-    """Weights are BF16 and equal on all holders; with ZeRO and without it they are the same, and so are the losses."""
+    """Weights are BF16 and equal on all holders; weights and losses are the same with and without ZeRO."""
     for left, right in zip(ranks["dualpipe"], ranks["dualpipe, zero 1"], strict=True):
         assert left.keys() == right.keys()
         assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []
@@ -132,7 +132,7 @@ def test_proven_peak_is_the_measured_one(
 
 
 def test_rounding_at_random_keeps_what_bf16_holds() -> None:
-    """The yardstick itself: BF16 numbers stay, others become one of the two around them, their mean the number."""
+    """Random rounding keeps BF16 numbers and rounds others to one of their two neighbours, with the right mean."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, generator=generator, dtype=torch.float64)
     held = x.to(torch.bfloat16).double()
@@ -143,7 +143,7 @@ def test_rounding_at_random_keeps_what_bf16_holds() -> None:
 
 
 def test_the_page_tells_the_curve() -> None:
-    """What `python -m benchmarks.precision` found last."""
+    """The last results of `python -m benchmarks.precision`."""
     root = Path(__file__).parents[3]
     found = (root / "benchmarks" / "results" / "precision.txt").read_text("utf-8").splitlines()[-1]
     page = (root / "docs" / "precision.md").read_text("utf-8").replace("\n> ", " ")

@@ -1,8 +1,8 @@
-"""A step in BF16 of every option of a model: each gradient is off by the roundings that the option has.
+"""A BF16 step with every option of a model: the errors of gradients are those of the option's roundings.
 
-As in test_bf16.py, the same step in FP32 is rounded wherever BF16 rounds. Rounded at random it says how far such
-roundings move a gradient, rounded to nearest it is what BF16 should give, but for the order of sums. Every token goes
-to every expert.
+As in test_bf16.py, the same step in FP32 is rounded wherever BF16 rounds. Random rounding shows how far such roundings
+move a gradient; rounding to nearest gives what BF16 should give, up to the order of sums. Every token goes to every
+expert.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.runtime.step.specs import MODELS, MOE, YARN, gqa, mla, model, spec
 MICRO_BATCHES = 8
 DENSE = Dense(inner=22)
 EVERYONE = {"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1}
-APART = 0.75  # of the spread: of independent runs that round to nearest, the median would be 1
-OFF = 0.25  # of the spread, that the median gradient is off at least: it was rounded
+APART = 0.75  # relative to the spread; for independent runs that round to nearest, the median would be 1
+OFF = 0.25  # minimum error of the median gradient, relative to the spread: it was rounded
 
 
 def grouped(**changes: Any) -> Model:
@@ -92,8 +92,8 @@ OPTIONS: dict[str, Model] = {
 
 
 def together(name: str) -> Model:
-    """A model of many options. Without a clamp: at its limit a gradient jumps, so in a deep model one number that is
-    rounded to its other side outweighs all roundings."""
+    """A model with many options, without a clamp: a gradient jumps at its limit, so in a deep model one number rounded
+    to the other side outweighs all roundings."""
     found = MODELS[name]
     changes = EVERYONE | {"clamp": None}
     spans = (
@@ -114,10 +114,10 @@ def test_options_together_are_off_by_their_roundings(name: str, segments: Segmen
 
 
 def assert_off_by_roundings(chosen: Model, segments: Segments, folder: Path) -> None:
-    """Each gradient is off as roundings at random move it, or as roundings to nearest; most are near the latter."""
+    """Assert that errors of gradients are like those of random roundings, and most are near rounding to nearest."""
     narrow = spec(1, 1, 1, MICRO_BATCHES, 2, precision="bf16").model_copy(update={"model": chosen})
     wide = spec(1, 1, 1, MICRO_BATCHES, 2, precision="fp32").model_copy(
-        update={"model": chosen, "unfused": get_args(Fusion)}  # each rounding is between ops
+        update={"model": chosen, "unfused": get_args(Fusion)}  # so that all roundings are between ops
     )
     for each, name in ((narrow, "narrow"), (wide, "wide")):
         write_build(folder / name, compile_spec(each, segments=segments).files)
@@ -129,7 +129,7 @@ def assert_off_by_roundings(chosen: Model, segments: Segments, folder: Path) -> 
     for name, value in exact.items():
         size = spread([sample[name] for sample in samples], value)
         error, least = distance(found[name], value), distance(nearest[name], value)
-        narrow_sums = 1e-5 * float(value.double().norm())  # what FP32 is off
+        narrow_sums = 1e-5 * float(value.double().norm())  # the error of FP32
         assert error <= SPREADS * max(size, least) + narrow_sums, f"{name}: off by {error:.3g}, roundings {size:.3g}"
         if size > 10 * narrow_sums:
             off.append(error / size)

@@ -1,5 +1,5 @@
-"""Training on conversations: losses and gradients against implementations that get tokens and labels from
-`transformers`, where the label of a token without loss is −100.
+"""Training on conversations: losses and gradients against implementations with tokens and labels from `transformers`,
+where the label of a token without loss is −100.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAMPLES = 8
 
 
 def chat_spec(of: str, precision: str) -> Spec:
-    """A spec that trains on conversations of the folder `chat`, all rows in a step."""
+    """A spec that trains on conversations in the folder `chat`, with all rows in one step."""
     chosen = spec(1, 1, 1, SAMPLES // MICRO_BATCH, of=of, precision=precision)
     train = chosen.train.model_copy(update={"sequence": SEQUENCE, "validate": None})
     data = Data(source="chat/*.jsonl", tokenizer="model/tokenizer.json", chat=Chat())
@@ -44,8 +44,8 @@ def chat_spec(of: str, precision: str) -> Spec:
 
 
 def samples_and_labels(folder: Path, chosen: Spec) -> tuple[RowSamples, Tensor, Tensor, list[int]]:
-    """Our samples, and in their order what `transformers` makes of the rows: tokens and labels [B, S], cut at S, and
-    how many tokens each has."""
+    """Our samples and, in the same order, tokens and labels [B, S] from `transformers`, cut at S, and the number of
+    tokens of each row."""
     path = write_model(folder / "model", CHATML)
     rows = [{"messages": MESSAGES[name], "tools": [TOOL] if name == "tool" else None} for name in NAMES]
     write_rows(folder / "chat" / "rows.jsonl", [{"messages": MESSAGES["no assistant"]}, *rows])
@@ -109,7 +109,7 @@ def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path, s
 
 
 def test_every_gradient_is_that_of_autograd_with_mtp_and_experts(tmp_path: Path, segments: Segments) -> None:
-    """In float64, against a plain model; MTP predicts the token after the next where the loss is on that one."""
+    """In float64, against a plain model. MTP predicts the token after the next if that one has a loss."""
     chosen = chat_spec("v3", "fp64")
     samples, tokens_BS, labels_BS, lengths_B = samples_and_labels(tmp_path, chosen)
     trainer, weights = trainer_of(tmp_path, segments, chosen, samples)

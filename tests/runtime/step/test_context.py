@@ -1,5 +1,4 @@
-"""Sequences that context ranks split, against plain autograd: in float64, in real processes, as in
-test_differential.py."""
+"""Context parallelism against plain autograd: in float64, in real processes, as in test_differential.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with layers of one's own against a plain model that calls the modules, under autograd, in real processes."""
+"""Training with custom layers against a plain model that calls the modules, under autograd, in real processes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Own(nn.Module):
         self.is_ffn = name in layers.FFNS
 
     def forward(self, h_BSD: Tensor, tokens_BS: Tensor | None = None) -> Tensor | tuple[Tensor, None]:
-        """h_BSD -> what is added to it."""
+        """h_BSD -> the update that is added to it."""
         y_BSD: Tensor = self.module(rmsnorm(h_BSD, self.norm, 1e-6))
         return (y_BSD, None) if self.is_ffn else y_BSD
 
 
 def with_modules(plain: Spec) -> Spec:
-    """A spec whose layers are those of `PARTS`."""
+    """A spec with the layers of `PARTS`."""
     dense = plain.model.layers[0].ffn
     spans = tuple(
         LayerRange(
@@ -58,7 +58,7 @@ def with_modules(plain: Spec) -> Spec:
 
 
 def reference_with_modules(model: Model, sequence: int) -> Reference:
-    """The reference of the model without modules, with those of `PARTS` in it."""
+    """The reference of the model without modules, with the modules of `PARTS` inserted."""
     dense = model.layers[0].ffn
     spans = tuple(LayerRange(first=layer, last=layer, ffn=dense) for layer in range(len(PARTS)))
     reference = reference_of(model.model_copy(update={"layers": spans}), sequence)

@@ -43,14 +43,14 @@ from tests.runtime.step.samples import RandomSamples, num_held_out, table, weigh
 from tests.runtime.step.specs import SEQUENCE, spec
 
 STEPS = 5
-GRADIENT_TOLERANCE = 1e-10  # of the largest reference element of the tensor
+GRADIENT_TOLERANCE = 1e-10  # relative to the largest reference element of the tensor
 WEIGHT_TOLERANCE = 1e-8
 
 # (pipeline, expert, data) and ZeRO stage; micro-batch counts 2P, 2P + 2 and 4P, and 3 and 4 for one pipeline rank
 MESHES = [(1, 1, 1, 0), (2, 1, 1, 0), (2, 2, 2, 0), (4, 1, 1, 0), (4, 2, 2, 0), (2, 4, 4, 0), (2, 2, 2, 1)]
 
 # model (V3 above) and schedule, then as above: softmax gates and none, no bias, no MTP, no shared expert, no query
-# rank, all that attention may have, compressed entries, tables that choose experts
+# rank, all options of attention, compressed entries, tables that choose experts
 OTHER_MODELS = [
     ("llama", "dualpipe", 4, 1, 1, 0),
     ("llama", "1f1b", 2, 1, 2, 1),
@@ -89,7 +89,7 @@ def reference_of(model: Model, sequence: int = SEQUENCE) -> Reference:
 
 
 def value(model: Reference, name: str, like: Tensor) -> Tensor:
-    """What a tensor of the reference has at first: numbers of its name alone."""
+    """The initial value of a tensor of the reference, which only depends on its name."""
     shape = tuple(like.shape)
     if like.is_floating_point():
         return torch.from_numpy(weight(name, shape))
@@ -99,7 +99,7 @@ def value(model: Reference, name: str, like: Tensor) -> Tensor:
 
 
 def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = reference_of) -> dict[str, Any]:
-    """What five steps of the reference give, on the same samples in one global batch."""
+    """The results of five steps of the reference, on the same samples in one global batch."""
     sequence = chosen.train.sequence
     model = make(chosen.model, sequence)
     indexers = [each for each in model.modules() if isinstance(each, LightningIndexer)]
@@ -146,7 +146,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
 
 
 def optimizer_of(model: Reference, row: AnyOptimizer, recipe: Recipe) -> AdamW | Muon:
-    """The optimizer of a spec by hand."""
+    """The reference implementation of a spec's optimizer."""
     parameters = dict(model.named_parameters())
     if row.kind == "adamw":
         return AdamW(parameters, recipe)
@@ -180,12 +180,12 @@ def check(
     transport: str = "memory",
     make: Callable[[Model, int], Reference] = reference_of,
 ) -> None:
-    """Trains every spec on `world` ranks and compares what each of them leaves."""
+    """Train every spec on `world` ranks and compare the results of each rank."""
     for name, chosen in specs.items():
         build = compile_spec(chosen, segments=segments)
         write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.runtime.step.ranks", tmp_path, world, transport)
-    references: dict[str, dict[str, Any]] = {}  # of a model and its recipe: they do not depend on the mesh
+    references: dict[str, dict[str, Any]] = {}  # by model and recipe: references do not depend on the mesh
     for name, chosen in specs.items():
         recipe = f"{chosen.model!r} {chosen.train!r} {chosen.data!r}"
         expected = references[recipe] = references.get(recipe) or reference_run(chosen, make)
@@ -215,13 +215,13 @@ def check(
 
 
 def reads(plan: Plan, rank: int) -> bool:
-    """Whether a pipeline rank reads samples: their tokens, their targets, or to count these."""
+    """Whether a pipeline rank reads samples: for tokens, targets, or the number of targets."""
     loaded = {buffer.name for stage in plan.stages_of(rank) for buffer in plan.stages[stage].loads}
     return rank == 0 or bool(loaded - {"starts", "positions"})
 
 
 def exchanged_bytes(plan: Plan, rank: int, left: Mapping[str, Tensor]) -> int:
-    """What a device of a pipeline rank sends to experts on other ranks and gives back, by the plan's tensors."""
+    """Bytes that a device of a pipeline rank dispatches to and combines from experts on other ranks, by the plan."""
     stages = [plan.stages[stage] for stage in plan.stages_of(rank)]
     steps = [s for stage in stages for s in stage.steps if isinstance(s, Communication) and s.axis == "ep"]
     assert {f"routed/{step.site}" for step in steps} == {name for name in left if name.startswith("routed/")}
@@ -234,18 +234,18 @@ def exchanged_bytes(plan: Plan, rank: int, left: Mapping[str, Tensor]) -> int:
 
 
 def row_bytes(buffers: Sequence[Buffer]) -> int:
-    """Bytes of a row of the tensors that are exchanged; counts are not rows."""
+    """Bytes of a row of the exchanged tensors; counts are not rows."""
     rows = [buffer for buffer in buffers if buffer.dtype != "int64"]
     return sum(prod(map(int, buffer.shape[1:])) * ITEMSIZE[buffer.dtype] for buffer in rows)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_training_over_gloo_equals_autograd(tmp_path: Path, segments: Segments, zero: int) -> None:
-    """Ranks on several machines train over gloo; so do these."""
+    """These ranks train over gloo, as ranks on several machines do."""
     check(tmp_path, segments, {"only": spec(2, 2, 2, 4, STEPS, zero)}, 4, transport="gloo")
 
 
-# Model and schedule, then as above: stages that are held once and twice, tied embeddings on one rank and on two.
+# Model and schedule, then as above: stages with one copy and with two, tied embeddings on one rank and on two.
 DIVIDED = [
     ("v3", "dualpipe", 2, 2, 4),
     ("v3", "zbv", 2, 2, 2),
@@ -269,7 +269,7 @@ def test_training_on_divided_state_equals_autograd(
 def test_sums_under_the_backward_have_the_same_bits(
     tmp_path: Path, segments: Segments, transport: str, zero: int
 ) -> None:
-    """They are those of sums that all start behind the last backward."""
+    """They are bit-identical to sums that all start after the last backward."""
     early = spec(2, 2, 2, 4, STEPS, zero)
     late = early.model_copy(update={"parallel": early.parallel.model_copy(update={"overlap_reduce": False})})
     for name, chosen in {"early": early, "late": late}.items():
@@ -289,8 +289,8 @@ def test_training_other_models_equals_autograd(
     check(tmp_path, segments, specs, pp * dp)
 
 
-# As above: latent and grouped attention with experts and MTP, a window with sinks, a rotation in front of attention;
-# micro-batches as they are drawn, and by what their documents cost.
+# As above: latent and grouped attention with experts and MTP, a window with sinks, a rotation before attention;
+# micro-batches in drawing order, and by the cost of their documents.
 DOCUMENTS = [
     ("v3", "dualpipe", 2, 2, 2, 0, "cost"),
     ("llama", "1f1b", 1, 1, 1, 0, "drawn"),
@@ -304,7 +304,7 @@ DOCUMENTS = [
 def test_training_on_documents_that_see_themselves_alone(
     tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, order: str
 ) -> None:
-    """The reference has attention on each document by itself, and all samples of a step in one batch."""
+    """The reference computes attention for each document separately, and all samples of a step in one batch."""
     chosen = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, documents="masked")
     chosen = chosen.model_copy(update={"schedule": chosen.schedule.model_copy(update={"order": order})})
     check(tmp_path, segments, {"only": chosen}, pp * dp)
@@ -313,7 +313,7 @@ def test_training_on_documents_that_see_themselves_alone(
 def compare(
     ours: Mapping[str, Tensor], expected: Mapping[str, Any], slices: Mapping[str, Slice | None] = MappingProxyType({})
 ) -> set[str]:
-    """Every tensor a rank left against the reference, of which it has `slices`; the parameters it holds."""
+    """Compare all tensors of a rank, which has `slices` of the reference. Returns its parameters."""
     held = {name.removeprefix("gradient/") for name in ours if name.startswith("gradient/")}
     for name in held:
         gradient, weight = (cut(expected[which][name], slices.get(name)) for which in ("gradients", "weights"))

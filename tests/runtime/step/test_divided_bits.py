@@ -1,4 +1,4 @@
-"""Levels of `zero` that sum gradients in one order train to the same bits."""
+"""Levels of `zero` that sum gradients in the same order train to the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORLD = 3
 
 
 def trained(folder: Path, segments: Segments, specs: dict[str, Spec]) -> dict[str, list[dict[str, Tensor]]]:
-    """What each rank leaves after the steps of each spec."""
+    """The results of each rank after the steps of each spec."""
     for name, chosen in specs.items():
         write_build(folder / "builds" / name, compile_spec(chosen, segments=segments).files)
     run_module("tests.runtime.step.ranks", folder, WORLD, "memory")
@@ -28,8 +28,8 @@ def trained(folder: Path, segments: Segments, specs: dict[str, Spec]) -> dict[st
 
 
 def chosen(zero: int, num_micro_batches: int) -> Spec:
-    """On data ranks alone, without MTP, so that one segment reads each tensor. Without clipping, for the norm's sum has
-    another order where buckets are others."""
+    """Only data parallelism, without MTP, so that one segment reads each tensor. Without clipping, since the order of
+    the norm's sum depends on buckets."""
     made = spec(1, 1, WORLD, num_micro_batches, 3, zero, of="llama", schedule="1f1b", precision="fp32")
     train = made.train.model_copy(update={"optimizer": AdamW(weight_decay=0.1)})
     return made.model_copy(update={"train": train})
@@ -45,8 +45,8 @@ def differing(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> l
 
 
 def test_bits_of_the_levels(tmp_path: Path, segments: Segments) -> None:
-    """With one micro-batch all levels have the same bits. With several, 2 and 3 sum over data ranks first, 0 and 1
-    over micro-batches first, and each two are equal."""
+    """With one micro-batch all levels are bit-identical. With several, levels 2 and 3 sum over data ranks first, 0 and
+    1 over micro-batches first, and each pair is bit-identical."""
     found = trained(tmp_path, segments, {f"{zero} of {n}": chosen(zero, n) for n in (1, 3) for zero in range(4)})
     for zero in (1, 2, 3):
         assert differing(found["0 of 1"], found[f"{zero} of 1"]) == [], zero

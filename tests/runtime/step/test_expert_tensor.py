@@ -1,5 +1,4 @@
-"""Experts whose width is split over ranks, against plain autograd: in float64, in real processes, as in
-test_differential.py."""
+"""Expert tensor parallelism against plain autograd: in float64, in real processes, as in test_differential.py."""
 
 from __future__ import annotations
 
@@ -34,14 +33,14 @@ SPLIT = [
 def test_training_on_slices_of_experts_equals_autograd(
     tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, tp: int, etp: int, zero: int
 ) -> None:
-    """Expert groups of the ranks of all slices, beside tensor ranks or without them."""
+    """Expert groups over the ranks of all slices, with and without tensor ranks."""
     chosen = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp, expert_tensor=etp)
     check(tmp_path, segments, {"only": chosen}, pp * dp * tp)
 
 
 @pytest.mark.parametrize("ep", [1, 2])
 def test_slices_go_through_nodes(tmp_path: Path, segments: Segments, ep: int) -> None:
-    """The slices of an expert are on one node, to which a token goes once for all of them."""
+    """The slices of an expert are on one node, to which a token is sent once for all slices."""
     chosen = on_nodes(spec(1, ep, 4, 2, STEPS, 1, "plain", expert_tensor=4 // ep), 2)
     assert chosen.by_nodes == (ep == 2), "two ranks of a node have two slices of each of their experts, or of four"
     check(tmp_path, segments, {"only": chosen}, 4)
@@ -63,7 +62,7 @@ def test_slices_over_gloo(tmp_path: Path, segments: Segments) -> None:
 def test_rows_of_slices_are_counted(
     tmp_path: Path, segments: Segments, of: str, precision: str, nodes: int, zero: int
 ) -> None:
-    """What a rank holds is what the proof says, to the byte, with the rows that it received."""
+    """With the received rows, a rank's memory equals the proof's, to the byte."""
     chosen = spec(1, 2, 4, 2, of=of, precision=precision, expert_tensor=2, zero=zero)
     measured_peaks(tmp_path, segments, on_nodes(chosen, nodes))
 
@@ -73,6 +72,6 @@ def test_adapters_of_slices_are_counted(tmp_path: Path, segments: Segments) -> N
 
 
 def test_expert_groups_reach_over_context_ranks(tmp_path: Path, segments: Segments) -> None:
-    """Two data ranks of two context ranks each are one group, of two expert ranks with two slices each."""
+    """Two data ranks with two context ranks each form one group of two expert ranks with two slices each."""
     chosen = spec(1, 2, 2, 2, STEPS, 1, "v3", context=2, sequence=8, expert_tensor=2)
     check(tmp_path, segments, {"only": chosen}, 4)

@@ -1,9 +1,9 @@
-"""MXFP8 and NVFP4 on several ranks, in real processes: losses and gradients are those of one rank.
+"""MXFP8 and NVFP4 on several ranks, in real processes: losses and gradients equal those of one rank.
 
-Every token goes to every expert, in whole tiles of rows: so the tiles along rows, which weight gradients of routed
-experts read, hold the same numbers on every mesh, and results differ by the order of sums alone. In NVFP4 a tensor has
-a scale of its own, and with expert ranks the rows of an expert rank are another tensor: of several micro-batches, and
-of some experts. Results then differ by roundings, and less than they do from those in BF16.
+Every token goes to every expert, in whole tiles of rows: so tiles along rows, which weight gradients of routed experts
+read, have the same numbers on every mesh, and results differ only by the order of sums. NVFP4 has a scale for each
+tensor, and the tensor of an expert rank has rows of several micro-batches and of some experts. Results then differ by
+roundings, but less than they differ from BF16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.runtime.step.specs import spec
 from tests.runtime.step.test_bf16 import MODEL
 from tests.runtime.step.test_formats import LOW_LAYERS
 
-SEQUENCE, MICRO_BATCHES = 16, 4  # 32 tokens of a micro-batch: a tile of each format; micro-batches of all data ranks
+SEQUENCE, MICRO_BATCHES = 16, 4  # 32 tokens in a micro-batch: a tile of each format; micro-batches over all data ranks
 SUMS = 2e-5  # of a tensor's size: what orders of sums in FP32 differ
 RECIPES = {"mxfp8": BUILT_IN["mxfp8"], "nvfp4": LOW_LAYERS, "bf16": BUILT_IN["bf16"]}
 # (pipeline, expert, data), ZeRO stage
@@ -40,7 +40,7 @@ Ranks = dict[tuple[str, str], list[dict[str, Tensor]]]
 
 
 def chosen(mesh: str, recipe: str) -> Spec:
-    """Two steps, whose global batch is equal on every mesh."""
+    """Two steps with the same global batch on every mesh."""
     pp, ep, dp, zero = MESHES[mesh]
     base, batch = spec(pp, ep, dp, MICRO_BATCHES // dp, steps=2, zero=zero), 2 * MICRO_BATCHES
     train = {"sequence": SEQUENCE, "batch": Batch(start=batch, end=batch), "tokens": 2 * batch * SEQUENCE}
@@ -51,7 +51,7 @@ def chosen(mesh: str, recipe: str) -> Spec:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Ranks:
-    """What the ranks of each case leave: those of one number of ranks train one after the other."""
+    """The results of the ranks of each case. Cases with the same number of ranks train in one launch, in order."""
     found = {}
     for world in (1, 4):
         folder = tmp_path_factory.mktemp("ranks")
@@ -82,7 +82,7 @@ def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Ranks, mesh: str, recipe:
 
 
 def test_with_expert_ranks_nvfp4_differs_by_roundings(ranks: Ranks) -> None:
-    """Less than half as much as from BF16: in the loss, and in gradients on the whole."""
+    """They differ less than half as much as from BF16, in the loss and in gradients overall."""
     (one,), (bf16,) = ranks["one", "nvfp4"], ranks["one", "bf16"]
     for rank in ranks["experts", "nvfp4"]:
         names = [key for key in rank if key.startswith("gradient/")]
@@ -94,7 +94,7 @@ def test_with_expert_ranks_nvfp4_differs_by_roundings(ranks: Ranks) -> None:
 
 
 def test_with_zero_bits_are_equal(ranks: Ranks) -> None:
-    """Whoever updates a weight: the same weights and losses."""
+    """Weights and losses do not depend on which rank updates a weight."""
     for left, right in zip(ranks["data", "nvfp4"], ranks["data, zero 1", "nvfp4"], strict=True):
         assert left.keys() == right.keys()
         assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []

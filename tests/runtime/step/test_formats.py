@@ -1,8 +1,8 @@
-"""Training in MXFP8 and NVFP4: a step against an independent one, the loss of a few steps, and what is kept high.
+"""Training in MXFP8 and NVFP4: a step against an independent one, the loss of a few steps, and high-precision layers.
 
-The independent step is that of the BF16 program, whose products are replaced by others: of operands that are rounded by
-comparison with all numbers of a format, tile by tile, with random numbers of the tests' own. Sums are those of
-`runtime.ops.product`, so that activations and their gradients are equal to the bit.
+The independent step is the BF16 program with its products replaced: operands are rounded by comparison with all numbers
+of a format, tile by tile, with independently implemented random numbers. Sums use `runtime.ops.product`, so that
+activations and their gradients are bit-identical.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ RECIPES = {
 
 
 class Few(RandomSamples):
-    """Eight samples, over and over, to be learnt by heart."""
+    """Eight repeated samples, to be memorized."""
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         return super().tokens(index % 8)
 
 
 def chosen(precision: Precision, steps: int = 2) -> Spec:
-    """Every token goes to every expert, for near ties would be decided otherwise after a rounding."""
+    """Every token goes to every expert, since rounding would decide near ties differently."""
     return spec(1, 1, 1, 4, steps).model_copy(update={"precision": precision, "model": MODEL})
 
 
@@ -88,7 +88,7 @@ def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def random_numbers(x: Tensor, seeds: tuple[int, ...], salt: int) -> Tensor:
-    """Numbers in [0, 1) of a tensor's elements, from the bits of their rows."""
+    """Random numbers in [0, 1) for a tensor's elements, from the bits of their rows."""
     golden, whole = np.uint64(0x9E3779B97F4A7C15), 2**64 - 1
     seed, step, number = (np.array([each & whole], np.uint64) for each in seeds)
     with np.errstate(over="ignore"):
@@ -100,7 +100,7 @@ def random_numbers(x: Tensor, seeds: tuple[int, ...], salt: int) -> Tensor:
 
 
 def transformed(x: Tensor) -> Tensor:
-    """Each whole block of 16 rows by the Hadamard matrix with the signs of 0x243F, over 4."""
+    """Multiply each whole block of 16 rows by the Hadamard matrix with the signs of 0x243F, divided by 4."""
     signs = torch.tensor([-1.0 if 0x243F >> bit & 1 else 1.0 for bit in range(UNIT)])
     h = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(UNIT)] for i in range(UNIT)]) * signs / 4
     y = x.float().clone()
@@ -109,11 +109,11 @@ def transformed(x: Tensor) -> Tensor:
     return y
 
 
-Rounded = tuple[Tensor, float]  # numbers without the tensor's own scale (FP32), and this
+Rounded = tuple[Tensor, float]  # (numbers without the tensor's scale, in FP32; the scale)
 
 
 def rounded(x: Tensor, precision: Precision, tile: tuple[int, int], u: Tensor | None = None) -> Rounded:
-    """What x is in a format, tile by tile."""
+    """Round x to a format, tile by tile."""
     element = E2M1 if precision.linear == "e2m1" else E4M3
     largest, result = float(numbers(element)[-1]), torch.zeros(x.shape)
     whole = np.float32(x.abs().max().item()) / np.float32(largest * 448) if precision.tensor_scale else np.float32(1)
@@ -141,7 +141,7 @@ def scale_of(most: np.float32, dtype: str, largest: float, whole: np.float32) ->
 
 
 def at_codes(ratio: Tensor, element: Element, u: Tensor | None) -> Tensor:
-    """The nearest numbers, or those next to a ratio in one of both directions, as the random numbers say."""
+    """The nearest numbers or, with random numbers, a neighbour on either side."""
     table, size = numbers(element), ratio.abs().contiguous()
     if u is None:
         codes = nearest(ratio, element) % element.sign
@@ -152,7 +152,7 @@ def at_codes(ratio: Tensor, element: Element, u: Tensor | None) -> Tensor:
 
 
 class Products:
-    """The ops of linears and their gradients, of BF16 tensors."""
+    """The ops of linears and their gradients, for BF16 tensors."""
 
     def __init__(self, trainer: Trainer, precision: Precision) -> None:
         self.precision, self.trainer = precision, trainer
@@ -199,7 +199,7 @@ class Products:
         return rounded(dy, self.precision, self.tile, random_numbers(dy, self._key(w), 0) if stochastic else None)
 
     def _multiplied(self, of: Rounded, w: Tensor, offsets: Tensor | None) -> Tensor:
-        """Rows by the rounded weight of their group's expert."""
+        """Multiply rows by the rounded weight of their group's expert."""
         (x, scale), start = of, 0
         y = x.new_zeros(len(x), w.shape[1])
         for group, end in enumerate([len(x)] if offsets is None else offsets.tolist()):
@@ -263,7 +263,7 @@ def test_the_loss_falls_as_in_bf16(tmp_path: Path, segments: Segments, name: str
 
 
 def test_layers_kept_high_have_segments_of_their_own() -> None:
-    """The first and the last of four layers, and the MTP block, are as in BF16."""
+    """The first and last of four layers, and the MTP block, are as in BF16."""
     precision = BUILT_IN["nvfp4"].model_copy(update={"high": High(first=1, last=1)})
     stored = {
         step.site: dict(step.segment.stored)

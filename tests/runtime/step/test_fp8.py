@@ -1,9 +1,9 @@
-"""Training in blocks of FP8: a step is that of float64 but for its roundings, and is off by these alone.
+"""Training in FP8 blocks: a step equals the float64 step up to its roundings.
 
-The program that is emitted runs once as it is, and in float64 with roundings of our own (wide_fp8.py). Without any, its
-gradients are those of a float64 program, which other tests compare with autograd: so each product reads what it should.
-To nearest, it is the run of eight bits itself but for what FP32 sums are off. At random, it says how far roundings
-in these places move each gradient. Every token goes to every expert, for near ties would be decided otherwise.
+The emitted program runs as it is, and in float64 with independent roundings (wide_fp8.py). Without rounding, its
+gradients equal those of a float64 program, which other tests compare with autograd: so each product reads the right
+operands. With rounding to nearest, it is the FP8 run up to errors of FP32 sums. Random rounding shows how far roundings
+in these places move each gradient. Every token goes to every expert, since rounding would decide near ties differently.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tests.runtime.step.specs import EVERYTHING, MOE, YARN, gqa, model, spec
 from tests.runtime.step.wide_fp8 import Rounding, Wide
 
 SAMPLES = 5
-SEQUENCE = 70  # of 2 sequences are 140 rows: a whole tile of columns, and one that is not
+SEQUENCE = 70  # 2 sequences have 140 rows: one whole tile of columns, and a partial one
 PUBLISHED = "as published"  # attention's output kept in E5M6
 RECOMPUTE = {"nothing": (), PUBLISHED: ("rmsnorm", "mla_up", "swiglu"), "whole": ("attention", "dense", "experts")}
-# Widths are multiples of 16; of 128 only some, so that rows end in tiles that are smaller.
+# Widths are multiples of 16, and only some of 128, so that rows end in partial tiles.
 EVERYONE = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 80})
 LATENT = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=HeadDim(nope=16, rope=8, value=72), rope=Rope(theta=100.0))
 QUERIES = gqa(qk_norm="head").model_copy(update={"heads": 4, "kv_heads": 2, "head_dim": 36})
@@ -50,7 +50,7 @@ ATTENTION = {
 
 
 def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str = "nothing") -> Spec:
-    """One rank, two micro-batches, a dense layer and one of experts, and MTP."""
+    """One rank, two micro-batches, a dense and a MoE layer, and MTP."""
     of = model(ATTENTION[attention], Dense(inner=176), EVERYONE, mtp=True)
     layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
     base = spec(1, 1, 1, 2)
@@ -67,14 +67,14 @@ def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str 
 
 
 def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A weight that BF16 holds."""
+    """A weight representable in BF16."""
     return torch.from_numpy(steady_weight(name, shape)).to(torch.bfloat16)
 
 
 def step(
     folder: Path, how: Rounding | None, rank: int = 0, board: Board | None = None, endpoint: Endpoint = ON_CPU
 ) -> dict[str, Tensor]:
-    """Gradients and losses of the first step of a build, as a rank has them: as it runs, or in float64 under a way of
+    """Gradients and losses of the first step of a build on a rank: as it runs, or in float64 with one kind of
     rounding."""
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
@@ -100,7 +100,7 @@ def step(
 
 
 def _in_float64(trainer: Trainer, wide: Wide) -> SimpleNamespace:
-    """Gives a trainer parameters and gradients in float64; these, which it adds to, are returned."""
+    """Give a trainer float64 parameters and gradients. Returns the gradients, which it adds to."""
     parameters = {
         name: p.double() if p.is_floating_point() else p for name, p in vars(trainer.state.parameters).items()
     }
@@ -116,7 +116,7 @@ def _in_float64(trainer: Trainer, wide: Wide) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class Roundings:
-    """A step in float64 under ways of rounding: not at all, at random, and to nearest."""
+    """A float64 step without rounding, with random rounding, and with rounding to nearest."""
 
     exact: dict[str, Tensor]
     random: list[dict[str, Tensor]]
@@ -124,16 +124,16 @@ class Roundings:
 
     @staticmethod
     def of(folder: Path, exact: dict[str, Tensor] | None = None) -> Roundings:
-        """The steps of a build whose ops are all apart."""
+        """The steps of a build with unfused ops."""
         random = [step(folder, torch.Generator().manual_seed(seed)) for seed in range(SAMPLES)]
         return Roundings(exact or step(folder, False), random, step(folder, True))
 
     def hold(self, found: dict[str, Tensor]) -> None:
-        """Tensors of a run in eight bits are off from the exact ones as roundings at random are, and near to those that
-        rounding to nearest gives: sums in another order round some numbers otherwise, and what reads these.
+        """Assert that errors of an FP8 run are like those of random rounding, and that its tensors are near those of
+        rounding to nearest: sums in another order change the rounding of some numbers, and what depends on them.
 
-        Runs that shared no rounding would be some 1.2 sizes apart. A tensor of few numbers may be off by chance, so
-        half a size is demanded of the median tensor.
+        Runs with independent roundings would differ by about 1.2 times the error. A small tensor may differ by
+        chance, so only the median tensor must be within half the error.
         """
         apart = []
         for name, tensor in found.items():
@@ -155,7 +155,7 @@ def built(folder: Path, of: Spec, segments: Segments) -> Path:
 
 
 def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
-    """How far off each tensor is, over its size."""
+    """The relative error of each tensor."""
     assert found.keys() == wanted.keys()
     pairs = ((name, found[name].double(), each.double()) for name, each in wanted.items())
     return {name: float((one - other).norm() / other.norm()) for name, one, other in pairs}
@@ -179,14 +179,14 @@ def test_a_step_is_off_by_its_roundings(tmp_path: Path, segments: Segments, atte
 
 @pytest.mark.parametrize("recompute", ["nothing", PUBLISHED])
 def test_adapters_beside_products_in_eight_bits(tmp_path: Path, segments: Segments, recompute: str) -> None:
-    """Products of weights that stay are quantised as ever, those of adapters not at all."""
+    """Products of frozen weights are quantised as usual, those of adapters are not."""
     lora = Lora(rank=4, alpha=6.0, on=("q_down", "q_up", "kv_up", "out", "up", "down", "projection"))
     of, wide = chosen(recompute=recompute), chosen(precision="fp64")
     hold_to_roundings(tmp_path, segments, *(each.model_copy(update={"adapter": lora}) for each in (of, wide)))
 
 
 def hold_to_roundings(tmp_path: Path, segments: Segments, of: Spec, exactly: Spec) -> None:
-    """A step of a spec is off by its roundings; `exactly`: the same in FP64."""
+    """Assert that the errors of a spec's step are those of its roundings. `exactly`: the spec in FP64."""
     apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
     found = step(built(tmp_path / "fused", of, segments), None)
     folder = built(tmp_path / "apart", apart, segments)

@@ -1,8 +1,7 @@
 """FP8 blocks on several ranks, in real processes: losses and gradients are those of one rank up to the order of sums.
 
-Every token goes to every expert, in whole tiles of rows: so the tiles along rows, which weight gradients of routed
-experts read, hold the same numbers on every mesh. With rows from several ranks in one tile these would be rounded
-otherwise.
+Every token goes to every expert, in whole tiles of rows: so tiles along rows, which weight gradients of routed experts
+read, have the same numbers on every mesh. If a tile had rows from several ranks, its rounding would differ.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.runtime.step.test_fp8 import chosen as of_one_rank
 from tests.runtime.step.test_memory import measured_peaks
 
 SEQUENCE, MICRO_BATCHES = 64, 8  # tokens; micro-batches of a step, over all data ranks
-# (pipeline, expert, data), ZeRO stage, what messages go over
+# (pipeline, expert, data), ZeRO stage, transport of messages
 MESHES = {
     "one": (1, 1, 1, 0, "memory"),
     "dualpipe": (2, 2, 2, 0, "memory"),
@@ -39,7 +38,7 @@ SUMS = 2e-5  # of a tensor's size: what orders of sums in FP32 differ
 
 
 def chosen(pp: int, ep: int, dp: int, zero: int = 0, recompute: str = "nothing", steps: int = 2) -> Spec:
-    """A spec whose global batch is equal on every mesh."""
+    """A spec with the same global batch on every mesh."""
     base = of_one_rank(recompute=recompute)
     batch = 2 * MICRO_BATCHES
     device = Device(name="cpu", memory=4 * 10**9)
@@ -56,7 +55,7 @@ def chosen(pp: int, ep: int, dp: int, zero: int = 0, recompute: str = "nothing",
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Callable[[str], list[dict[str, Tensor]]]:
-    """What the ranks of a mesh leave after two steps; each mesh runs once."""
+    """The results of a mesh's ranks after two steps; each mesh runs once."""
 
     @cache
     def run(name: str) -> list[dict[str, Tensor]]:
@@ -87,8 +86,8 @@ def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Callable[[str], list[dict
 def test_context_ranks_are_off_by_roundings_alone(
     ranks: Callable[[str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
-    """Tiles along rows hold other tokens than those of one rank, and are rounded otherwise: each gradient is as far
-    from that of float64 as the gradient of one rank is."""
+    """Tiles along rows have other tokens than on one rank, and other roundings: each gradient is as far from the
+    float64 gradient as one rank's is."""
     base = chosen(1, 1, 1, steps=1)
     split = base.parallel.model_copy(update={"context": 2})
     machine = base.cluster.node.model_copy(update={"devices": 2})
@@ -110,7 +109,7 @@ def test_context_ranks_are_off_by_roundings_alone(
 
 
 def test_with_zero_bits_are_equal(ranks: Callable[[str], list[dict[str, Tensor]]]) -> None:
-    """Whoever updates a weight: the same weights and losses."""
+    """Weights and losses do not depend on which rank updates a weight."""
     for left, right in zip(ranks("dualpipe"), ranks("dualpipe, zero 1"), strict=True):
         assert left.keys() == right.keys()
         assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []

@@ -1,4 +1,4 @@
-"""Schedules with copies to the host, executed: gradients are those of autograd, and memory is what was proven."""
+"""Schedules with copies to the host, executed: gradients equal autograd's, and memory is as proven."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.runtime.step.test_memory import measured_peaks
 
 
 class Case(NamedTuple):
-    """A model on some ranks, the schedule, and the share of its peak that is left."""
+    """A model on some ranks, the schedule, and the allowed share of its peak."""
 
     of: str
     pp: int
@@ -65,7 +65,7 @@ SEARCHED = {
 
 @cache
 def found(name: str) -> Lowered:
-    """What the search makes of such a spec, some 10 s."""
+    """The result of the search for such a spec, which takes some 10 s."""
     return lower_spec(SEARCHED[name])
 
 
@@ -105,7 +105,7 @@ def test_training_equals_autograd(tmp_path: Path, segments: Segments, case: Case
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_proven_peak_is_the_measured_one_and_lower(tmp_path: Path, segments: Segments, case: Case) -> None:
-    """The peak of values on the device is the proven one, to the byte."""
+    """The peak of values on the device equals the proven one, to the byte."""
     plain = spec(case.pp, case.ep, case.dp, case.micro_batches, zero=case.zero, of=case.of, schedule=case.name)
     chosen = with_file(plain, case.schedule)
     peaks = measured_peaks(tmp_path, segments, chosen)

@@ -1,5 +1,5 @@
-"""Models with several residual streams, in float64 and in real processes: against plain autograd, and against modules
-of `transformers`; layers that are run again; and the bytes of the messages between stages."""
+"""Models with several residual streams, in float64 and in real processes: against plain autograd and modules of
+`transformers`, with recomputed layers, and the bytes of messages between stages."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_training_equals_autograd(
 
 
 def test_messages_are_as_wide_as_all_streams(tmp_path: Path, segments: Segments) -> None:
-    """What two ranks send each other is what the plan says of the values between their stages: of several streams, as
-    many times as much."""
+    """Messages between two ranks have the size of the plan's values between stages, multiplied by the number of
+    streams."""
     specs = {of: spec(2, 1, 1, 4, STEPS, 0, of, "1f1b") for of in ("v3", "v3_streams")}
     check(tmp_path, segments, specs, 2)
     sizes = {}
@@ -96,7 +96,7 @@ def published(config: Config) -> DeepseekV4Config:
 
 
 def by_transformers(module: Callable[[DeepseekV4Config], torch.nn.Module], prefix: str) -> Callable[..., Any]:
-    """What a module of `transformers` gives, with the parameters of a mixing of the reference."""
+    """The results of a module of `transformers` with the parameters of a mixing of the reference."""
 
     def call(mixing: hyper.Mixing, h_BSnD: Tensor, config: Config) -> Any:
         tensors = {f"{prefix}{name}": value for name, value in mixing.named_parameters()}
@@ -108,7 +108,7 @@ def by_transformers(module: Callable[[DeepseekV4Config], torch.nn.Module], prefi
 def test_training_equals_modules_of_transformers(
     tmp_path: Path, segments: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference with `transformers`' hyper-connections between its parts. These cast to FP32, which is left out."""
+    """The reference with `transformers`' hyper-connections, without their casts to FP32."""
     connect = by_transformers(DeepseekV4HyperConnection, "")
 
     def mixed(mixing: hyper.Mixing, h_BSnD: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,5 @@
-"""Models with indexers against plain autograd: in float64, in real processes, as in test_differential.py, while all of
-them is trained, and while the indexers alone are."""
+"""Models with indexers against plain autograd: in float64, in real processes, as in test_differential.py, with all
+weights trained, and with only the indexers trained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_sparse_attention_equals_autograd(tmp_path: Path, segments: Segments, me
 
 @pytest.mark.parametrize("mesh", DENSE, ids=str)
 def test_indexers_alone_equal_autograd(tmp_path: Path, segments: Segments, mesh: Mesh) -> None:
-    """Attention sees all keys. Weights and moments of all else stay as they are."""
+    """Attention sees all keys. Other weights and moments do not change."""
     chosen, ranks = of(mesh)
     check(tmp_path, segments, {"only": alone(chosen)}, ranks)
 

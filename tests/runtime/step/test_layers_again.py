@@ -1,6 +1,6 @@
-"""Layers that are run again, in real processes: it changes memory, and what is exchanged, and no bit of what is learnt.
+"""Recomputed layers, in real processes: memory and exchanges change, but no bit of the results.
 
-Losses and loads are recorded once: they equal plain autograd's, like every gradient.
+Losses and loads are recorded once: they equal plain autograd's, as do all gradients.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tests.runtime.step.test_nodes import on_nodes
 
 
 def again(of: Spec, layers: int | None = None, *names: str) -> Spec:
-    """The spec with all layers run again, or the first ones of each stage, and `names` in the others."""
+    """The spec with all layers recomputed, or the first ones of each stage, and `names` in the others."""
     return of.model_copy(update={"recompute": ("layer", *names), "recompute_layers": layers})
 
 
 def with_layout(plain: Spec) -> Spec:
-    """The spec with given stages: with other layers on them, gradients would be summed in another order."""
+    """The spec with fixed stages: with other layers in a stage, gradients would be summed in another order."""
     return plain.model_copy(update={"parallel": plain.parallel.model_copy(update={"layout": "Ett|ttmL"})})
 
 
 def equal_to_the_bit(folder: Path, segments: Segments, plain: Spec, others: dict[str, Spec]) -> None:
-    """Each spec trains as autograd does, and its gradients, weights, biases and losses are those of `plain`."""
+    """Assert that each spec trains as autograd, and that gradients, weights, biases and losses equal `plain`'s."""
     world = plain.parallel.pipeline * plain.parallel.columns
     check(folder, segments, {"none": plain} | others, world)
     for rank in range(world):

@@ -1,7 +1,7 @@
 """Every mesh of up to eight ranks against plain autograd: in float64, in real processes, as in test_differential.py.
 
-The model has every part that an axis splits: latent attention, a dense layer, shared and routed experts with both ways
-to balance them, a balancing loss of whole sequences, and MTP.
+The model has every part that an axis shards: latent attention, a dense layer, shared and routed experts with both kinds
+of balancing, a balancing loss of whole sequences, and MTP.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def num_layers(pp: int) -> int:
 
 
 def wide(num_layers: int) -> Model:
-    """A model of so many layers whose sizes eight ranks divide on every axis."""
+    """A model with `num_layers` layers and sizes that eight ranks divide on every axis."""
     attention = Mla(
         heads=8, query_rank=12, kv_rank=9, head_dim=HeadDim(nope=6, rope=4, value=5), rope=Rope(theta=100.0)
     )
@@ -47,8 +47,8 @@ def wide(num_layers: int) -> Model:
 
 
 def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
-    """A spec of every way to spread experts and state over a mesh. Schedules, and whether layers are run again, come in
-    turn, so that each of them meets each axis."""
+    """A spec for each way to spread experts and state over a mesh. Schedules and recomputed layers alternate, so that
+    each is combined with each axis."""
     columns, turn = dp * cp * tp, SIZES.index(pp) + SIZES.index(dp) + SIZES.index(cp) + SIZES.index(tp)
     for ep, etp, zero in product(SIZES, SIZES, range(4)):
         if columns % (ep * etp):
@@ -64,7 +64,7 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
 
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), MESHES)
 def test_one_way_of_each_mesh(tmp_path: Path, segments: Segments, pp: int, dp: int, cp: int, tp: int) -> None:
-    """Each mesh is tried with another way to spread experts and state."""
+    """Each mesh is tested with another way to spread experts and state."""
     specs = dict(meshes_of(pp, dp, cp, tp))
     chosen = [*specs][MESHES.index((pp, dp, cp, tp)) * 7 % len(specs)]
     check(tmp_path, segments, {chosen: specs[chosen]}, pp * dp * cp * tp)

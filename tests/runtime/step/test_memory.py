@@ -1,4 +1,4 @@
-"""The peak of live bytes that the proof gives, with the rows that were received, is the peak a running rank has."""
+"""The proven peak of live bytes, with the rows received, equals the peak of a running rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.runtime.step.specs import spec
 def test_proven_peak_is_the_measured_one(
     tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
-    """The proven peak is the measured one, also under a V, where a message stays in its storage at the bottom."""
+    """The proven peak equals the measured one, also with a V, where a message keeps its storage at the bottom."""
     measured_peaks(tmp_path, segments, spec(pp, ep, dp, n, of=of, schedule=schedule))
 
 
@@ -45,7 +45,7 @@ def test_proven_peak_is_the_measured_one(
 def test_what_is_divided_is_put_together_as_proven(
     tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str, zero: int
 ) -> None:
-    """Gathered weights and the gradients of a micro-batch are values of a program: they are counted to the byte."""
+    """Gathered weights and the gradients of a micro-batch are values of a program, counted to the byte."""
     measured_peaks(tmp_path, segments, spec(pp, ep, dp, n, of=of, schedule=schedule, zero=zero))
 
 
@@ -61,7 +61,7 @@ def test_what_is_divided_is_put_together_as_proven(
 def test_rows_of_tensor_ranks_are_put_together_as_proven(
     tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
-    """Rows that are gathered, and sums that are scattered, are values of a program: they are counted to the byte."""
+    """All-gathered rows and reduce-scattered sums are values of a program, counted to the byte."""
     measured_peaks(tmp_path, segments, spec(pp, ep, dp, n, of=of, schedule=schedule, tensor=2))
 
 
@@ -76,7 +76,7 @@ def test_sequences_of_context_ranks_are_put_together_as_proven(
 
 @pytest.mark.parametrize("ep", [1, 2])
 def test_padded_rows_are_counted(tmp_path: Path, segments: Segments, ep: int) -> None:
-    """In blocks of FP8 the rows of an expert are padded to multiples of 128, by one rank too: they are counted to the
+    """With FP8 blocks, an expert's rows are padded to multiples of 128, also on one rank, and are counted to the
     byte."""
     measured_peaks(tmp_path, segments, spec(1, ep, ep, 2, precision="fp8_block", schedule="1f1b"))
 
@@ -84,7 +84,7 @@ def test_padded_rows_are_counted(tmp_path: Path, segments: Segments, ep: int) ->
 def measured_peaks(
     tmp_path: Path, segments: Segments, chosen: Spec, ranks: str = "tests.runtime.step.ledger"
 ) -> list[int]:
-    """Bytes of each rank in a step, by its ledger, which are those that the proof gives. `ranks`: their module."""
+    """Peak bytes of each rank in a step, by its ledger. Asserts that they equal the proof's. `ranks`: their module."""
     pp, dp = chosen.parallel.pipeline, chosen.parallel.columns
     n = chosen.train.batch.end // (chosen.parallel.data * chosen.train.micro_batch)
     write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)

@@ -1,7 +1,7 @@
-"""State that the ranks of both pipelines divide (`zero` 2 and 3 of a mirrored schedule), beside what a run may change.
+"""State sharded over the ranks of both pipelines (`zero` 2 and 3 of a mirrored schedule), with options of a run.
 
-Each of two pipeline ranks that hold a stage divides it over its own data ranks, and both sum the parts behind the
-backward: under batches that grow, in BF16 with master weights and without, and beside weights that stay.
+Each of the two pipeline ranks with a stage shards it over its data ranks, and both sum the shards after the backward:
+with growing batches, in BF16 with and without master weights, and with frozen weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mirrored(zero: int, of: str = "llama", steps: int = STEPS, n: int = 4, preci
 
 
 def growing(chosen: Spec) -> Spec:
-    """Steps of 4, 6, and then three of 8 micro-batches on each data rank."""
+    """Steps of 4, of 6, and then three of 8 micro-batches on each data rank."""
     batch = chosen.train.batch.end
     grown = Batch(start=batch, end=2 * batch, over_tokens=2 * batch * SEQUENCE)
     tokens = (2 * batch + batch // 2 + 3 * 2 * batch) * SEQUENCE
@@ -47,14 +47,14 @@ def growing(chosen: Spec) -> Spec:
 @pytest.mark.parametrize("of", ["llama", "v3"])
 @pytest.mark.parametrize("zero", [2, 3])
 def test_batches_that_grow(tmp_path: Path, segments: Segments, of: str, zero: int) -> None:
-    """Programs of several numbers of micro-batches train as autograd does."""
+    """Programs for several numbers of micro-batches train as autograd does."""
     check(tmp_path, segments, {"only": growing(mirrored(zero, of))}, PP * DP)
 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_short_weights_and_moments(tmp_path: Path, segments: Segments, name: str) -> None:
-    """Levels 2 and 3 sum in one order: the same bits. Levels 0 and 1 sum in another, also in FP32: gradients are off by
-    the order of sums, and weights by one unit of BF16 at most, where an update is rounded the other way."""
+    """Levels 2 and 3 sum in the same order and are bit-identical. Levels 0 and 1 sum in another order, also in FP32:
+    gradients differ by the order of sums, weights by at most one BF16 unit, if an update is rounded the other way."""
     for zero in range(4):
         chosen = mirrored(zero, steps=1, precision=NARROW[name])
         write_build(tmp_path / "builds" / f"{zero}", compile_spec(chosen, segments=segments).files)

@@ -1,4 +1,4 @@
-"""Training with moments, or master weights, in BF16: a first step, resumed, and on ranks with parts of them."""
+"""Training with BF16 moments or master weights: a first step, a resume, and sharded over ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trainer_of(folder: Path, segments: Segments, of: Spec) -> Trainer:
 
 
 def held(trainer: Trainer) -> dict[str, Tensor]:
-    """What a checkpoint would hold."""
+    """The tensors that a checkpoint would have."""
     tensors = snapshot.take(trainer.state, trainer.plan, 0)
     return {
         name: (each.values.view(each.shape) if isinstance(each, TensorPart) else each).clone()
@@ -49,7 +49,7 @@ def held(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path, segments: Segments) -> None:
-    """Weights see the moments of a step before they are rounded; then moments are the nearest that BF16 holds."""
+    """Weights use a step's moments before these are rounded; then moments are the nearest BF16 numbers."""
     after = {}
     for precision in (SHORT, WIDE):
         trainer = trainer_of(tmp_path / precision.name, segments, chosen(precision))
@@ -68,7 +68,7 @@ def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path, segments: Segm
 
 
 def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segments: Segments) -> None:
-    """Weights that BF16 holds are updated as FP32 ones are, and rounded; biases are FP32 in both."""
+    """BF16 weights are updated like FP32 weights, then rounded; biases are FP32 in both."""
     after = {}
     for precision in (Precision(name="none", master="bf16"), WIDE):
         trainer = trainer_of(tmp_path / precision.name, segments, chosen(precision))
@@ -103,13 +103,13 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
 
 
 def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path, segments: Segments) -> None:
-    """ZeRO cuts buckets where it falls: an element's update is the same beside whichever others."""
+    """ZeRO may cut buckets anywhere: the update of an element does not depend on its neighbours."""
     whole, divided = (chosen(SHORT, dp=2, zero=zero) for zero in (0, 1))
     assert_same_under_zero(tmp_path, segments, whole, divided)
 
 
 def assert_same_under_zero(folder: Path, segments: Segments, whole: Spec, divided: Spec) -> None:
-    """Two ranks that each have all of the state train the same weights as two that each have a part of it."""
+    """Assert that two ranks with all state train the same weights as two with half of it each."""
     for name, of in (("whole", whole), ("divided", divided)):
         write_build(folder / "builds" / name, compile_spec(of, segments=segments).files)
     run_module("tests.runtime.step.ranks", folder, 2, "memory")

@@ -1,4 +1,4 @@
-"""Training with Muon against the reference's: float64, real processes, the meshes of test_differential.py."""
+"""Training with Muon against the reference: float64, real processes, the meshes of test_differential.py."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PLAIN = Muon(weight_decay=0.1, clip=0.5, nesterov=False, momentum=0.8)
 
 
 def with_muon(chosen: Spec, muon: Muon | None = None) -> Spec:
-    """The spec with Muon, as Moonlight has it, in the place of AdamW."""
+    """The spec with Muon, by default Moonlight's, instead of AdamW."""
     muon = muon or Muon(weight_decay=0.1, clip=0.5)
     return chosen.model_copy(update={"train": chosen.train.model_copy(update={"optimizer": muon})})
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero"), MESHES)
 def test_muon_equals_the_reference(tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int) -> None:
-    """Two mesh axes, owners of matrices among them: every weight after five steps."""
+    """Two mesh axes, including owners of matrices: all weights after five steps."""
     count = 3 if pp == 1 else 2 * pp
     check(tmp_path, segments, {"only": with_muon(spec(pp, ep, dp, count, STEPS, zero))}, pp * dp)
 
@@ -59,12 +59,12 @@ def short(dp: int, zero: int) -> Spec:
 
 
 def test_owners_change_no_weight_in_bf16(tmp_path: Path, segments: Segments) -> None:
-    """Who updates a matrix under ZeRO, and who has which part of the rest, moves no bit of any weight."""
+    """Weights are bit-identical whichever rank updates a matrix under ZeRO or has a shard of the rest."""
     assert_same_under_zero(tmp_path, segments, short(2, 0), short(2, 1))
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
-    """A checkpoint has the momentum of matrices and the moments of all else, and nothing besides."""
+    """A checkpoint has the momentum of matrices and the moments of other parameters, and no other state."""
     chosen = short(1, 0)
     straight, before, after = (
         trainer_of(tmp_path / name, segments, chosen) for name in ("straight", "before", "after")

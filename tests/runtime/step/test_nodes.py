@@ -1,4 +1,4 @@
-"""Expert groups on several nodes, where tokens go through them: training equals plain autograd, memory is as proven."""
+"""Expert groups over several nodes, with tokens sent by node: training equals plain autograd, memory is as proven."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.step.test_memory import measured_peaks
 
 
 def on_nodes(chosen: Spec, nodes: int, route: str | None = None) -> Spec:
-    """The spec on so many nodes, which have the same devices together."""
+    """The spec on `nodes` nodes with the same total devices."""
     node = chosen.cluster.node
     cluster = chosen.cluster.model_copy(
         update={"nodes": nodes, "node": node.model_copy(update={"devices": node.devices // nodes})}

@@ -1,5 +1,5 @@
-"""Training on packed rows: losses and gradients against the same rows each in a sequence of its own, and against Llama
-of `transformers` under a mask of blocks.
+"""Training on packed rows: losses and gradients against the same rows in separate sequences, and against Llama of
+`transformers` with a block mask.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(
     folder: Path, segments: Segments, corpus: Path, of: str, precision: str, pack: bool
 ) -> tuple[Trainer, Spec]:
-    """A trainer whose step takes every row once. Balancing losses are of sequences, and left out."""
+    """A trainer whose step takes every row once, without balancing losses, which are per sequence."""
     chosen = chat_spec(of, precision)
     chat = Chat(pack=pack)
     samples = samples_of(

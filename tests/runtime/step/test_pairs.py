@@ -1,4 +1,4 @@
-"""Every kind of pair, executed: two data ranks that exchange experts' rows run a schedule of pairs, written by hand."""
+"""Every kind of pair, executed: two data ranks that exchange experts' rows run a handwritten schedule of pairs."""
 
 from __future__ import annotations
 

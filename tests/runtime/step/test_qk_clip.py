@@ -1,4 +1,4 @@
-"""Training with QK-clip against the reference's: float64, real processes, bounds under which heads are clipped."""
+"""Training with QK-clip against the reference: float64, real processes, bounds at which heads are clipped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_adamw(chosen: Spec, bound: float = BOUND) -> Spec:
 
 
 def without_norms(chosen: Spec) -> Spec:
-    """The spec with attention that has all but norms of queries and keys."""
+    """The spec with attention that has all options except norms of queries and keys."""
     return chosen.model_copy(update={"model": chosen.model.model_copy(update={"attention": GROUPED})})
 
 
@@ -51,7 +51,7 @@ def test_muon_clip_equals_the_reference(
 
 
 def test_some_heads_are_clipped_and_others_are_not() -> None:
-    """The bound of these tests is one that tells heads apart, in the first step and in later ones."""
+    """The bound of these tests separates heads, in the first step and in later ones."""
     counts = [count for _, count in reference_run(clipped(spec(1, 1, 1, 3, STEPS)))["logits"]]
     assert counts[0] == 10 and 0 < counts[-1] < 10, counts
 
@@ -97,12 +97,12 @@ def test_training_over_gloo_equals_the_reference(tmp_path: Path, segments: Segme
 
 
 def short(dp: int, zero: int) -> Spec:
-    """Weights in BF16 beside FP32 ones, which are clipped."""
+    """BF16 weights with FP32 master weights, which are clipped."""
     return clipped(spec(1, 1, dp, 4 // dp, 4, zero, schedule="1f1b", precision="bf16"), 0.5)
 
 
 def test_owners_clip_to_the_same_bits_in_bf16(tmp_path: Path, segments: Segments) -> None:
-    """Who owns rows moves no bit of any weight, nor of any logit."""
+    """Weights and logits are bit-identical whichever rank owns rows."""
     for zero in (0, 1):
         write_build(tmp_path / "builds" / f"zero_{zero}", compile_spec(short(2, zero), segments=segments).files)
     run_module("tests.runtime.step.ranks", tmp_path, 2, "memory")
@@ -123,7 +123,7 @@ def test_what_segments_read_is_what_was_clipped_rounded(tmp_path: Path, segments
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
-    """Nothing of the clip is kept from one step to the next: a checkpoint has what it has without it."""
+    """The clip has no state: a checkpoint has the same tensors as without it."""
     straight, before, after = (
         trainer_of(tmp_path / name, segments, clipped(short(1, 0), 0.1)) for name in ("straight", "before", "after")
     )
@@ -140,7 +140,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
 
 
 def test_a_bound_that_nothing_reaches_changes_no_bit(tmp_path: Path, segments: Segments) -> None:
-    """Attention that gives its largest logits computes what it does without."""
+    """Attention that returns its largest logits computes the same output as without."""
     plain, bounded = with_muon(short(1, 0)), clipped(short(1, 0), 1e9)
     trainers = [trainer_of(tmp_path / name, segments, of) for name, of in (("plain", plain), ("bounded", bounded))]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Recompute, in real processes: it changes memory, and no bit of what is learnt."""
+"""Recompute, in real processes: it changes memory, but no bit of the results."""
 
 from __future__ import annotations
 

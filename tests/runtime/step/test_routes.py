@@ -1,8 +1,8 @@
-"""FP8 blocks by both routes of tokens to experts: they differ by one rounding of sums, or in no bit where none is made.
+"""FP8 blocks with both routes of tokens to experts: they differ by one rounding of sums, or not at all without sums.
 
-With `route = nodes` rows that come back from one node are added there in FP32 and rounded to BF16 once. The program of
-one rank, whose rows are added and rounded so, gives what the ranks give; rounded so at random, it gives how far these
-roundings move each result. Every token goes to every expert in whole tiles of rows, as in test_fp8_meshes.py.
+With `route = nodes`, rows that return from one node are summed there in FP32 and rounded to BF16 once. One rank's
+program with rows summed and rounded in this way gives the results of the ranks; with random rounding, it shows how far
+these roundings move each result. Every token goes to every expert in whole tiles of rows, as in test_fp8_meshes.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def of(experts: int, route: str | None) -> Spec:
 
 @pytest.fixture(scope="module")
 def by(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Callable[[int, str], list[dict[str, Tensor]]]:
-    """What both ranks leave after two steps, by the number of experts and the route."""
+    """The results of both ranks after two steps, by the number of experts and the route."""
 
     @cache
     def run(experts: int, route: str) -> list[dict[str, Tensor]]:
@@ -87,7 +87,7 @@ def randomly(generator: torch.Generator) -> Add:
 
 
 def reading(function: Callable[..., Any], at: int, add: Add) -> Callable[..., Any]:
-    """An op that reads rows as they come back by nodes."""
+    """An op that reads rows summed by node."""
 
     def call(*args: Any) -> Any:
         rows, order, top_k = args[at : at + 3]
@@ -97,7 +97,7 @@ def reading(function: Callable[..., Any], at: int, add: Add) -> Callable[..., An
 
 
 def step(folder: Path, add: Add | None = None) -> dict[str, Tensor]:
-    """Gradients and losses of the first step of one rank; with `add`, of rows that are added by node."""
+    """Gradients and losses of the first step of one rank; with `add`, rows are summed by node."""
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
@@ -130,7 +130,7 @@ def of_ranks(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:
-    """How far off the worst tensor is, over its size."""
+    """(largest relative error of a tensor, its name)."""
     assert found.keys() == wanted.keys()
     pairs = ((name, found[name].double(), each.double()) for name, each in wanted.items())
     return max((float((one - other).norm() / other.norm()), name) for name, one, other in pairs)
@@ -139,7 +139,7 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str
 def test_routes_differ_by_one_rounding_of_sums(
     by: Callable[[int, str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
-    """Two experts on a node: each route has the losses and gradients of one rank whose rows come back so."""
+    """With two experts per node, each route has the losses and gradients of one rank with the same sums."""
     write_build(tmp_path / "one", compile_spec(of(4, None), segments=segments).files)
     exact = step(tmp_path / "one")
     assert off(of_ranks(by(4, "flat")), exact) <= (SUMS, "")
@@ -153,7 +153,7 @@ def test_routes_differ_by_one_rounding_of_sums(
 
 
 def test_without_a_sum_routes_have_the_same_bits(by: Callable[[int, str], list[dict[str, Tensor]]]) -> None:
-    """One expert on a node, so no row is added on its way: all losses, gradients and weights of two steps."""
+    """With one expert per node, no rows are summed: all losses, gradients and weights of two steps are equal."""
     for flat, nodes in zip(by(2, "flat"), by(2, "nodes"), strict=True):
         counted = {name for name in flat if name == "exchanged" or name.startswith("routed/")}  # of single rows alone
         assert flat.keys() - counted == nodes.keys()

@@ -1,4 +1,4 @@
-"""Layers that tensor ranks split, against plain autograd: in float64, in real processes, as in test_differential.py."""
+"""Tensor parallelism against plain autograd: in float64, in real processes, as in test_differential.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_experts_have_tensor_ranks_as_data_ranks(
 
 
 def test_rows_of_tensor_ranks_go_through_nodes(tmp_path: Path, segments: Segments) -> None:
-    """Groups of four expert ranks on two nodes each, of two data ranks with two tensor ranks."""
+    """Groups of four expert ranks on two nodes each, from two data ranks with two tensor ranks."""
     chosen = on_nodes(spec(1, 4, 4, 2, STEPS, 1, tensor=2), 4)
     assert chosen.by_nodes
     check(tmp_path, segments, {"only": chosen}, 8)

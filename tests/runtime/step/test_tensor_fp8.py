@@ -1,4 +1,4 @@
-"""Products in blocks of FP8 on tensor ranks, in real processes: off by their roundings alone, as in test_fp8.py."""
+"""FP8 products on tensor ranks, in real processes: errors are those of their roundings, as in test_fp8.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def slices_of(of: Spec, rank: int) -> dict[str, Slice]:
 def test_a_step_on_tensor_ranks_is_off_by_its_roundings(
     tmp_path: Path, segments: Segments, attention: str, recompute: str
 ) -> None:
-    """In float64 without roundings it is the step of one rank in FP64."""
+    """In float64 without rounding, it equals the step of one rank in FP64."""
     of = chosen(attention, recompute=recompute)
     samples = [str(seed) for seed in range(SAMPLES)]
     apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops

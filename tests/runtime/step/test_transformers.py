@@ -1,4 +1,4 @@
-"""Logits of the product, after training by the product, against `transformers` with the same weights, in float32."""
+"""Logits after training with dsc, against `transformers` with the same weights, in float32."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DIFFERENT = 100 * TOLERANCE
 
 @dataclass(frozen=True)
 class Trained:
-    """What the product computed in a forward of a training step, and the weights it computed it with."""
+    """The results of a training step's forward, and its weights."""
 
     config: Config
     logical: dict[str, Tensor]
@@ -99,7 +99,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def watched(forward: Callable[..., None], seen: list[tuple[Tensor, Tensor | None]]) -> Callable[..., None]:
-    """The emitted forward, noting the logits it keeps for the backward."""
+    """The emitted forward, recording the logits it keeps for the backward."""
 
     def body(c: Any, p: Any, g: Any, micro_batch: int) -> None:
         forward(c, p, g, micro_batch)

@@ -1,7 +1,7 @@
-"""The ops of FP8 programs in float64, rounding where those round: not at all, to nearest, or up or down at random.
+"""The ops of FP8 programs in float64, with no rounding, rounding to nearest or random rounding where FP8 ops round.
 
-An independent statement of the recipe (arXiv 2412.19437, §3.3): values of eight bits are wide tensors here, their
-scales ones, so that a graph which gives a product the wrong operand, or does not transpose it, gives other numbers.
+An independent implementation of the recipe (arXiv 2412.19437, §3.3): FP8 values are float64 tensors with scales of one,
+so that a graph that gives a product the wrong operand, or does not transpose it, gives other numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.runtime.ops.cases import as_tuple
 
 E4M3 = 448.0, -6, 3  # the largest number, and 3 bits of fraction from 2⁻⁶ on
 E5M6 = 130048.0, -14, 6
-Rounding = torch.Generator | bool  # at random; or whether to round to nearest
+Rounding = torch.Generator | bool  # random, or whether to round to nearest
 
 
 @dataclass(frozen=True)
 class Wide:
-    """Ops by the names that emitted segments call, under one way of rounding."""
+    """Ops by the names that emitted segments call, with one kind of rounding."""
 
     how: Rounding
 
@@ -38,7 +38,7 @@ class Wide:
         return x.to(torch.bfloat16).double() if self.how else x
 
     def eight(self, x: Tensor, pow2: bool, rows: int = 1, columns: int = 128) -> Tensor:
-        """Round to E4M3 with a scale for each tile of so many rows and columns."""
+        """Round to E4M3 with a scale for each tile of `rows` × `columns`."""
         if self.how is False:
             return x
         result = torch.empty_like(x)
@@ -126,7 +126,7 @@ class Wide:
         return self.sixteen(dh), dgate
 
     def weights(self, name: str, w: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """What products read of a weight, or of those of several experts, in blocks of 128 × 128."""
+        """The operands made from a weight, or from several experts' weights, in blocks of 128 × 128."""
         each = [self.eight(one, False, 128, 128) for one in (w if w.dim() == 3 else w[None])]
         data = torch.stack(each) if w.dim() == 3 else each[0]
         yield from ((f"{name}_fp8", data), (f"{name}_scales", torch.ones(1)))
@@ -135,7 +135,7 @@ class Wide:
     # ---------------------------------------------------------------- in a program
 
     def put(self, namespace: MutableMapping[str, Any]) -> None:
-        """Put them in place of the ops of an emitted segment."""
+        """Replace the ops of an emitted segment by these."""
         for name, value in list(namespace.items()):
             if value in OPS.values():
                 namespace[name] = getattr(self, value.__name__, None) or self._plain(value.__name__, value)
@@ -145,7 +145,7 @@ class Wide:
         return lambda *args: self.sixteen(function(*args))
 
     def _plain(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """An op of BF16 programs; what it adds to a gradient in FP32 is not rounded."""
+        """An op of BF16 programs. Additions to FP32 gradients are not rounded."""
         assert "fp8" not in op and "quantise" not in op, op
         if op.endswith("_"):
             return function

@@ -1,8 +1,7 @@
-"""Ranks that make the first step of a build: `python -m tests.runtime.step.wide_ranks FOLDER WORLD WAY…` of
-FOLDER/build.
+"""Ranks that run the first step of FOLDER/build: `python -m tests.runtime.step.wide_ranks FOLDER WORLD WAY…`.
 
-A way is `run` (as the build runs), or how float64 is rounded: `exact`, `nearest`, or the seed of roundings at random.
-Each rank leaves its gradients and the losses in FOLDER/<way>/rank_<r>.safetensors.
+A way is `run` (as the build runs), or the rounding of float64: `exact`, `nearest`, or the seed of random rounding. Each
+rank writes its gradients and the losses to FOLDER/<way>/rank_<r>.safetensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers in completions and their equality, against what the data sets' own texts have and what a human would say."""
+"""Answers in completions and their equality, against the texts of the data sets and human judgement."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_answer_of_a_text(text: str, answer: str) -> None:
         ("\\boxed{1/2}", 0.5),
         ("<answer>$1,000.00</answer>", 1000),
         ("\\boxed{\\$5}", "5."),
-        ("1e3", "Natalia sold …\n#### 1000"),  # the row's answer is read as a completion is
+        ("1e3", "Natalia sold …\n#### 1000"),  # the row's answer is parsed like a completion
         ("\\boxed{\u22123}", "-3"),
         ("+7", 7),
         ("  New   York. ", "New York"),

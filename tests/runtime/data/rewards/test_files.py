@@ -1,4 +1,4 @@
-"""Files of rewards that a spec names: they are looked at and not run, and a build has them beside its spec."""
+"""Files of rewards that a spec names: they are parsed and not run, and a build has copies beside its spec."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWN = "def reward(prompts, **columns):\n    return [0.0] * len(prompts)\n\n\noth
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A spec, and beside it the file of its rewards."""
+    """A spec with the file of its rewards beside it."""
     copies.copy(SPECS / "tiny.dsc", tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "spec.dsc").write_text(SPEC)
@@ -51,7 +51,7 @@ def read(path: Path, *overrides: str) -> Spec:
 
 
 def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
-    """(place, message, hint) of what is wrong, as planning and checking say alike."""
+    """(place, message, hint) of each error, which planning and checking report alike."""
     with pytest.raises(SpecError) as raised:
         read(path, *overrides)
     assert raised.value.diagnostics == mistakes_of(analyse(str(path), None, overrides), str(path))
@@ -105,7 +105,7 @@ def test_nothing_is_run(path: Path) -> None:
 
 
 def test_a_file_is_beside_the_spec_that_names_it(path: Path) -> None:
-    """An imported spec names a file of its own folder."""
+    """An imported spec names a file in its own folder."""
     inner = path.parent / "inner"
     inner.mkdir()
     for name in ("spec.dsc", "tiny.dsc", "own.py"):
@@ -117,7 +117,7 @@ def test_a_file_is_beside_the_spec_that_names_it(path: Path) -> None:
 
 
 def test_a_build_stands_alone(path: Path) -> None:
-    """It has a file of each reward, and its spec names those."""
+    """A build has a file for each reward, and its spec names these files."""
     spec = read(path)
     build = path.parent / "build"
     texts = {name: text for name, text in texts_of_files(spec).items() if name.startswith("rewards/")}

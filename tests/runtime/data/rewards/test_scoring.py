@@ -1,4 +1,4 @@
-"""Rewards that are code: functions in the convention of TRL, expressions, and what becomes of those that go wrong."""
+"""Rewards that are code: functions in TRL's convention, expressions, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refusal(text: str, cases: list[Case] = CASES, **more: Any) -> str:
     return str(caught.value)
 
 
-# ---------------------------------------------------------------- what is scored
+# ---------------------------------------------------------------- scores
 
 
 def test_all_checks_score_all_cases(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_all_checks_score_all_cases(tmp_path: Path) -> None:
 
 
 def test_a_function_is_called_as_trl_calls_it() -> None:
-    """Columns are lists with an entry a completion, null where a row has none."""
+    """Columns are lists with one entry for each completion, None where a row has none."""
     text = """
 def reward(prompts, completions, answer, level, tags, **columns):
     assert prompts == ["1 + 1 =", "2 + 2 ="] and completions == ["\\\\boxed{2}", "5"], (prompts, completions)
@@ -162,7 +162,7 @@ def test_the_trainer_imports_nothing_of_it() -> None:
 
 
 def test_rewards_are_computed_at_the_same_time(tmp_path: Path) -> None:
-    """The first ones do not answer before the last ones are asked: a pipe is opened by two or by none."""
+    """The first rewards cannot answer before the last ones are called: opening a pipe waits for the other end."""
     text = "def reward(completions, **_):\n    open({!r}, {!r}).close()\n    return [1] * len(completions)"
     files = {}
     for at in range(3):
@@ -173,7 +173,7 @@ def test_rewards_are_computed_at_the_same_time(tmp_path: Path) -> None:
         assert (rewards.score(CASES) == 1).all()
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_what_goes_wrong_names_the_reward_and_the_place(body: str, said: str) ->
 
 
 def test_numbers_are_those_that_can_be_summed() -> None:
-    """The bound itself is one, of either sign; the message has the first that is none, shortened."""
+    """The bound itself is valid, with either sign; the message has the first invalid number, shortened."""
     assert worker._numbers([worker.MOST, -worker.MOST, True, np.float32(0.5)], 4, "who") == [1e30, -1e30, 1.0, 0.5]
     above = float(np.nextafter(worker.MOST, np.inf))
     wrong = {above: repr(above), -above: repr(-above), "1": "'1'", b"1": "b'1'", (): "()", None: "None"}
@@ -305,7 +305,7 @@ def all_end(pids: Iterable[int]) -> None:
         wait_for(lambda pid=pid: is_gone(pid), f"the end of process {pid}")  # type: ignore[misc]
 
 
-# One process in the session of the function, and one that has left the session and its parent.
+# One process in the session of the function, and one that left the session and its parent.
 STARTS = """
 import os, subprocess
 AWAY = "import os, subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2, start_new_session=True).pid)"

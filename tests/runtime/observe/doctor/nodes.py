@@ -1,4 +1,4 @@
-"""Pretend nodes, whose facts tests choose."""
+"""Pretend nodes with chosen facts."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ GPUS = replace(
 
 
 def changed(node: NodeFacts, fact: str, **values: Any) -> NodeFacts:
-    """A node of which some values of a fact are others."""
+    """The node with other values in one fact."""
     return replace(node, **{fact: replace(getattr(node, fact), **values)})

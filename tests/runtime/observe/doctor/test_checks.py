@@ -1,4 +1,4 @@
-"""Checks of `dsc doctor`, on pretend nodes: each thing that is wrong is named, with what mends it."""
+"""Checks of `dsc doctor` on pretend nodes: each fault is named, with a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.runtime.observe.doctor.nodes import CPUS, GIB, GPUS, H100, changed
 
 @pytest.fixture(scope="session")
 def plan(one_node: Path) -> RunPlan:
-    """A plan of one rank on a CPU."""
+    """A plan for one rank on a CPU."""
     return RunPlan.from_json(read(one_node).files["plan.json"])
 
 
@@ -113,7 +113,7 @@ def test_the_disk_holds_the_checkpoints_of_the_plan(plan: RunPlan) -> None:
 @pytest.mark.parametrize("fact", [each.name for each in fields(NodeFacts) if each.name != "cpus"])
 @pytest.mark.parametrize("node", [CPUS, GPUS])
 def test_what_is_not_known_is_said(fact: str, node: NodeFacts, plan: RunPlan) -> None:
-    """No fact that could not be found out ends in a traceback, or as if it were right."""
+    """An unknown fact neither ends in a traceback nor counts as right."""
     gone = replace(node, **{fact: CheckProblem("no answer within 8 s\x1b[31m")})
     found = wrong(gone, on_gpus(plan) if node is GPUS else plan)
     assert found and any("no answer within 8 s" in each.found and each.mend for each in found)

@@ -1,4 +1,4 @@
-"""How `dsc doctor` looks at the node that it runs on, and what it prints."""
+"""How `dsc doctor` examines its node, and what it prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def _slow_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that ends is waited for, however long it takes."""
+    """Wait for probes that end, however long they take."""
     monkeypatch.setattr(probe.within, "__defaults__", (PATIENCE_S,))
 
 
@@ -48,7 +48,7 @@ def test_a_link_is_measured_with_all_of_a_block_at_least(monkeypatch: pytest.Mon
 
 
 class Devices:
-    """Two or more devices of a torch that is none: copies to the devices named take seconds by `clock`."""
+    """Stand-in for torch with two or more devices: copies to the named devices take seconds of `clock`."""
 
     def __init__(self, count: int) -> None:
         self.waited: list[int] = []
@@ -74,7 +74,7 @@ def fails() -> None:
 
 
 def children() -> list[str]:
-    """Processes that this thread has started and not collected."""
+    """Processes that this thread started and has not waited for."""
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text("ascii").split()
 
 

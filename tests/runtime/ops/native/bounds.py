@@ -1,8 +1,8 @@
-"""How far an op of the C++ may be off: what rounding FP32 costs, counted from the operations that give each result.
+"""Error bounds of the C++ ops: the FP32 rounding errors of the operations that compute each result.
 
-U is half a unit in the last place of 1. A sum of n products is off by n·U of the sum of their magnitudes, in any order;
-e^x by 2·U of itself and by what x is off; each further operation by U of what it gives. Terms in U² are left to
-`SECOND`. Arguments are those of the op in float64; results are bounds, one for each result of the op.
+U is half a unit in the last place of 1. The error of a sum of n products is n·U of the sum of their magnitudes, in any
+order; that of e^x is 2·U of e^x, plus the error of x; that of each further operation is U of its result. `SECOND`
+covers terms in U². Arguments are those of the op in float64; results are bounds, one for each result of the op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.ops.mla_attention import split_inputs
 
 U = 2.0**-24
 SECOND = 1.01
-SMALLEST = 2.0**-120  # e^x is 0 below 2^-126, and what it is multiplied with is of order one
+SMALLEST = 2.0**-120  # e^x is 0 below 2^-126, and its factors are of order one
 
 
 def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, ...]:
@@ -54,7 +54,7 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> tuple[Tensor, ...]:
 def gated_swiglu_dgrad(dy_RI: Tensor, h_RM: Tensor, gate_R: Tensor) -> tuple[Tensor, ...]:
     g_RI, u_RI = h_RM.chunk(2, 1)
     s_RI, weight_R1 = g_RI.sigmoid(), gate_R[:, None].abs()
-    dg_RI = (dy_RI * u_RI * s_RI).abs() * weight_R1 * 16 * (1 + g_RI.abs())  # 1 − s, times g, has lost digits
+    dg_RI = (dy_RI * u_RI * s_RI).abs() * weight_R1 * 16 * (1 + g_RI.abs())  # (1 − s)·g loses digits
     parts_RI = (dy_RI * g_RI * s_RI).abs()
     return torch.cat((dg_RI, 12 * parts_RI * weight_R1), 1) * U, (h_RM.shape[1] + 12) * U * (parts_RI * u_RI.abs()).sum(
         1
@@ -81,19 +81,19 @@ def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse
 
 
 def _sizes(x_NSC: Tensor, still: int) -> Tensor:
-    """Magnitudes of what was turned: of a pair its length. The first `still` columns were not turned."""
+    """Magnitudes of rotated columns: the length of each pair. The first `still` columns are not rotated."""
     pairs = x_NSC[..., still:].unflatten(-1, (-1, 2)).norm(dim=-1, keepdim=True).expand(*x_NSC.shape[:2], -1, 2)
     return torch.cat((x_NSC[..., :still].abs(), pairs.flatten(-2)), -1)
 
 
 def _turned(error_NSC: Tensor, still: int) -> Tensor:
-    """What errors become when pairs are turned."""
+    """Errors after the rotation of pairs."""
     pairs = error_NSC[..., still:].unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*error_NSC.shape[:2], -1, 2)
     return torch.cat((error_NSC[..., :still], pairs.flatten(-2)), -1)
 
 
 def _scores(q_NSC: Tensor, k_NSC: Tensor, still: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(scores, −inf where the key is later, or of another document; how far they are off)."""
+    """(scores, −inf where the key is later or in another document; their errors)."""
     S = q_NSC.shape[1]
     hidden = torch.ones(S, S, dtype=torch.bool).triu(1)
     if starts is not None:
@@ -105,7 +105,7 @@ def _scores(q_NSC: Tensor, k_NSC: Tensor, still: int, starts: Tensor | None) -> 
 
 
 def _peaks(q_NSC: Tensor, k_NSC: Tensor, still: int, starts: Tensor | None, heads: int) -> Tensor:
-    """Bounds of the largest score of each head: it is no further off than the score that is off most."""
+    """Bounds of the largest score of each head: the largest error of its scores."""
     return _scores(q_NSC, k_NSC, still, starts)[1].amax((1, 2)).view(-1, heads).amax(0)
 
 
@@ -133,7 +133,7 @@ def _attend_dgrad(
     heads: int,
     starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bounds of dq (before its scale), dk and dv; of dk and dv what `heads` heads add."""
+    """Bounds of dq (before scaling), and of the contributions of `heads` heads to dk and dv."""
     S, D = q_NSC.shape[1], v_NSD.shape[2]
     scores, off = _scores(q_NSC, k_NSC, still, starts)
     below = (scores - lse_NS[..., None]).masked_fill(scores.isinf(), 0)
@@ -209,7 +209,7 @@ def gqa_attention_dgrad(
 def _gqa_heads(
     q: Tensor, k: Tensor, v: Tensor, S: int, heads: int, kv_heads: int, theta: float, starts: Tensor | None
 ) -> list[Tensor]:
-    """Bounds of `_grouped` with each group repeated for all of its heads."""
+    """Bounds of `_grouped` with each group repeated for all its heads."""
     share = heads // kv_heads
     k, v = (x.unflatten(1, (kv_heads, -1)).repeat_interleave(share, 1).flatten(1) for x in (k, v))
     turn = turns(angles(S, q.shape[1] // heads, theta, q.dtype, q.device), starts)
@@ -220,7 +220,7 @@ def _gqa_heads(
 
 
 def _product(op: str, inner: Callable[..., int]) -> Callable[..., tuple[Tensor, ...]]:
-    """The bound of an op whose results are sums of `inner` products; the op of the magnitudes gives their size."""
+    """The bound of an op whose results are sums of `inner` products; the op on magnitudes gives their size."""
 
     def bound(*args: Any) -> tuple[Tensor, ...]:
         sizes = (arg.abs() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)

@@ -1,4 +1,4 @@
-"""Every test that asks for `instructions` runs once for each library that this processor can run."""
+"""A test with the fixture `instructions` runs once for each library that this processor can run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.runtime.ops.native.paths import LIBRARIES, TORCH
 
 @pytest.fixture(params=LIBRARIES)
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Ops take the library for these."""
+    """Ops use the library for these instructions."""
     LIBRARIES[request.param].take(monkeypatch)
     return str(request.param)
 
 
 @pytest.fixture
 def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ops take no library."""
+    """Ops use no library."""
     TORCH.take(monkeypatch)

@@ -1,9 +1,8 @@
-"""Runs every op in C++ on memory that ends, or begins, where none may be read: `python -m
-tests.runtime.ops.native.guarded AVX2`.
+"""Runs every C++ op on memory next to protected pages: `python -m tests.runtime.ops.native.guarded AVX2`.
 
-Each operand and result lies against a page that is protected, so that one element too far ends this process; and what
-lies between the rows of a view, and beside a result on its page, must be as it was. Prints each case before it runs,
-and at the end a digest of all results.
+Each operand and result touches a protected page, so that an access one element too far ends this process. Bytes
+between the rows of a view, and beside a result on its page, must not change. Prints each case before it runs, and at
+the end a digest of all results.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 50)
 
 @dataclass(frozen=True)
 class Fenced:
-    """A copy of a tensor, of its strides, between two protected pages."""
+    """A copy of a tensor, with its strides, between two protected pages."""
 
     copy: Tensor
-    others: Tensor  # a mask of `all`: bytes that are not the copy's
+    others: Tensor  # mask over `all`: bytes that do not belong to the copy
     all: Tensor  # bytes between the pages
 
     @staticmethod
@@ -57,7 +56,7 @@ class Fenced:
 
 
 def _between(pages: int) -> Tensor:
-    """The bytes of some pages, with a protected one on either side."""
+    """The bytes of some pages, with a protected page on either side."""
     memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for page in (0, pages + 1):
@@ -69,17 +68,17 @@ def _between(pages: int) -> Tensor:
 
 
 def fenced_call(at_end: bool, name: str, dtype: torch.dtype, *args: Any) -> None:
-    """Call the library on copies between fences, and assert that nothing beside them was written."""
+    """Call the library on fenced copies, and assert that nothing beside them was written."""
     copies = [Fenced.of(arg, at_end) if isinstance(arg, Tensor) else arg for arg in args]
     library.call(name, dtype, *(each.copy if isinstance(each, Fenced) else each for each in copies))
     for arg, each in zip(args, copies, strict=True):
         if isinstance(each, Fenced):
             assert (each.all[each.others] == UNTOUCHED).all(), f"{name} wrote beside its results"
-            arg.copy_(each.copy)  # a result, or what has not changed: `check` looks
+            arg.copy_(each.copy)  # a result, or an unchanged operand: see `check`
 
 
 def check(op: str, dtype: torch.dtype, args: tuple[Any, ...]) -> Iterator[Tensor]:
-    """The op and its gradients on fenced memory give what they give elsewhere, and change no operand. The results."""
+    """Assert that the op and its gradients give the same on fenced memory and change no operand. Yields results."""
     for name, chosen in ((op, args), *gradient_arguments(op, args, Source(dtype, 1))):
         yield from _check(name, chosen)
 
@@ -99,7 +98,7 @@ def _check(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def _results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Those of an op, or what one of E4M3 adds to zeros that have the shape of its first argument."""
+    """The results of an op, or the sum of an E4M3 op with zeros of the shape of its first argument."""
     if not name.endswith("fp8_wgrad_"):
         return as_tuple(OPS[name](*args))
     acc = torch.zeros_like(args[0])
@@ -112,7 +111,7 @@ def _equal(one: Tensor, two: Tensor) -> bool:
 
 
 def _columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Matrices as views of columns."""
+    """The arguments with matrices replaced by views of columns."""
 
     def view(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (3, 2))[:, 3 : 3 + x.shape[1]]
@@ -178,7 +177,7 @@ def cases_of_formats() -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _scaled(rows: int, columns: int, tile: int = 1) -> tuple[Tensor, Tensor]:
-    """Data, and scales of `tile` × 128."""
+    """(data, scales of `tile` × 128 tiles)."""
     source = Source(torch.float32, rows)
     return source.normal(rows, columns).to(E4M3), source.normal(-(-rows // tile), -(-columns // 128))
 

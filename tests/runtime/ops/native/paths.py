@@ -1,7 +1,7 @@
-"""The paths that an op may take on a CPU, all of which are held to the same bounds on one machine.
+"""The paths that an op may take on a CPU, all tested against the same bounds on one machine.
 
-A path is a library in C++, or torch alone, and whether torch multiplies BF16 by instructions of the processor. The
-libraries for older processors run on a newer one. What torch and oneDNN choose by the processor is forced by the
+A path is a C++ library, or only torch, and whether torch multiplies BF16 with instructions of the processor. The
+libraries for older processors run on a newer one. Choices of torch and oneDNN by processor are forced by the
 environment of a process (tests/runtime/ops/native/test_forced.py).
 """
 
@@ -15,20 +15,20 @@ import pytest
 from runtime.ops import product
 from runtime.ops.native import compile_cpp, library
 
-# Of the instructions, newest first, what the processor has: from its own on.
+# The instruction sets that the processor has, newest first.
 OWN = library.instructions()
 CAPABLE = [*compile_cpp.VARIANTS][[*compile_cpp.VARIANTS].index(OWN) :] if OWN in compile_cpp.VARIANTS else ["AVX2"]
 
 
 @dataclass(frozen=True)
 class Path:
-    """What ops run on."""
+    """The implementation of ops."""
 
-    library: str | None  # a key of compile_cpp.VARIANTS, or None for torch alone
+    library: str | None  # a key of compile_cpp.VARIANTS, or None for only torch
     has_bf16: bool
 
     def take(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ops of this process run on this path until the test ends."""
+        """Run ops of this process on this path until the test ends."""
         functions: library.Functions = {}
         if self.library is not None:
             problem = compile_cpp.build()
@@ -50,7 +50,7 @@ PATHS: Mapping[str, Path] = {
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A test that asks for it runs once on each path."""
+    """A test with this fixture runs once on each path."""
     chosen = PATHS[request.param]
     chosen.take(monkeypatch)
     return chosen

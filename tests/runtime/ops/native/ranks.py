@@ -1,5 +1,5 @@
-"""`python -m tests.runtime.ops.native.ranks FOLDER WORLD`: each forked rank writes what it runs ops on, and a
-result."""
+"""`python -m tests.runtime.ops.native.ranks FOLDER WORLD`: each forked rank writes which library its ops use, and
+a result."""
 
 from __future__ import annotations
 

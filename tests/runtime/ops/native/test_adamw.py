@@ -1,4 +1,4 @@
-"""AdamW in C++ against its formula in float64, and how it rounds parameters and moments to BF16."""
+"""AdamW in C++ against its formula in float64, and its rounding of parameters and moments to BF16."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RATE, BETA1, BETA2, EPS = 1e-2, 0.9, 0.95, 1e-8
 
 
 def state(n: int, seed: int, moments: torch.dtype = torch.float32) -> list[Tensor]:
-    """Parameters, gradients and moments of a run that goes on."""
+    """Parameters, gradients and moments in the middle of a run."""
     source = Source(torch.float32, seed)
     parameters, gradients, first, second = (source.normal(n) for _ in range(4))
     return [parameters, gradients, (0.1 * first).to(moments), second.square().to(moments)]
@@ -53,7 +53,7 @@ def test_a_step(seed: int, n: int, factor: float, decay: float, step: int) -> No
 @some
 @given(st.integers(0, 2**31), st.integers(0, 200), st.floats(0.01, 1), st.sampled_from([0.0, 0.1]), st.integers(1, 500))
 def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: float, decay: float, step: int) -> None:
-    """BF16 moments equal rounded FP32 moments that begin with what BF16 holds; weights see them unrounded."""
+    """BF16 moments equal rounded FP32 moments that start from the same BF16 values; weights use them unrounded."""
     found = state(n, seed, torch.bfloat16)
     wide = [x.float().clone() for x in found]
     copies = [torch.empty(n, dtype=torch.bfloat16) for _ in range(2)]
@@ -64,7 +64,7 @@ def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: 
 
 
 def test_the_op_is_this_for_moments_of_either_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C++ op runs for moments of either dtype, but torch where the two differ or weights are not FP32."""
+    """The C++ op runs for moments of either dtype; torch runs if the two differ or weights are not FP32."""
     called: list[torch.dtype] = []
 
     def counting(name: str, dtype: torch.dtype, *args: Any) -> None:
@@ -82,13 +82,13 @@ def test_the_op_is_this_for_moments_of_either_dtype(monkeypatch: pytest.MonkeyPa
 
 
 def numbers() -> Tensor:
-    """FP32 numbers of every kind, with NaN, infinities, denormal numbers and ties of rounding to BF16."""
+    """FP32 numbers of every kind, including NaN, infinities, denormals and ties of rounding to BF16."""
     high = torch.arange(-(2**15), 2**15, 7, dtype=torch.int32) << 16
     return torch.cat([high + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(torch.float32)
 
 
 def assert_rounded(found: Tensor, exact: Tensor) -> None:
-    """Assert that numbers are rounded as torch rounds to BF16: ties go to even, NaN stays NaN, whatever its bits."""
+    """Assert that numbers are rounded to BF16 as by torch: ties to even, and NaN stays NaN, whatever its bits."""
     wanted = exact.bfloat16()
     assert torch.equal(found.isnan(), wanted.isnan())
     usual = ~wanted.isnan()
@@ -96,7 +96,7 @@ def assert_rounded(found: Tensor, exact: Tensor) -> None:
 
 
 def test_rounding_of_moments_is_torchs_for_every_kind_of_number() -> None:
-    """A first moment of 0 becomes the gradient with beta1 = 0, and a second one its square with beta2 = 0."""
+    """With beta1 = 0, a first moment of 0 becomes the gradient; with beta2 = 0, a second one becomes its square."""
     given = numbers()
     zeros = torch.zeros_like(given)
     first, second = (torch.zeros_like(given, dtype=torch.bfloat16) for _ in range(2))
@@ -106,7 +106,7 @@ def test_rounding_of_moments_is_torchs_for_every_kind_of_number() -> None:
 
 
 def test_rounding_is_torchs_for_every_kind_of_number() -> None:
-    """Nothing is added to the parameters here."""
+    """The update of the parameters is zero here."""
     given = numbers()
     zeros, rounded = torch.zeros_like(given), torch.empty_like(given, dtype=torch.bfloat16)
     adamw(given, zeros, zeros.clone(), zeros.clone(), rounded, 1.0, 0.0, BETA1, BETA2, 1.0, 0.0, 1)

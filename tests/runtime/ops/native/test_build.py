@@ -1,4 +1,4 @@
-"""Compiling the C++: what is made, from what, and what is said where it cannot be."""
+"""Compiling the C++: the libraries, their sources, and the message if compiling fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = [compile_cpp.path(instructions).name for instructions in compile_cpp
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A package of its own with the sources, and a source that is quickly compiled in place of ours."""
+    """A separate package with the sources, in which a source that compiles quickly replaces ours."""
     (tmp_path / "compile_cpp.py").write_bytes(Path(compile_cpp.__file__).read_bytes())
     (tmp_path / "one.cpp").write_text('extern "C" const char *digest() { return DIGEST; }\n', "utf-8")
     return tmp_path
@@ -47,7 +47,7 @@ def test_it_makes_every_library_and_no_second_time(folder: Path) -> None:
 
 
 def test_libraries_may_lie_elsewhere(folder: Path) -> None:
-    """For a checkout that may not be written to."""
+    """For a read-only checkout."""
     elsewhere = folder / "build" / "native"
     done = run(folder, DSC_NATIVE=str(elsewhere))
     assert (done.returncode, done.stdout.split()) == (0, [str(elsewhere / name) for name in LIBRARIES])
@@ -95,7 +95,7 @@ def test_it_says_in_a_line_why_there_is_none(folder: Path, cxx: str, path: str |
 
 
 def test_libraries_say_nothing_of_the_machine(folder: Path, instructions: str) -> None:
-    """Equal sources in another folder give equal bytes, and no path of the folder is in them."""
+    """Equal sources in another folder give equal bytes, which do not contain the folder's path."""
     assert run(folder).returncode == 0
     other = folder / "other"
     other.mkdir()

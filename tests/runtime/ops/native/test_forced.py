@@ -1,4 +1,4 @@
-"""The tests of ops again, in processes in which torch and oneDNN take what they take on older processors."""
+"""The tests of ops, repeated in processes in which torch and oneDNN run as on older processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[4]
 PROCESSORS = {
     **(
         {"AVX-512F alone": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "DSC_OPS": "torch"}}
-        if "AVX512" in CAPABLE  # else it would be a newer processor
+        if "AVX512" in CAPABLE  # without it, this would be a newer processor
         else {}
     ),
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -35,7 +35,7 @@ CAPABILITY = (
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_ops_keep_their_bounds_on_an_older_processor(processor: str) -> None:
-    """Torch's own path: the C++ is the same on every processor that has its instructions."""
+    """Torch's path: the C++ is the same on every processor that has its instructions."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES, "-k", CHOSEN]
     environment = os.environ | PROCESSORS[processor]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -47,7 +47,7 @@ SAID = {"AVX-512F alone": "AVX512 False|AVX2 False", "AVX2": "AVX2 True", "SSE4.
 
 @pytest.mark.parametrize(("processor", "said"), [(name, SAID[name]) for name in PROCESSORS])
 def test_the_environment_forces_it(processor: str, said: str) -> None:
-    """Torch and oneDNN obey: no product of BF16 is by BF16 instructions."""
+    """Torch and oneDNN obey: no BF16 product uses BF16 instructions."""
     environment = os.environ | PROCESSORS[processor] | {"ONEDNN_VERBOSE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", CAPABILITY], cwd=ROOT, env=environment, capture_output=True, text=True, check=True

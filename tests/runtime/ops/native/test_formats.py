@@ -1,4 +1,4 @@
-"""Formats in C++ give the bits of the ops in torch: every code, every rounding, tiles of any shape in every layout."""
+"""Formats in C++ are bit-identical to the torch ops: every code, every rounding, tiles of any shape and layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_torch(function: Any, *args: Any) -> Any:
 
 
 def same(found: Tensor, wanted: Tensor) -> None:
-    """Bits are equal; of numbers in FP32, the payload of NaN aside."""
+    """Assert that bits are equal, except the payload of FP32 NaN."""
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     if found.dtype == torch.float32:
         assert torch.equal(found.isnan(), wanted.isnan())
@@ -50,7 +50,7 @@ def same_planes(x: Tensor, form: Format, tile: tuple[int, int], threshold: Tenso
 
 
 def test_the_library_computes_them(instructions: str) -> None:
-    """What is compared below are two paths."""
+    """The tests below compare two different paths."""
     names = {(name, dtype) for name, dtype in library.functions(instructions) if name in ("encode", "decode")}
     assert names == {(name, dtype) for name in ("encode", "decode") for dtype in COMPILED.values()}
 
@@ -81,7 +81,7 @@ def test_experts(form: Format, shape: tuple[int, ...]) -> None:
 
 @ELEMENTS
 def test_every_rounding(element: Element) -> None:
-    """Numbers, the middles between two, and what is next to each, in a tile whose scale is 1; by thresholds, too."""
+    """Numbers, midpoints, and their neighbours, in a tile with scale 1; with thresholds, too."""
     table = torch.tensor(magnitudes(element), dtype=torch.float64)
     points = torch.cat((table, (table[1:] + table[:-1]) / 2, table[1:] / 2**20, table[-1:] * 2)).float()
     near = torch.cat((points, torch.nextafter(points, points + 1), torch.nextafter(points, points - 1)))
@@ -112,7 +112,7 @@ def test_random_numbers(seed: int, rows: int, columns: int, turned: bool, salt: 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
 def test_what_is_left_to_torch(name: str) -> None:
-    """A gradient in FP64 has the same result."""
+    """FP64 gradients have the same result."""
     x = torch.randn(40, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     arguments = (True, KEY) if name == "nvfp4" else ()
     for one, two in zip(

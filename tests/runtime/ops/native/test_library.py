@@ -1,4 +1,4 @@
-"""Which operands the C++ takes, and what is said where there is none."""
+"""Which operands the C++ accepts, and the message if there is no library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ E4M3 = torch.float8_e4m3fn
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the sources, with no library yet."""
+    """A copy of the sources, without a library."""
     for source in [*compile_cpp.HERE.glob("*.cpp"), *compile_cpp.HERE.glob("*.h")]:
         (tmp_path / source.name).write_bytes(source.read_bytes())
     monkeypatch.setattr(compile_cpp, "HERE", tmp_path)
@@ -66,7 +66,7 @@ def test_new_flags_are_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("capability", ["avx2", *(["avx512"] if "AVX512" in CAPABLE else [])])
 def test_torch_is_asked_for_the_instructions(capability: str) -> None:
-    """Instructions are those that torch uses; those of BF16 need a processor with AVX-512."""
+    """The instruction set is the one that torch uses; BF16 instructions need a processor with AVX-512."""
     code = "from runtime.ops.native import library; print(library.instructions())"
     done = python(code, ATEN_CPU_CAPABILITY=capability)
     assert done.stdout.split()[0] in (["AVX2"] if capability == "avx2" else [OWN])
@@ -92,7 +92,7 @@ def test_what_it_takes(instructions: str) -> None:
 
 
 def test_all_it_has_is_called_with_what_it_asks_for(instructions: str) -> None:
-    """Arguments of another number or kind are refused before any address is read."""
+    """Wrong numbers or kinds of arguments are refused before any address is read."""
     x, w, y, rstd = torch.ones(2, 3), torch.ones(3), torch.empty(2, 3), torch.empty(2)
     library.call("rmsnorm", torch.float32, 2, 3, x, w, 0.0, y, rstd)
     assert torch.equal(y, x) and torch.equal(rstd, torch.ones(2))

@@ -1,4 +1,4 @@
-"""No function reads past an operand's end, or writes beside a result."""
+"""No function reads outside an operand or writes outside a result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_function_keeps_to_its_operands(instructions: str) -> None:
-    """Functions keep to their operands, and read no memory before writing it: glibc's fill bytes change no result."""
+    """Functions stay within their operands and read no uninitialized memory: glibc's fill bytes change no result."""
     results = set()
     for filled in ("0", "128"):
         done = run("-m", "tests.runtime.ops.native.guarded", instructions, MALLOC_PERTURB_=filled)

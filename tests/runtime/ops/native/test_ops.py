@@ -1,4 +1,4 @@
-"""Every op in C++ against the op of torch in float64 on the same numbers, of any size, within derived bounds."""
+"""Every C++ op against the torch op in float64 on the same numbers, for any size, within derived bounds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.runtime.ops.test_ops import ACCUMULATIONS, TOLERANCE, assert_pure, co
 
 Args = tuple[Any, ...]
 
-ROUNDED = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # of a result, where it is stored
+ROUNDED = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # relative error of storing a result
 NATIVE = sorted({op for op in BOUNDS if op in FORWARD})
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-# The library is the same for all examples of a test.
+# All examples of a test share the library.
 some = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEED = st.integers(0, 2**31)
 
 
 class Calls:
-    """What runs in C++, by name."""
+    """Records the functions that run in C++, by name."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
@@ -54,7 +54,7 @@ def raised(args: Args) -> Args:
 
 
 def strided(args: Args, source: Source) -> Args:
-    """Matrices as views of the columns of wider ones, that begin at any of them."""
+    """The arguments with matrices replaced by views of columns of wider ones, starting at any column."""
 
     def view(x: Tensor) -> Tensor:
         before, after = source.below(20, 2).tolist()
@@ -66,7 +66,7 @@ def strided(args: Args, source: Source) -> Args:
 
 
 def within(op: str, args: Args, found: tuple[Tensor, ...], before: float = 0.0) -> None:
-    """`before`: the largest magnitude of what was there before the results were added."""
+    """`before`: the largest magnitude in the accumulator before the results were added."""
     exact, bounds = as_tuple(OPS[op](*raised(args))), BOUNDS[op](*raised(args))
     for index, (result, one, bound) in enumerate(zip(found, exact, bounds, strict=True)):
         assert result.shape == one.shape, (op, index)
@@ -80,9 +80,9 @@ def within(op: str, args: Args, found: tuple[Tensor, ...], before: float = 0.0) 
 
 
 def check(op: str, args: Args, seed: int, dtype: torch.dtype, calls: Calls, views: bool) -> None:
-    """A forward op and its gradients, all of them in C++."""
+    """Check a forward op and its gradients, all in C++."""
     source = Source(dtype, seed)
-    args = args if op == "cross_entropy" else widened(op, args)  # which takes logits of either dtype
+    args = args if op == "cross_entropy" else widened(op, args)  # it takes logits of either dtype
     gradients = gradient_arguments(op, args, source)
     for name, given_to in [(op, args), *gradients]:
         chosen = strided(given_to, source) if views else given_to
@@ -148,7 +148,7 @@ def test_products_of_any_layout(
     after: int,
     add: bool,
 ) -> None:
-    """Either operand transposed or not, all of them views of columns that begin anywhere; added to c, or not."""
+    """Each operand transposed or not, all views of columns starting anywhere; added to c, or not."""
     source = Source(dtype, seed)
 
     def operand(rows: int, columns: int, turned: bool) -> Tensor:
@@ -179,7 +179,7 @@ def test_products_of_any_layout(
 def test_products_in_blocks(
     dtype: torch.dtype, a_turned: bool, b_turned: bool, N: int, add: bool, calls: Calls
 ) -> None:
-    """Several blocks of rows, of the inner extent and of columns, the last of each smaller; odd extents and even."""
+    """Several blocks of rows, inner extent and columns, each with a smaller last block; odd and even extents."""
     M, K, source = 601, 1030 + N % 2, Source(dtype, 0)
     a_MK = source.normal(K, M).t() if a_turned else source.normal(M, K)
     b_KN = source.normal(N, K).t() if b_turned else source.normal(K, N)
@@ -257,7 +257,7 @@ def test_attention_at_the_ends_of_blocks(sequence: int, documents: bool, dtype: 
 
 
 def test_a_sequence_whose_blocks_have_fewer_rows(calls: Calls) -> None:
-    """A sequence is so long that 32 rows of scores are more than a block may have."""
+    """The sequence is so long that 32 rows of scores exceed a block."""
     args = cases.mla_attention(Source(torch.float32, 0), 1, 2500, 1, 2, 2, 3)
     check("mla_attention", args, 0, torch.float32, calls, views=False)
 
@@ -275,7 +275,7 @@ def _gradients(op: str) -> list[tuple[str, Args]]:
 
 @pytest.mark.parametrize("op", NATIVE)
 def test_a_result_one_bound_off_shows(op: str, instructions: str) -> None:
-    """The bounds are tight: an op whose inputs are rounded to 16 bits of precision breaks them."""
+    """The bounds are tight: an op with inputs rounded to 16 bits of precision exceeds them."""
     args = widened(op, FORWARD[op](Source(torch.float32, seed=5)))
     rough = tuple(
         (x.view(torch.int32) & ~0xFF).view(torch.float32) if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -285,7 +285,7 @@ def test_a_result_one_bound_off_shows(op: str, instructions: str) -> None:
         within(op, args, as_tuple(OPS[op](*rough)))
 
 
-# ---------------------------------------------------------------- torch, where there is no library
+# ---------------------------------------------------------------- torch, without a library
 
 
 @pytest.mark.usefixtures("torch_alone")

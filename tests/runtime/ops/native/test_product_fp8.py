@@ -1,7 +1,7 @@
-"""The products of E4M3 operands in C++ against FP64, of any size, within what rounding FP32 costs.
+"""Products of E4M3 operands in C++ against FP64, for any size, within the rounding errors of FP32.
 
-A sum of 128 exact products is off by 128 units of the sum of their magnitudes, its two scales by one each, and each
-tile that is added, a part of a tile too, by one more.
+The error of a sum of 128 exact products is 128 units of the sum of their magnitudes; each of its two scales adds one
+unit, and each added tile, or part of a tile, one more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def within(found: Tensor, expected: Tensor, magnitude: Tensor, tiles: int, most: int) -> None:
-    """`most`: the terms of the longest sum."""
+    """`most`: the number of terms of the longest sum."""
     stored = HALF if found.dtype == torch.bfloat16 else 0.0
     bound = stored * expected.abs() + 1.01 * (min(most, 128) + 2 + tiles) * U * magnitude
     assert found.shape == expected.shape and ((found.double() - expected).abs() <= bound).all()
@@ -61,7 +61,7 @@ def test_linear(seed: int, R: int, K: int, N: int) -> None:
 @some
 @given(SIZES[0], st.lists(st.integers(0, 200), min_size=1, max_size=6), SIZES[2], SIZES[3])
 def test_groups(seed: int, sizes: list[int], K: int, N: int) -> None:
-    """Experts may have no rows and begin anywhere; in a weight gradient they have whole tiles."""
+    """Experts may have no rows and start anywhere; for weight gradients they have whole tiles."""
     E, R = len(sizes), sum(sizes)
     offsets = torch.tensor(sizes).cumsum(0).to(torch.int32)
     (x, xs), (w, ws) = operand(R, K, seed=seed), operand(E, N, K, seed=seed + 1, tile=128)
@@ -103,7 +103,7 @@ def test_any_layout_of_scales_and_rows(layout: str) -> None:
 def test_every_pair_of_numbers_is_exact() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(E4M3)
     x, ones = torch.zeros(256, 3).to(E4M3), torch.ones(256, 1)
-    x[:, 1] = codes  # the others of its row are zero: 0 · NaN is NaN, of which there are two
+    x[:, 1] = codes  # the others of its row are zero: 0 · NaN is NaN, and there are two NaNs
     y = ops.linear_fp8(x, ones, x, torch.ones(2, 1))
     wanted = (codes.double()[:, None] * codes.double()).to(torch.bfloat16)
     assert torch.equal(y.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0)) and y.isnan().sum() == 2 * 256 * 2 - 4
@@ -113,7 +113,7 @@ def test_every_pair_of_numbers_is_exact() -> None:
 
 
 def test_scales_far_apart_do_not_meet_each_other() -> None:
-    """A sum is multiplied with one scale after the other: neither their product nor a partial one need be a number."""
+    """A sum is multiplied by one scale after the other: the product of the scales may overflow or underflow."""
     x, w = torch.ones(3, 256).to(E4M3), torch.ones(5, 256).to(E4M3)
     xs, ws = torch.tensor([[2.0**100, 2.0**-120]] * 3), torch.tensor([[2.0**-110, 2.0**100]])
     found, wanted = ops.linear_fp8(x, xs, w, ws).double(), 128 * (2.0**-10 + 2.0**-20)
@@ -133,7 +133,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 
 @pytest.mark.parametrize("width", [1, 64, 200])
 def test_rows_of_padding_change_nothing(width: int) -> None:
-    """Groups that end in rows of zeros, of either sign, have the products that they have without them."""
+    """Groups that end in rows of zeros, of either sign, have the same products as without these rows."""
     E, N, R = 4, 70, 640
     starts, sizes, ends = (0, 128, 128, 384), (3, 0, 130, 128), torch.tensor([128, 128, 384, R], dtype=torch.int32)
     real = torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
@@ -159,7 +159,7 @@ def test_rows_of_padding_change_nothing(width: int) -> None:
 
 
 def test_rows_that_repeat_are_multiplied_as_they_are() -> None:
-    """Only rows whose data and scales are equal repeat; what is no number in a weight reaches rows of zeros too."""
+    """Only rows with equal data and scales count as repeated; NaN and infinity in a weight reach rows of zeros, too."""
     x, xs = operand(9, 300, seed=1)
     x[3:], xs[3:] = x[3].clone(), xs[3].clone()
     xs[8, 2] = 3.0

@@ -1,4 +1,4 @@
-"""Quantising in C++ gives the bits of the ops in torch, for every number there is and in every layout."""
+"""Quantising in C++ is bit-identical to the torch ops, for every number and layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def same(op: str, *args: Any) -> None:
-    """The op gives the same bits with the library as without it."""
+    """Assert that the op gives the same bits with the library as without it."""
     found = as_tuple(OPS[op](*args))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_functions", dict)
@@ -37,14 +37,14 @@ def same(op: str, *args: Any) -> None:
 
 
 def everywhere(x_RC: Tensor) -> None:
-    """All ops on x, with either rule for scales."""
+    """Check all ops on x, with either rule for scales."""
     for pow2 in (False, True):
         for op in FROM_WIDE:
             same(op, x_RC, pow2)
 
 
 def of_any_bits(generator: np.random.Generator, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of every magnitude, NaN, infinities and subnormal ones among them; half of the tiles has one size."""
+    """Numbers of every magnitude, including NaN, infinities and subnormals; half of the tiles have one magnitude."""
     bits = torch.from_numpy(generator.integers(-(2**31), 2**31, (rows, columns), dtype=np.int32))
     x = bits.view(torch.float32) if dtype == torch.float32 else (bits >> 16).to(torch.int16).view(torch.bfloat16)
     usual = torch.from_numpy(generator.standard_normal((rows, columns)) * 2.0 ** generator.integers(-140, 120))
@@ -53,7 +53,7 @@ def of_any_bits(generator: np.random.Generator, rows: int, columns: int, dtype: 
 
 
 def test_the_library_computes_them(instructions: str) -> None:
-    """What is compared below are two paths."""
+    """The tests below compare two different paths."""
     functions = library.functions(instructions)
     assert {(name, dtype) for name, dtype in functions if "quantise" in name} == {
         *((name, E4M3) for name in ("requantise", "dequantise")),
@@ -80,14 +80,14 @@ def test_blocks_of_experts(shape: tuple[int, ...]) -> None:
 
 
 def test_every_bf16_number() -> None:
-    """Each is in a tile with others of its exponent, and in one with others of its significand."""
+    """Each is in a tile with other numbers of its exponent, and in one with others of its significand."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     everywhere(every.view(512, 128))
     everywhere(every.view(512, 128).t().contiguous())
 
 
 def test_encoding_at_every_magnitude() -> None:
-    """FP32 numbers up to 448 are rounded as they are in tiles whose scale is 1: ties, and the numbers beside them."""
+    """In tiles with scale 1, FP32 numbers up to 448 are rounded unscaled: ties, and the numbers next to them."""
     steps = np.arange(0, 0x43E00000, 2**14, dtype=np.int64)
     near = [np.clip(steps + by, 0, 0x43E00000) for by in (-1, 0, 1)]
     bits = torch.from_numpy(np.concatenate(near).astype(np.int32))
@@ -102,7 +102,7 @@ def test_encoding_at_every_magnitude() -> None:
 @some
 @given(st.integers(0, 2**31), st.integers(0, 300), st.integers(1, 300), st.booleans(), st.booleans())
 def test_requantising_any_codes(seed: int, rows: int, columns: int, turned: bool, pow2: bool) -> None:
-    """All codes, NaN among them, and scales of any size and of either layout."""
+    """All codes, including NaN, and scales of any magnitude and either layout."""
     generator = np.random.default_rng(seed)
     q = torch.from_numpy(generator.integers(0, 256, (rows, columns + 2), dtype=np.uint8)).view(E4M3)[:, 1:-1]
     tiles = -(-columns // 128)
@@ -118,7 +118,7 @@ def test_requantising_any_codes(seed: int, rows: int, columns: int, turned: bool
 
 
 def test_what_is_left_to_torch() -> None:
-    """An operand whose rows are not adjacent elements, or of FP64, has the same result."""
+    """An FP64 operand, or one whose rows are not contiguous, has the same result."""
     x = torch.randn(40, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for given_to in (x, x.float()[:, ::2], x.bfloat16().t()):
         everywhere(given_to)

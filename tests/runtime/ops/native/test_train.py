@@ -1,4 +1,4 @@
-"""What a run says of what its ops run on, and going on from a checkpoint on others."""
+"""A run says which library its ops use, and can be resumed with another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""e^x at every magnitude, and numbers that are none: what is NaN or infinite comes out as of torch's ops."""
+"""e^x at every magnitude, and NaN and infinities, which give the results of torch's ops."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def exp(x: Tensor) -> Tensor:
-    """e^x of the C++: the gradient of the cross entropy of logits whose lse is 0, but for the target's column."""
+    """e^x in C++: the gradient of the cross entropy of logits with lse 0, outside the target's column."""
     logits_TV = torch.cat((torch.zeros(1), x))[None]
     one, target, lse_T = torch.ones(()), torch.zeros(1, dtype=torch.int64), torch.zeros(1)
     return OPS["cross_entropy_dgrad"](one, logits_TV, target, lse_T)[0, 1:]
 
 
 def test_exp_at_every_magnitude() -> None:
-    """Every 2,048th of all FP32 numbers, denormal ones and those around the limits of the result among them."""
+    """Every 2,048th FP32 number, including denormals and numbers near the limits of the result."""
     x = np.arange(0, 2**32, 2**11, dtype=np.uint64).astype(np.uint32).view(np.float32)
     limits = [np.float32(limit) for limit in (-87.3, -87.34, 88.7, 88.72283, 88.72284, 89.0, -103.97, -104.0)]
     near = [np.nextafter(limit, np.float32(way)) for limit in limits for way in (-1e9, 1e9)]
@@ -44,7 +44,7 @@ def test_exp_at_every_magnitude() -> None:
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17])
 def test_exp_of_what_is_no_number(width: int) -> None:
-    """exp of NaN and infinities is right in whole vectors and in the rest of a row."""
+    """exp of NaN and infinities is right in whole vectors and in the remainder of a row."""
     assert exp(torch.full((width,), NAN)).isnan().all()
     assert (exp(torch.full((width,), -INF)) == 0).all()
     assert (exp(torch.full((width,), INF)) == INF).all()
@@ -57,7 +57,7 @@ def by_torch(op: str, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
-    """NaN and infinities in the same places, and numbers alike."""
+    """Assert that NaN and infinities are in the same places, and numbers are close."""
     for one, two in zip(found, wanted, strict=True):
         torch.testing.assert_close(
             one, two, rtol=2.0**-6 if one.dtype == torch.bfloat16 else 1e-5, atol=1e-5, equal_nan=True
@@ -70,7 +70,7 @@ def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 def test_rows_with_a_value_that_is_none(
     op: str, value: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A NaN or infinity is put in one place, then in a row, of each operand of every op and its gradients."""
+    """A NaN or infinity is put into one element, then into a row, of each operand of every op and its gradients."""
     width = {"rmsnorm": {"D": 37}, "cross_entropy": {"V": 37}}.get(op, {"I": 37})
     source = Source(dtype, 3)
     for name, args in (
@@ -102,7 +102,7 @@ def test_no_target_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("target", [19, 2**40, 2**62])
 def test_a_target_that_is_no_column_is_never_read(target: int) -> None:
-    """Torch refuses it; here nothing beyond the row is read or written, and the loss says that it is none."""
+    """Torch refuses it; here nothing beyond the row is read or written, and the loss is NaN."""
     logits_TV, targets_T = Source(torch.float32, 0).normal(3, 19), torch.tensor([1, target, 2])
     loss, lse_T = OPS["cross_entropy"](logits_TV, targets_T)
     assert loss.isnan() and lse_T.isfinite().all()
@@ -117,7 +117,7 @@ def test_a_target_that_is_no_column_is_never_read(target: int) -> None:
 def test_attention_spreads_what_is_no_number_to_what_depends_on_it(
     op: str, index: int, dtype: torch.dtype, value: float
 ) -> None:
-    """A NaN reaches the later rows of its sequence, never another sequence, or a block of rows that ended before."""
+    """A NaN reaches later rows of its sequence, but no other sequence and no earlier block of rows."""
     S, at, last = 70, 40, 2
     case = {"mla_attention": cases.mla_attention, "gqa_attention": cases.gqa_attention}[op]
     args = case(Source(dtype, 0), 3, S)
@@ -137,7 +137,7 @@ def test_attention_spreads_what_is_no_number_to_what_depends_on_it(
 
 
 def test_scores_far_apart() -> None:
-    """Softmax picks the largest: nothing overflows."""
+    """Softmax picks the largest score, and nothing overflows."""
     q, kv, k_rope, S, H, *sizes = cases.mla_attention(Source(torch.float32, 0), 1, 40, 1, 16, 2, 4)
     o, lse = OPS["mla_attention"](q * 1e15, kv, k_rope * 1e15, S, H, *sizes)
     assert o.isfinite().all() and lse.isfinite().all() and lse.abs().max() > 1e15
