@@ -1,4 +1,4 @@
-"""The name under which the distribution gives dsc to Python: `import dsc_trainer as dsc`. See compiler/api.py."""
+"""The public Python API, as `import dsc_trainer as dsc`. See compiler/api.py."""
 
 from compiler.api import (
     Compiled,

@@ -1,9 +1,9 @@
 """`dsc`: one command line, one lazily imported module per command.
 
 Exit codes: 0 done · 1 a rank failed, or files differ (`diff`, `fmt --check`, `verify`) · 2 the spec, the data or the
-command line is wrong · 3 a run hung, or an error of dsc itself · 4 and 5 verdicts of `replay` · 75 try again later: the
-run folder is busy, the disk is full under a run, a build or stdout, or the preparation of the data was killed · 128 +
-signal: stopped on request, after a checkpoint, or a process of the run was killed · 141 nobody read the output.
+command line is wrong · 3 a run hung, or an internal error of dsc · 4 and 5 verdicts of `replay` · 75 try again later:
+the run folder is busy, the disk is full, or data preparation was killed · 128 + signal: stopped on request, after a
+checkpoint, or a process of the run was killed · 141 the reader of the output closed the pipe.
 """
 
 from __future__ import annotations
@@ -20,84 +20,87 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
-# command → one line of help; the module is compiler.cli.commands.<command>, or what MODULES says, with
+# command → one line of help. Its module is compiler.cli.commands.<command> (exceptions: MODULES) and has
 # add_arguments(parser) and run(args) -> int
 COMMANDS = {
-    "calibrate": "measure what this machine achieves, or take it from a trace, for plans to go by",
+    "calibrate": "measure the rates that plans use on this machine, or derive them from a trace",
     "check": "check a spec and report every mistake in it",
-    "compare": "put several runs beside each other: curves, figures, differences of their specs",
+    "compare": "compare several runs: curves, figures, differences of their specs",
     "completion": "print a completion script for bash, zsh or fish",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
-    "data": "show what a run trains on, as tokens; or prepare it, in several processes",
+    "data": "show the training data of a run as tokens, or prepare it in several processes",
     "diff": "compare two specs: values, layers, parameters, memory, schedule",
-    "doctor": "say whether this node is ready for a run, and what to mend",
+    "doctor": "check whether this node is ready for a run, and say what to fix",
     "eval": "measure the loss of a trained model on text or tokens",
     "explain": "explain an error code or a key",
     "export": "write a trained model for Hugging Face, or a plan for torchtitan, Megatron-Bridge or Chakra",
     "fmt": "format spec files",
     "generate": "write text with a trained model",
-    "import": "write a spec from a published model, with its weights, or from a plan for Megatron or torchtitan",
+    "import": "write a spec from a published model with its weights, or from a Megatron or torchtitan configuration",
     "init": "write a commented spec to start from",
-    "inspect": "show what a run did, beside what was planned: times, errors, measured costs",
+    "inspect": "show what a run did next to what was planned: times, errors, measured costs",
     "launch": "write the files that start a build on a cluster: torchrun, Slurm, Kubernetes, SkyPilot",
-    "lsp": "serve an editor over stdin and stdout (pip install '.[lsp]')",
-    "plan": "predict what a run takes before it runs: time, memory and money",
-    "place": "choose which expert belongs on which device, from the load of a run",
-    "replay": "train a step of a run again, and compare it bit for bit",
+    "lsp": "run the language server for editors on stdin and stdout (pip install '.[lsp]')",
+    "plan": "predict the time, memory and cost of a run before it starts",
+    "place": "assign experts to devices by the load measured in a run",
+    "replay": "train a step of a run again and compare it bit for bit",
     "report": "write the report of a run folder",
-    "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
+    "schedule": "print a pipeline schedule, its cost, and its gap to the lower bound",
     "show": "print a resolved spec, and where each value comes from",
     "sweep": "train a spec with every combination of several values, and compare the runs",
     "trace": "write a step of a run as Chrome trace events, for ui.perfetto.dev",
     "train": "train a spec or a build folder on this machine's processes",
-    "verify": "say whether a checkpoint, a run or a build is whole, and what can load it",
+    "verify": "check that a checkpoint, a run or a build is intact, and say what can load it",
     "watch": "follow a run: a live view, lines or JSON; a dashboard and alert rules",
 }
 
-MODULES = {"import": "import_", "trace": "step_trace"}  # a word of Python, and a name that others have
+MODULES = {
+    "import": "import_",
+    "trace": "step_trace",
+}  # `import` is a keyword of Python, `trace` a module of its library
 
 
 EPILOG = """\
-`dsc COMMAND --help` says what a command takes, with examples. To begin: dsc init
+`dsc COMMAND --help` lists the arguments of a command, with examples. To begin: dsc init
 
 exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 the spec or the command line is wrong ·
-3 a run hung, or an error of dsc itself · 75 a folder is busy or a disk is full · 130 interrupted · 141 nobody read the
-output
+3 a run hung, or an internal error of dsc · 75 a folder is busy or a disk is full · 130 interrupted · 141 the reader of
+the output closed the pipe
 """
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell shows of other programs then
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it for other programs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run one command. Returns its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to stop
-    if sys.stdout is None:  # closed by who started us, so that nobody reads it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the next file that is opened would be stdout
-        os.set_inheritable(1, True)  # dup2 leaves it as it was where the file just opened is 1 already
+        sys.stdout.reconfigure(errors="backslashreplace")  # do not fail on characters that the terminal cannot show
+    if sys.stdout is None:  # the parent process closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the next opened file becomes stdout
+        os.set_inheritable(1, True)  # dup2(1, 1) does not make it inheritable
         sys.stdout = Closed()
     try:
         if argv is None:
-            gc.disable()  # importing leaves nothing to collect; looking for it takes a tenth of the start
+            gc.disable()  # imports leave no garbage; collecting would take a tenth of the start-up
         args = _parsed(list(sys.argv[1:] if argv is None else argv))
         if argv is None:
             gc.freeze()
-            if not getattr(args, "at_once", False):  # what it makes stays to the end: looking for cycles took a quarter
-                gc.set_threshold(100_000)  # as it is, a search of plans spends a tenth of its time there
+            if not getattr(args, "at_once", False):  # objects live to the end: collection would take a quarter
+                gc.set_threshold(100_000)  # by default a plan search spends a tenth of its time collecting
                 gc.enable()
         code: int = args.run(args)
         print(end="", flush=True)
         if argv is None and getattr(args, "at_once", False):
             if sys.stderr is not None:
-                with suppress(OSError):  # a full disk: what is said beside the work does not change how it ended
+                with suppress(OSError):  # a full disk under stderr does not change the exit code
                     sys.stderr.flush()
-            os._exit(code)  # giving every object of a large program back takes a twentieth of its compilation
+            os._exit(code)  # freeing the objects of a large program takes a twentieth of its compilation
         return code
-    except BrokenPipeError:  # the reader of our output has left, `dsc schedule … | head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `dsc schedule … | head`
         _discard_output()
         return EXIT_BROKEN_PIPE
-    except OSError as error:  # a full disk under our output; commands report what befalls their own files
+    except OSError as error:  # stdout is on a full disk; commands report errors of their own files
         _discard_output()
-        from compiler.cli.commands.common import say  # only where something is wrong
+        from compiler.cli.commands.common import say  # imported only on errors
         from runtime.system.outcome import refusal_code
 
         say(f"error: the output cannot be written: {error.strerror or error}")
@@ -105,12 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        if common := sys.modules.get("compiler.cli.commands.common"):  # else the command shows no progress
+        if common := sys.modules.get("compiler.cli.commands.common"):  # not imported: the command shows no progress
             common.end_progress()
 
 
 class Closed(io.TextIOBase):
-    """A stdout that is closed: what is written is told as if its reader had left."""
+    """A closed stdout: writing raises BrokenPipeError, as for a pipe without a reader."""
 
     def write(self, text: str) -> int:
         if text:
@@ -126,7 +129,7 @@ class Closed(io.TextIOBase):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose mistakes end in a hint, as those of a spec do; texts are printed as they are laid out."""
+    """A parser whose errors end in a hint, like those of a spec. Help texts keep their line breaks."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(
@@ -139,31 +142,31 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{visible(f'error: {message}')}\n = hint: {visible(self._hint(message))}\n")
 
     def _hint(self, message: str) -> str:
-        """What was probably meant, or else how the command is used."""
+        """The word that was probably meant, or where usage is explained."""
         words = [*self._option_string_actions, *COMMANDS]
         if "invalid choice" in message:
             words += [str(choice) for action in self._actions for choice in action.choices or ()]
         quoted, options = re.findall(r"'([^']*)'", message), re.findall(r"(?<!\S)--?[\w-]+", message)
         word = (quoted or options or [""])[0]
-        from difflib import get_close_matches  # only where a word is unknown
+        from difflib import get_close_matches  # imported only for unknown words
 
-        # Dashes are left out, or short options would be near each other by these alone.
-        bare = {each.lstrip("-"): each for each in words if each.startswith("-") == word.startswith("-")}
+        # Compare without dashes: short options would match by their dashes alone.
+        bare = {name.lstrip("-"): name for name in words if name.startswith("-") == word.startswith("-")}
         close = [bare[each] for each in get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)]
         if word.endswith(".dsc"):
             return f"write `dsc check {word}` or `dsc train {word}`"
         if close and word not in words:
             return f"did you mean `{close[0]}`?"
-        return f"`{self.prog} --help` says how it is used"
+        return f"`{self.prog} --help` explains the usage"
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a command."""
+    """Import and return the module of a command."""
     return importlib.import_module(f"compiler.cli.commands.{MODULES.get(name, name)}")
 
 
 def command_parser(name: str) -> CommandParser:
-    """The parser of a command; imports its module, and no other."""
+    """The parser of a command. Imports only the module of this command."""
     parser = CommandParser(f"dsc {name}", COMMANDS[name])
     module = module_of(name)
     module.add_arguments(parser)
@@ -178,7 +181,7 @@ def command_parsers() -> dict[str, CommandParser]:
 
 
 def _epilog(text: str) -> str:
-    """What a module's docstring says after its first paragraph; lines of commands are examples."""
+    """A module's docstring without its first paragraph. A block of `dsc …` lines becomes the examples."""
     _, *blocks = text.strip().split("\n\n")
     shown = (
         "examples:\n" + "\n".join(f"  {line}" for line in block.splitlines()) if block.startswith("dsc ") else block
@@ -195,7 +198,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     listed = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
     parser.epilog = f"commands:\n{listed}\n\n{EPILOG}"
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
-    parser.add_argument("command", metavar="COMMAND", help="one of those below")
+    parser.add_argument("command", metavar="COMMAND", help="a command listed below")
     if not arguments:
         parser.print_help(sys.stderr)
         sys.exit(2)
@@ -206,17 +209,17 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 class Version(argparse.Action):
-    """--version; the package is asked only then."""
+    """The option --version. Reads the package metadata only when it is used."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version  # a quarter of what dsc takes to start
+        from importlib.metadata import version  # takes a quarter of the start-up
 
         print(f"dsc {version('dsc-trainer')}")
         parser.exit()
 
 
 def _discard_output() -> None:
-    """So that what is buffered does not fail once more when the interpreter ends."""
+    """Redirect stdout to /dev/null, so that flushing its buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

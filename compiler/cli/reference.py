@@ -1,4 +1,4 @@
-"""docs/reference/commands.md, written from the parsers of the commands."""
+"""Generates docs/reference/commands.md from the parsers of the commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def commands_page() -> str:
     parts = [
         f"{MADE}# Commands\n",
         "`dsc COMMAND --help` prints the same. A spec is named `SPEC` or, where its file has several runs, `SPEC:RUN`.",
-        "Commands that are given no spec take the one of the current folder.\n",
+        "Without a spec argument, commands use the spec in the current folder.\n",
         "| command | usage | does |\n|---|---|---|",
         *rows,
         "\n## Exit codes\n",
@@ -28,7 +28,7 @@ def commands_page() -> str:
 
 
 def _usage(name: str) -> str:
-    """The command lines with which the docstring of a command begins, before the colons."""
+    """The usage lines at the start of a command's docstring, up to the colon."""
     introduction = " ".join((cli.module_of(name).__doc__ or "").split("\n\n")[0].split())
     return ", ".join(re.findall(r"`dsc [^`]*`(?=[:,])", introduction))
 

@@ -39,7 +39,7 @@ def test_what_does_not_train_yet_is_said(capsys: pytest.CaptureFixture[str]) -> 
     overrides = ("-s", "precision.combine=e4m3", "-s", "parallel.route=flat")
     assert run(str(ROOT / "specs" / "deepseek-v3.dsc") + ":pretrain", *overrides) == 0
     out, err = capsys.readouterr()
-    assert "run pretrain is right, and cannot be compiled and trained yet" in out
+    assert "run pretrain is right, but cannot be compiled and trained yet" in out
     assert "warning[E1001]" in out and err == ""
 
 

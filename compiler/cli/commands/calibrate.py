@@ -1,10 +1,10 @@
-"""`dsc calibrate [SPEC[:RUN]] -o rates.json`: measure what this machine achieves, for plans to go by.
+"""`dsc calibrate [SPEC[:RUN]] -o rates.json`: measure the rates of this machine that plans use.
 
-dsc calibrate -o rates.json                          at the shapes of a small model, about half a minute
-dsc calibrate train.dsc -o rates.json                at those of the spec; then: cluster { rates = "rates.json" }
-dsc calibrate train.dsc --trace t.json -o rates.json  class factors from one traced layer, nothing is measured
+dsc calibrate -o rates.json                          at the shapes of a small model; takes about half a minute
+dsc calibrate train.dsc -o rates.json                at the shapes of the spec; then: cluster { rates = "rates.json" }
+dsc calibrate train.dsc --trace t.json -o rates.json  class factors from one traced layer; measures nothing
 
-Exit codes: 0 done · 2 the spec, the trace or the command line is wrong · others: those of the processes that measure
+Exit codes: 0 done · 2 the spec, the trace or the command line is wrong · others: exit codes of the measuring processes
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from dsl.messages.diagnostics import plural
 from dsl.resolve.files import collect
 from dsl.schema import Spec
 
-BUDGET_S = 20.0  # of the ops; transfers take some seconds
+BUDGET_S = 20.0  # for the ops; transfers take a few more seconds
 MEASURED_ON = "quickstart.dsc"  # without a spec
-FAR = "../../"  # from the spec's folder: an absolute path reads better
+FAR = "../../"  # paths that leave the spec's folder by more than one level are printed absolute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,16 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec_arguments(parser, f"a spec file, or SPEC:RUN; default: the {MEASURED_ON} that comes with dsc")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the rate table to write")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="a traced layer of the spec, docs/rates.md")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="a trace of one layer of the spec (docs/rates.md)")
     parser.add_argument(
-        "--table", metavar="TABLE", help="with --trace: the table to correct, a file or a name; default: the device's"
+        "--table",
+        metavar="TABLE",
+        help="with --trace: the rate table to correct, a file or a name; default: the device's",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or take a trace; write the table."""
+    """Measure the rates, or derive them from a trace, and write the table."""
     if args.table and not args.trace:
-        return wrong("--table is for --trace", "without a trace, everything is measured")
+        return wrong("--table needs --trace", "without a trace, everything is measured")
     default = next(folder / MEASURED_ON for folder in SHIPPED if (folder / MEASURED_ON).exists())
     try:
         refuse_output(args.out, args.spec, args.trace, args.table)  # before the work
@@ -83,16 +85,16 @@ def _unwritten(out: Path, error: OSError) -> int:
 
 
 def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
-    """The line that goes by the table: a path in a spec starts at the file that it is written in, that of the cluster.
+    """The line of a spec that names the table. Its path is relative to the file with the cluster block.
 
-    Absolute where that is far away, and where no spec was named: it will be written in one that is not known.
+    The path is absolute if that is far away, or if no spec was named.
     """
     out, name = os.path.realpath(args.out), chosen.spec.cluster.name
     if not args.spec:
         return f"cluster … {{ rates = {quoted(out)} }}"
     file = collect(str(chosen.path)).blocks["cluster", name].head.source.name
-    near = os.path.relpath(out, Path(file).resolve().parent)
-    path = out if near.startswith(FAR) else near
+    relative = os.path.relpath(out, Path(file).resolve().parent)
+    path = out if relative.startswith(FAR) else relative
     where = f"  in {file}" if file != os.path.normpath(chosen.path) else ""
     return f"cluster {name} {{ rates = {quoted(path)} }}{where}"
 
@@ -106,39 +108,39 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
     scaled = calibrated(table, trace, spec, plan, plan.cuts)
     if kept := uncalibrated(scaled, spec, plan, plan.cuts):
         say(
-            f"note: the trace does not name, or its layer {trace.layer} does not run, {', '.join(kept)}: these stay as "
-            f"table {table.name[:40]} has them"
+            f"note: {', '.join(kept)}: not in the trace, or not run by its layer {trace.layer}; the factors of table "
+            f"{table.name[:40]} are kept"
         )
     return scaled
 
 
 def _measured(device: str, spec: Spec, plan: Plan) -> RateTable | int:
-    """The table of this machine, or the exit code of the processes that measure."""
+    """The table of this machine, or the exit code of the measuring process if it fails."""
     from compiler.plan.split_blocks import balanced_rows
 
     tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
     if large:
-        say(f"calibrate: left out as too large for this: {plural(large, 'op')}")
+        say(f"calibrate: skipped as too large to measure here: {plural(large, 'op')}")
     if not tasks:
-        raise RateError("every op of this spec is too large to measure here: take a smaller model")
+        raise RateError("every op of this spec is too large to measure here: use a smaller model")
     cores = len(os.sched_getaffinity(0))
     processes = min(cores, spec.cluster.node.devices) if device == "cpu" else 1
     with tempfile.TemporaryDirectory(prefix="dsc-calibrate-", ignore_cleanup_errors=True) as folder:
-        question, answer = Path(folder, "job.json"), Path(folder, "measured.json")
+        job_file, result_file = Path(folder, "job.json"), Path(folder, "measured.json")
         transfers = 2 if device == "cpu" else 0
-        question.write_text(json.dumps(job(tasks, device, processes, transfers, BUDGET_S)), "utf-8")
-        command = [sys.executable, "-P", "-m", "runtime.observe.calibrate", str(question), str(answer)]
+        job_file.write_text(json.dumps(job(tasks, device, processes, transfers, BUDGET_S)), "utf-8")
+        command = [sys.executable, "-P", "-m", "runtime.observe.calibrate", str(job_file), str(result_file)]
         code = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
         if code:
             return code if code > 0 else 128 - code
-        found = json.loads(answer.read_text("utf-8"))
-    name = found["device"] if device == "cuda" else _processor()
-    on = MeasuredDevice(name=name, cores=cores if device == "cpu" else None)
-    return table_of(found, tasks, on, f"measured on {name}, {cores} cores", time.strftime("%Y-%m-%d"))
+        measured = json.loads(result_file.read_text("utf-8"))
+    name = measured["device"] if device == "cuda" else _processor()
+    measured_on = MeasuredDevice(name=name, cores=cores if device == "cpu" else None)
+    return table_of(measured, tasks, measured_on, f"measured on {name}, {cores} cores", time.strftime("%Y-%m-%d"))
 
 
 def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The public name of this machine's processor."""
+    """The model name of this machine's processor."""
     try:
         lines = info.read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -1,13 +1,13 @@
-"""`dsc check [SPEC[:RUN] …] [-s key=value]`: are specs right? Everything wrong with them at once; nothing is run.
+"""`dsc check [SPEC[:RUN] …] [-s key=value]`: check specs and report every mistake at once. Nothing is run.
 
 dsc check                          the one spec of this folder
 dsc check specs/*.dsc              several; a file without a run is checked as a library
 dsc check spec.dsc:ablation -s parallel.pipeline=8
 dsc check --format github          annotations of a pull request; --format json: docs/json.md
 
-Where the source of the data matches no file here, a warning says so: the text may be elsewhere (`dsc train --data`).
+A data source that matches no file here is only a warning: the data may be elsewhere (`dsc train --data`).
 
-Exit codes: 0 everything is right (warnings do not count) · 2 something is wrong
+Exit codes: 0 no mistakes (warnings do not count) · 2 mistakes were found
 """
 
 from __future__ import annotations
@@ -39,20 +39,18 @@ from dsl.resolve.chosen import find, split
 from dsl.resolve.files import content_of, read
 
 JSON_VERSION = 1
-OF_DATA = frozenset(
-    {"D0101", "D0102", "D0104", "D0105", "D0106"}
-)  # what is said of text that is not here, and may be elsewhere
-MAX_ROUNDS = 10  # of --fix: a corrected word may let another mistake be seen
-MAX_TRIED = 50  # corrections of one round, each of which is tried on the specs, at some 30 ms
+OF_DATA = frozenset({"D0101", "D0102", "D0104", "D0105", "D0106"})  # data that is missing here, and may be elsewhere
+MAX_ROUNDS = 10  # of --fix: a correction may uncover another mistake
+MAX_TRIED = 50  # corrections per round; trying one takes about 30 ms
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of one SPEC argument."""
+    """The result of checking one SPEC argument."""
 
-    spec: str  # as it was asked for
+    spec: str  # the argument
     diagnostics: tuple[Diagnostic, ...]
-    views: tuple[ResolvedView, ...] = ()  # the runs, or the blocks of a library
+    views: tuple[ResolvedView, ...] = ()  # of its runs, or of the blocks of a library
 
     @property
     def is_right(self) -> bool:
@@ -68,14 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "spec files, or SPEC:RUN for one run of a file; default: the spec in the current folder"
     parser.add_argument("specs", nargs="*", metavar="SPEC", help=text)
     add_overrides(parser)
-    text = "text, json (docs/json.md) or github, annotations for a workflow; default: text"
+    text = "text, json (docs/json.md) or github (workflow annotations); default: text"
     parser.add_argument("--format", choices=("text", "json", "github"), default="text", help=text)
-    text = "correct misspelt words in the files named, where there is one word that was meant"
+    text = "correct misspelt words in the given files, where only one correction is possible"
     parser.add_argument("--fix", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, and print what was found in the format asked for."""
+    """Check the specs and print the mistakes."""
     try:
         specs = args.specs or [str(find())]
     except SpecError as error:
@@ -88,28 +86,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(spec: str, overrides: Sequence[str]) -> Checked:
-    """Everything wrong with a spec; if nothing is, what `dsc train` would refuse, as warnings."""
+    """Check a spec. Where it has no mistakes, the result has what `dsc train` would refuse, as warnings."""
     file, run = split(spec)
     analysis = analyse(file, run, overrides)
-    if wrong := analysis.diagnostics or mistakes_of(analysis, file):
-        return Checked(spec, wrong, analysis.views)
+    if mistakes := analysis.diagnostics or mistakes_of(analysis, file):
+        return Checked(spec, mistakes, analysis.views)
     return Checked(spec, (*refusals(analysis), *_of_data(analysis, file)), analysis.views)
 
 
 def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
-    """Sources of data that match nothing here, as warnings."""
+    """Warnings for data sources that match no file here."""
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]
     if all({*view.spec.data.patterns.values()} == {"python_stdlib"} for view in runs):
         return ()
-    from compiler.tools import data_source  # only specs with text of their own wait for it
+    from compiler.tools import data_source  # imported only for specs with their own data
 
-    found = (each for view in runs for each in data_source.warnings(view.spec, view.context.origins, Path(file).parent))
-    return tuple(dict.fromkeys(found))
+    folder = Path(file).parent
+    warnings = (item for view in runs for item in data_source.warnings(view.spec, view.context.origins, folder))
+    return tuple(dict.fromkeys(warnings))
 
 
-def _print(how: str, results: list[Checked]) -> int:
-    items = list(dict.fromkeys(item for result in results for item in result.diagnostics))  # imports are shared
-    PRINTERS[how](results, items)
+def _print(output_format: str, results: list[Checked]) -> int:
+    items = list(dict.fromkeys(item for result in results for item in result.diagnostics))  # specs may share imports
+    PRINTERS[output_format](results, items)
     return 0 if all(result.is_right for result in results) else EXIT_SPEC
 
 
@@ -117,7 +116,7 @@ def _print(how: str, results: list[Checked]) -> int:
 
 
 def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
-    """Mistakes to stderr; to stdout what is right, and what train would refuse of it."""
+    """Print mistakes to stderr; to stdout the valid specs, and what `dsc train` would refuse."""
     errors = [item for item in items if item.severity == "error"]
     say("\n\n".join(str(item) for item in errors))
     for result in results:
@@ -127,7 +126,7 @@ def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
             refused = [item for item in result.diagnostics if item.code not in OF_DATA]
             if refused:
                 which = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
-                print(f"\n{which} right, and cannot be compiled and trained yet:\n")
+                print(f"\n{which} right, but cannot be compiled and trained yet:\n")
                 say("\n\n".join(str(item) for item in refused), sys.stdout)
             if elsewhere:
                 print()
@@ -145,9 +144,9 @@ def _contents(result: Checked) -> str:
             count = parameters(model)
             active = f", {human(count.active)} active" if count.active < count.total else ""
             in_mtp = f", {human(count.mtp)} more of MTP" if count.mtp else ""
-            named = ", ".join(dict.fromkeys(visible(part.module) for _, part in model.customs))
-            beside = f" beside those of {named}" if named else ""  # nothing of it is run to count them
-            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{in_mtp}{beside}"
+            modules = ", ".join(dict.fromkeys(visible(part.module) for _, part in model.customs))
+            excluded = f" without those of {modules}" if modules else ""  # counting them would run the module
+            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{in_mtp}{excluded}"
     runs = [f"run{'s' if len(result.runs) > 1 else ''} {', '.join(result.runs)}"] if result.runs else []
     parts = [*runs, *([f"model{'s' if len(models) > 1 else ''} {', '.join(models.values())}"] if models else [])]
     return f": {'; '.join(parts)}" if parts else ""
@@ -171,7 +170,7 @@ def _as_json(results: list[Checked], items: list[Diagnostic]) -> None:
 
 def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
-    from dsl.text.as_json import diagnostic_value  # only who asks for it waits for it
+    from dsl.text.as_json import diagnostic_value  # imported only for this format
 
     return {
         "version": JSON_VERSION,
@@ -187,14 +186,14 @@ def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[st
 
 
 def _models(result: Checked) -> list[dict[str, Any]]:
-    """The models of a spec that is right, each once, with its numbers of parameters."""
+    """The models of a valid spec, each once, with their parameter counts."""
     if not result.is_right:
         return []
     models = {view.spec.model.name: view.spec.model for view in result.views if getattr(view.spec, "model", None)}
     counts = {name: parameters(model) for name, model in models.items()}
     return [
-        {"name": name, "parameters": each.total, "active": each.active, "mtp": each.mtp}
-        for name, each in counts.items()
+        {"name": name, "parameters": count.total, "active": count.active, "mtp": count.mtp}
+        for name, count in counts.items()
     ]
 
 
@@ -202,7 +201,7 @@ def _models(result: Checked) -> list[dict[str, Any]]:
 
 
 def _as_github(results: list[Checked], items: list[Diagnostic]) -> None:
-    """One workflow command for each message on stdout, the totals on stderr."""
+    """Print a workflow command per message to stdout, and the totals to stderr."""
     for item in items:
         print(annotation(item))
     say(_totals(results, items))
@@ -215,7 +214,7 @@ def annotation(item: Diagnostic) -> str:
         span = item.span
         end_line, end_column = span.source.position(span.end)
         values = {"file": span.source.name, "line": span.line, "endLine": end_line}
-        if end_line == span.line:  # columns are those of one line
+        if end_line == span.line:  # columns are allowed for a single line only
             values |= {"col": span.column, "endColumn": end_column}
     values["title"] = item.code
     notes = [f"note: {note.message}{_places(note)}" for note in item.notes]
@@ -231,16 +230,16 @@ def _places(note: Note) -> str:
 
 
 def _ways_out(item: Diagnostic) -> list[str]:
-    """The edits that would resolve a conflict, one resolution a line."""
+    """The edits that would resolve a conflict, one line per resolution."""
     ways = item.conflict.resolutions if item.conflict else ()
-    each = [
+    lines = [
         ", ".join(f"write `{before_value(edit.span)}{edit.text}` ({edit.span})" for edit in edits) for edits in ways
     ]
-    return [f"{'or' if index else 'hint'}: {text}" for index, text in enumerate(each)]
+    return [f"{'or' if index else 'hint'}: {text}" for index, text in enumerate(lines)]
 
 
 def _data(text: str) -> str:
-    """Escaped as the runner reads it: https://docs.github.com/actions → workflow commands."""
+    """Escape the text of a workflow command (https://docs.github.com/actions → workflow commands)."""
     lines = (visible(line) for line in text.split("\n"))
     return "%0A".join(line.replace("%", "%25").replace("\r", "%0D") for line in lines)
 
@@ -257,27 +256,27 @@ PRINTERS = {"text": _as_text, "json": _as_json, "github": _as_github}
 
 
 def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
-    """Correct spellings in the files that were named, and say each. Returns what went wrong with a file."""
+    """Correct misspelt words in the given files, and print each correction. Returns an error message, or ""."""
     from compiler.cli.commands.output_files import replace
     from dsl.text.edits import apply, corrects_spelling, edit_of
 
-    files = {os.path.realpath(split(spec)[0]): split(spec)[0] for spec in specs}  # however they are called
+    files = {os.path.realpath(split(spec)[0]): split(spec)[0] for spec in specs}  # real path → the name that was given
     for _ in range(MAX_ROUNDS):
-        items = _found(specs, overrides, {})
+        items = _mistakes(specs, overrides, {})
         edits = [edit for item in items if corrects_spelling(item) and (edit := edit_of(item))]
-        edits = _mending(_once(edit for edit in edits if _file(edit) in files), specs, overrides, items)
+        edits = _helpful(_under_one_name(edit for edit in edits if _file(edit) in files), specs, overrides, items)
         if not edits:
             break
         for name in dict.fromkeys(edit.span.source.name for edit in edits):
-            mine = [edit for edit in edits if edit.span.source.name == name]
-            text = apply(mine[0].span.source.text, mine)
-            path = Path(files[_file(mine[0])])
+            in_file = [edit for edit in edits if edit.span.source.name == name]
+            text = apply(in_file[0].span.source.text, in_file)
+            path = Path(files[_file(in_file[0])])
             mark = "\ufeff" if content_of(str(path))[0].startswith(b"\xef\xbb\xbf") else ""
             try:
                 replace(path, (mark + text).encode())
             except OSError as error:
                 return f"{name} cannot be written: {error.strerror}"
-            for edit in mine:
+            for edit in in_file:
                 say(visible(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`"))
     return ""
 
@@ -286,37 +285,37 @@ def _file(edit: Edit) -> str:
     return os.path.realpath(edit.span.source.name)
 
 
-def _once(edits: Iterable[Edit]) -> list[Edit]:
-    """Edits of files that are each edited under one name, should they be read under several."""
+def _under_one_name(edits: Iterable[Edit]) -> list[Edit]:
+    """Keep the edits under the first name of each file, where a file is read under several names."""
     names: dict[str, str] = {}
     return [edit for edit in edits if names.setdefault(_file(edit), edit.span.source.name) == edit.span.source.name]
 
 
-def _mending(
+def _helpful(
     edits: Sequence[Edit], specs: Sequence[str], overrides: Sequence[str], items: Sequence[Diagnostic]
 ) -> list[Edit]:
-    """Corrections that leave fewer mistakes and bring no new one; each is tried together with those before it."""
+    """The corrections that leave fewer mistakes and add none. Each is tried together with those kept before it."""
     from dsl.text.edits import apply, is_mended
 
     kept: list[Edit] = []
     for edit in edits[:MAX_TRIED]:
         by_source: dict[Source, list[Edit]] = {}
-        for each in (*kept, edit):
-            by_source.setdefault(each.span.source, []).append(each)
-        texts = {source.name: apply(source.text, mine) for source, mine in by_source.items()}
-        after = _found(specs, overrides, texts)
+        for tried in (*kept, edit):
+            by_source.setdefault(tried.span.source, []).append(tried)
+        texts = {source.name: apply(source.text, group) for source, group in by_source.items()}
+        after = _mistakes(specs, overrides, texts)
         if is_mended(items, after):
             kept.append(edit)
             items = after
     return kept
 
 
-def _found(specs: Sequence[str], overrides: Sequence[str], texts: Mapping[str, str]) -> list[Diagnostic]:
-    """What is wrong with specs, where some files have other texts."""
+def _mistakes(specs: Sequence[str], overrides: Sequence[str], texts: Mapping[str, str]) -> list[Diagnostic]:
+    """The mistakes of specs. `texts`: path → the text to read instead of the file's."""
 
     def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
         name = os.path.normpath(path)
         return (Source(name, texts[name]), ()) if name in texts else read(path)
 
-    found = (analyse(*split(spec), overrides, reader).diagnostics for spec in specs)
-    return list(dict.fromkeys(item for each in found for item in each))
+    per_spec = (analyse(*split(spec), overrides, reader).diagnostics for spec in specs)
+    return list(dict.fromkeys(item for items in per_spec for item in items))

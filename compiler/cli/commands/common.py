@@ -1,4 +1,4 @@
-"""What the commands share: the arguments that choose a spec, loading it with every mistake reported, and saying so."""
+"""Shared by the commands: spec arguments, loading specs, error messages and progress lines."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from dsl.messages.diagnostics import Diagnostic, SpecError, render_all, visible
 if TYPE_CHECKING:
     from compiler.machine.rates import RateTable
     from compiler.predict.choose import Chosen
-    from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
+    from dsl.schema import Spec  # imports pydantic, which not every command needs
 
 EXIT_DIFFERS = 1  # a check found that files differ
 EXIT_SPEC = 2  # the spec or the command line is wrong
 FAILURE_VERSION = 1  # of the JSON, docs/json.md
-WAITS_S = (2.0, 10.0)  # of who reads a log, before a line on what is being done, and before the next
-EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
+WAITS_S = (2.0, 10.0)  # seconds before the first progress line in a log, and between further ones
+EXIT_BUG = 3  # an internal error of dsc: its proof refuses a program
 
-# How lines of a message look on a terminal; `render` makes them.
+# Colours of message lines on a terminal; `render` writes the lines.
 COLOURS = (
     (r"^(error(\[\w+\])?)(?=:)", "1;31"),
     (r"^(warning(\[\w+\])?)(?=:)", "1;33"),
@@ -52,31 +52,32 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key or a `let`: -s parallel.pipeline=8, -s width=64; the rate, or one phase of it, counted "
-        "from 0: -s 'train.rate=warmup 20 steps to 1e-3, cosine to 1e-4', -s 'train.rate.0=warmup 20 steps to 1e-3'",
+        help="override a key or a `let`: -s parallel.pipeline=8, -s width=64; the learning-rate schedule, or one "
+        "of its phases, counted from 0: -s 'train.rate=warmup 20 steps to 1e-3, cosine to 1e-4', "
+        "-s 'train.rate.0=warmup 20 steps to 1e-3'",
     )
 
 
 def load_spec(
-    argument: str | None, overrides: list[str], how: str = "text", table: RateTable | None = None
+    argument: str | None, overrides: list[str], output_format: str = "text", table: RateTable | None = None
 ) -> Chosen | None:
-    """The chosen spec; None after its mistakes have been printed, to stdout too where the format is json.
+    """Load the chosen spec. Return None after printing its mistakes; with `output_format` json, also as JSON on stdout.
 
-    `table`: of rates, in the place of the one that the spec names.
+    `table`: replaces the rate table that the spec names.
     """
     from compiler.predict.choose import choose
 
     try:
-        found = choose(argument, overrides, table, progress("plan"))
+        chosen = choose(argument, overrides, table, progress("plan"))
     except SpecError as error:
-        refused(error.diagnostics, how)
+        refused(error.diagnostics, output_format)
         return None
-    say_other_phases(found.argument, found.spec)
-    return found
+    say_other_phases(chosen.argument, chosen.spec)
+    return chosen
 
 
 def say_other_phases(argument: str, spec: Spec) -> None:
-    """Say which phases there are beside the first, where a run was named and the first is meant."""
+    """List the other phases of a run when a command uses only its first phase."""
     from dsl.resolve.chosen import phases_in, split
 
     if spec.train.within is not None:
@@ -84,22 +85,22 @@ def say_other_phases(argument: str, spec: Spec) -> None:
         first, *others = phases_in(file, run)
         if others:
             listed = ", ".join(f"{file}:{name}" for name in others)
-            say(f"note: this is the first phase of {first}; its others are {listed}")
+            say(f"note: this is the first phase of {first}; the others are {listed}")
 
 
 def load_phases(
-    argument: str | None, overrides: list[str], how: str = "text", table: RateTable | None = None
+    argument: str | None, overrides: list[str], output_format: str = "text", table: RateTable | None = None
 ) -> list[Chosen] | None:
-    """The phases of the chosen run, of most runs one; None after the mistakes of all have been printed."""
+    """Load all phases of the chosen run (most runs have one). Return None after printing the mistakes of all."""
     try:
         return phases_of(argument, overrides, table)
     except SpecError as error:
-        refused(error.diagnostics, how)
+        refused(error.diagnostics, output_format)
         return None
 
 
 def phases_of(argument: str | None, overrides: list[str], table: RateTable | None = None) -> list[Chosen]:
-    """The phases of the chosen run, of most runs one; SpecError with the mistakes of all."""
+    """All phases of the chosen run (most runs have one). Raises SpecError with the mistakes of all."""
     from compiler.predict.choose import choose_phases
 
     phases = choose_phases(argument, overrides, table, progress("plan"))
@@ -108,16 +109,16 @@ def phases_of(argument: str | None, overrides: list[str], table: RateTable | Non
     return phases
 
 
-def refused(diagnostics: Sequence[Diagnostic], how: str = "text") -> int:
-    """Say what is wrong with specs; the exit code."""
+def refused(diagnostics: Sequence[Diagnostic], output_format: str = "text") -> int:
+    """Print the mistakes of specs. Returns the exit code."""
     say(render_all(tuple(diagnostics)))
-    if how == "json":
+    if output_format == "json":
         _print_failure(None, None, diagnostics)
     return EXIT_SPEC
 
 
 def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[Diagnostic]) -> None:
-    """The document of docs/json.md for what did not come about."""
+    """Print the failure document of docs/json.md."""
     import json
 
     from dsl.text.as_json import diagnostic_value
@@ -128,7 +129,7 @@ def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[
 
 
 def is_refused(chosen: Chosen) -> bool:
-    """Whether a right spec is one that does not run yet; why is then on stderr."""
+    """Whether a valid spec cannot be trained yet. Prints the reasons to stderr."""
     from compiler.predict.choose import refusals_of
 
     refusals = refusals_of(chosen)
@@ -137,21 +138,21 @@ def is_refused(chosen: Chosen) -> bool:
     return bool(refusals)
 
 
-def wrong(message: str, hint: str = "", how: str = "text") -> int:
-    """Say what is wrong with the command line, to stdout too where the format is json; the exit code."""
+def wrong(message: str, hint: str = "", output_format: str = "text") -> int:
+    """Print an error to stderr; with `output_format` json, also as JSON on stdout. Returns the exit code."""
     end_progress()
     say(f"error: {visible(message)}" + (f"\n = hint: {visible(hint)}" if hint else ""))
-    if how == "json":
+    if output_format == "json":
         _print_failure(message, hint, ())
     return EXIT_SPEC
 
 
 def is_missing(folder: Path) -> bool:
-    """Whether a run folder does not exist, which is printed. Other errors of the path are left to whoever reads it."""
+    """Whether a run folder does not exist, which is printed. Other errors of the path are left to its reader."""
     try:
         folder.stat()
     except FileNotFoundError:
-        wrong(f"there is no folder {folder}", "`dsc train` writes the folder of a run: runs/<run>, or that of --out")
+        wrong(f"there is no folder {folder}", "`dsc train` writes the run folder: runs/<run>, or the folder of --out")
         return True
     except (OSError, ValueError):
         pass
@@ -159,7 +160,7 @@ def is_missing(folder: Path) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, without the number of a system's error."""
+    """The message of an exception, without the errno of an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
@@ -169,22 +170,22 @@ def reason(error: Exception) -> str:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print messages, to stderr if nothing else is said: coloured where a person reads them, see no-color.org."""
+    """Print messages, by default to stderr. Coloured on terminals unless NO_COLOR is set (no-color.org)."""
     stream = sys.stderr if stream is None else stream
-    if text and stream is not None:  # None: closed by who started us
+    if text and stream is not None:  # None: closed by the parent process
         try:
             print(_coloured(text) if _shows_colours(stream) else text, file=stream, flush=True)
-        except OSError:  # a full disk: what is said beside the work does not change how it ended
+        except OSError:  # a full disk under stderr must not change the outcome
             if stream is not sys.stderr:
                 raise
-            sys.stderr = None  # or it would be tried again at the end
+            sys.stderr = None  # or the interpreter would flush it again at exit
 
 
 def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str], None]:
-    """A function that shows what is being done; its caller passes "" when nothing is being done any more.
+    """Return a function that shows a progress text; pass "" to end it.
 
-    A terminal shows it in place of the last text. Elsewhere it is a line, printed only when the work takes long, and
-    again from time to time. A command that ends early need not say so: `end_progress` does it for all.
+    On a terminal each text replaces the last one. Elsewhere, work that takes long prints a line, and repeats it from
+    time to time. A command that ends early need not end its progress: `end_progress` does.
     """
     shown = _LastLine(command) if sys.stderr is not None and sys.stderr.isatty() else _LogThread(command, waits_s)
 
@@ -199,13 +200,13 @@ def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str]
 
 
 def end_progress() -> None:
-    """End what `progress` shows, where a command has ended or reports a mistake."""
+    """End all progress texts, when a command has ended or prints an error."""
     while _shown:
         _shown.pop().tell("")
 
 
 class _LastLine:
-    """The last line of a terminal."""
+    """Progress in the last line of a terminal."""
 
     def __init__(self, command: str) -> None:
         self._command, self._is_empty = command, True
@@ -217,11 +218,11 @@ class _LastLine:
 
 
 class _LogThread:
-    """A thread that prints the last text, because a single step of the work may take long."""
+    """Progress as log lines. A thread prints the last text, as one step of the work may take long."""
 
     def __init__(self, command: str, waits_s: Sequence[float]) -> None:
         self._command, self._waits_s = command, waits_s
-        self._current = ("", 0.0)  # and when
+        self._current = ("", 0.0)  # the text, and when it was set
         self._over = Event()
         self._thread: Thread | None = None
 
@@ -247,7 +248,7 @@ class _LogThread:
             said = current
 
 
-_shown = set[_LastLine | _LogThread]()  # what `progress` shows now
+_shown = set[_LastLine | _LogThread]()  # open progress displays
 
 
 def _shows_colours(stream: TextIO) -> bool:

@@ -1,10 +1,10 @@
-"""`dsc compare RUN RUN… [--format text|json|html] [-o FILE]`: several runs beside each other.
+"""`dsc compare RUN RUN… [--format text|json|html] [-o FILE]`: compare several runs.
 
-dsc compare runs/base runs/ablation                  what each came to, and in what their specs differ
-dsc compare runs/* --format html -o compared.html    with curves over tokens, time and steps, on one page
-dsc compare runs/* --format json                     for programs, docs/json.md
+dsc compare runs/base runs/ablation                  final figures, and the differences of their specs
+dsc compare runs/* --format html -o compared.html    one page with curves over tokens, time and steps
+dsc compare runs/* --format json                     for programs (docs/json.md)
 
-A run that is still trained may be compared: its rows so far are.
+A run that is still training is compared by the steps it has done so far.
 
 Exit codes: 0 compared · 2 a folder holds no run, or the command line is wrong
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from compiler.tools.report.compared import Compared
 
 VERSION = 1  # of the JSON, docs/json.md
-MOST = 64  # runs: more curves are not told apart
+MOST = 64  # runs: more curves cannot be told apart
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("text", "json", "html"),
         default="text",
-        help="text, json (docs/json.md) or html, a page with curves; default: text",
+        help="text, json (docs/json.md) or html (a page with curves); default: text",
     )
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the comparison."""
     folders = list({os.path.realpath(folder): folder for folder in args.runs}.values())
     if len(folders) < 2:
-        return wrong("one run alone has no comparison", "name another, or use dsc report RUN", args.format)
+        return wrong("a comparison needs at least two runs", "name another run, or use dsc report RUN", args.format)
     if len(folders) > MOST:
         return wrong(f"{len(folders)} runs are more than the {MOST} that can be told apart", "name fewer", args.format)
     if any([is_missing(folder) for folder in folders]):
@@ -59,16 +59,16 @@ def run(args: argparse.Namespace) -> int:
             refuse_output(args.out, *(folder / "metrics.jsonl" for folder in folders))
     except OSError as error:
         return _unwritten(args, error)
-    found, mistakes = [], []
+    runs, mistakes = [], []
     for folder, name in zip(folders, names_of(folders), strict=True):
         try:
-            found.append(read_run(folder, name))
+            runs.append(read_run(folder, name))
         except (OSError, ValueError) as error:
             mistakes.append(f"{folder} holds no run that can be compared: {reason(error)}")
     if mistakes:
-        return [wrong(each, how=args.format if each is mistakes[-1] else "text") for each in mistakes][-1]
+        return [wrong(text, output_format=args.format if text is mistakes[-1] else "text") for text in mistakes][-1]
     try:
-        put(RENDERERS[args.format](compare(found)), args.out)
+        put(RENDERERS[args.format](compare(runs)), args.out)
     except OSError as error:
         if args.out is None:
             raise
@@ -77,17 +77,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _unwritten(args: argparse.Namespace, error: OSError) -> int:
-    return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+    return wrong(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
 
 
 def _html(compared: Compared) -> str:
-    from compiler.tools.report.compared import compare_html  # with jinja2
+    from compiler.tools.report.compared import compare_html  # imports jinja2
 
     return compare_html(compared)
 
 
 def table(compared: Compared) -> str:
-    """Return the figures of runs, a line each."""
+    """The figures of the runs, one line per run."""
     from compiler.tools.report.compared import view_of
 
     view, names = view_of(compared), [run.name for run in compared.runs]
@@ -100,16 +100,17 @@ def _text(compared: Compared) -> str:
     view, names = view_of(compared), [run.name for run in compared.runs]
     parts = [table(compared)]
     if compared.common_tokens is not None:
-        parts.append(f"Losses are means of the last 10 steps; equal tokens are the first {compared.common_tokens:,}.")
+        tokens = f"{compared.common_tokens:,}"
+        parts.append(f"Losses are means of the last 10 steps; at equal tokens, after the first {tokens} tokens.")
     if compared.differences:
         parts.append(aligned(["key", *names], [[each.path, *each.values] for each in compared.differences]))
     elif not compared.unread:
-        parts.append("Their specs have no difference.")
+        parts.append("Their specs do not differ.")
     return "\n\n".join([*parts, *view.notes]) + "\n"
 
 
 def aligned(heads: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their longest cell, the first to the left and the others to the right."""
+    """A text table. The first column is aligned to the left, the others to the right."""
     cells = [[visible(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     lines = (

@@ -1,15 +1,15 @@
-"""`dsc compile [SPEC[:RUN]] [-o BUILD]`: a spec becomes a build folder.
+"""`dsc compile [SPEC[:RUN]] [-o BUILD]`: compile a spec into a build folder.
 
 dsc compile                        the one spec of this folder → build/<run>
 dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
 dsc compile spec.dsc --cache ~/.cache/dsc
-dsc compile spec.dsc --on 2x8      for 2 nodes of 8 devices, with as much of the plan as they allow
+dsc compile spec.dsc --on 2x8      for 2 nodes of 8 devices, keeping as much of the plan as possible
 
-Segments that were traced before, and orders that were searched for, are taken from BUILD/cache, or from the folder of
---cache, which builds share. Each phase of a run is a build of its own: build/<run>, build/<run>.<phase>.
+Traced segments and action orders are reused from BUILD/cache, or from the folder of --cache, which builds can share.
+Each phase of a run has its own build: build/<run>, build/<run>.<phase>.
 
-Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program · 75 the
-disk is full: try again later
+Exit codes: 0 done · 2 the spec is wrong or cannot be trained yet · 3 an internal error of dsc: its proof refuses the
+program · 75 the disk is full: try again later
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>, or build/<run>.<phase>"
     )
     parser.add_argument(
-        "--on", metavar="NxD", type=_devices, help="for N nodes of D devices, instead of the cluster of the spec"
+        "--on", metavar="NxD", type=_devices, help="compile for N nodes of D devices instead of the spec's cluster"
     )
     caches = parser.add_mutually_exclusive_group()
     add_cache(caches)
-    caches.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
+    caches.add_argument("--no-cache", action="store_true", help="trace and search everything anew, and store nothing")
     parser.add_argument("--digest-to", metavar="FD", type=int, help=argparse.SUPPRESS)  # of dsc train
-    parser.set_defaults(at_once=True)  # the process ends with its last line: cli.main
+    parser.set_defaults(at_once=True)  # cli.main exits right after the last line
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile each phase of the run; 0, or 2 with every mistake of the spec on stderr."""
+    """Compile each phase of the run. Returns the exit code."""
     phases = load_phases(args.spec, args.set)
     if phases is not None and args.on is not None:
         phases = _on(args, phases)
-    if phases is None or any([is_refused(each) for each in phases]):
+    if phases is None or any([is_refused(phase) for phase in phases]):
         return EXIT_SPEC
     for phase in phases:
         name = phase.spec.name
@@ -67,24 +67,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _devices(text: str) -> tuple[int, int]:
     """`2x8` → (2, 8)."""
-    found = re.fullmatch("([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch("([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text, re.ASCII)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not nodes x devices, as in `2x8`")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _on(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | None:
-    """The phases on other devices; None after it was said why not."""
+    """The phases on the devices of --on. Returns None after printing why that is not possible."""
     from compiler.predict.search import RefitError, refitted
     from dsl.load import alternatives, variants
 
     first, (nodes, devices) = phases[0], args.on
 
-    def can_be(more: tuple[str, ...]) -> bool:
+    def has_plan(more: tuple[str, ...]) -> bool:
         return next(alternatives(first.argument, None, [*args.set, *more]), None) is not None
 
     try:
-        overrides = refitted(first.spec, nodes, devices, variants(first.argument, None, args.set), can_be)
+        overrides = refitted(first.spec, nodes, devices, variants(first.argument, None, args.set), has_plan)
     except RefitError as error:
         say(f"error: --on {nodes}x{devices}: {error}")
         return None
@@ -93,9 +93,9 @@ def _on(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | No
 
 
 def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
-    """Compile a run, or one phase of it, into a build folder; the exit code."""
+    """Compile one phase of a run into a build folder. Returns the exit code."""
     from compiler.emit.segment_cache import Segments
-    from compiler.pipeline import compile_spec  # a right spec alone waits for it
+    from compiler.pipeline import compile_spec  # imported only for a valid spec
     from compiler.plan.actions.order import Orders
     from compiler.program.proof import ProofError
     from compiler.tools.report.page import build_pages
@@ -132,20 +132,20 @@ def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
 
 
 def add_cache(parser: argparse._ActionsContainer) -> None:
-    """Add the option --cache."""
+    """The option --cache."""
     parser.add_argument(
         "--cache",
         metavar="DIR",
         type=Path,
-        help="keep traced segments and found orders here, and data that dsc train prepared, for any build or run",
+        help="keep traced segments, action orders and prepared data here, shared by all builds and runs",
     )
 
 
 def _store(folder: Path, build: CompiledBuild) -> None:
-    """Store what the build found in a cache; where that cannot be written, the build is there all the same."""
+    """Store traced segments and action orders in a cache. Failure is only a warning: the build is written already."""
     from compiler.files.cache import store
 
     try:
         store(folder, build.entries)
     except OSError as error:
-        say(f"warning: {folder} keeps nothing: {error.strerror or error}")
+        say(f"warning: nothing is cached in {folder}: {error.strerror or error}")

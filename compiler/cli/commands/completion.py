@@ -1,4 +1,4 @@
-"""`dsc completion SHELL`: print a script that lets a shell complete commands, options, specs, keys and codes.
+"""`dsc completion SHELL`: print a script with which a shell completes commands, options, specs, keys and codes.
 
 dsc completion bash                in ~/.bashrc: source <(dsc completion bash)
 dsc completion zsh                 in ~/.zshrc, after compinit: source <(dsc completion zsh)

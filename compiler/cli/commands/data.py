@@ -1,19 +1,19 @@
-"""`dsc data show|prepare [SPEC]`: what a run trains on, as tokens; or prepare it before the run.
+"""`dsc data show|prepare [SPEC]`: show the training data as tokens, or prepare it before the run.
 
-dsc data show chat.dsc                            the first row, and what becomes of all rows
-dsc data show chat.dsc --row 17                   another one; rows are counted from 0; of prompts, with their answers
-dsc data show chat.dsc --sequence 3               rows that are packed, or documents that are masked, in a sequence
+dsc data show chat.dsc                            the first row, and how all rows are used
+dsc data show chat.dsc --row 17                   row 17, counted from 0; prompts are shown with their answers
+dsc data show chat.dsc --sequence 3               a sequence of packed rows or masked documents
 dsc data show chat.dsc --split validation --format json
-dsc data prepare web.dsc --jobs 8                 filter and encode the text in eight processes, and keep it for runs
+dsc data prepare web.dsc --jobs 8                 filter and encode the text in eight processes
 dsc data prepare web.dsc --format json
 
-`show`: the loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc
-train` does it, in a folder that is removed afterwards; with --cache DIR, or in a folder with build/.data, it is kept
-for runs.
+`show` colours the tokens that have a loss, or puts them between ⟦ and ⟧ where colours are not shown. It encodes the
+text as `dsc train` does, in a temporary folder; with --cache DIR, or if build/.data exists, the result is kept for
+runs.
 
-`prepare` puts the data into build/.data, or below --cache DIR. `dsc train` in the same folder, or with the same
---cache, finds it there and encodes nothing. If the command is interrupted or killed, call it again: it goes on behind
-the last part that was encoded. The result has the same bytes for any --jobs.
+`prepare` writes the data to build/.data, or below --cache DIR. `dsc train` in the same folder, or with the same
+--cache, reuses it. If the command is interrupted or killed, run it again: it continues after the last encoded part. The
+result has the same bytes for any --jobs.
 
 Exit codes: 0 done · 2 the spec, the data or the command line is wrong · 75 the disk is full
 """
@@ -36,53 +36,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("what", choices=("show", "prepare"), metavar="show|prepare", help="what to do with the data")
     add_spec_arguments(parser)
-    parser.add_argument("--row", metavar="N", type=int, help="which row, from 0, the default; of text, which window")
     parser.add_argument(
-        "--sequence", metavar="N", type=int, help="a sequence of packed rows or masked documents instead, from 0"
+        "--row", metavar="N", type=int, help="the row to show, or of text the window, counted from 0; default: 0"
     )
-    parser.add_argument("--of", metavar="NAME", help="which of several sources; default: the first")
+    parser.add_argument(
+        "--sequence",
+        metavar="N",
+        type=int,
+        help="show a sequence of packed rows or masked documents instead, counted from 0",
+    )
+    parser.add_argument("--of", metavar="NAME", help="the source to show, if there are several; default: the first")
     parser.add_argument("--split", choices=("train", "validation"), default="train", help="default: train")
     parser.add_argument(
-        "--data", metavar="DIR", type=Path, help="where the paths of the data start; default: the folder of the spec"
+        "--data",
+        metavar="DIR",
+        type=Path,
+        help="folder that the data's paths are relative to; default: the folder of the spec",
     )
     parser.add_argument(
         "--jobs",
         metavar="N",
         type=jobs,
         default=None,
-        help="processes that filter and encode; default: one for each core",
+        help="processes that filter and encode; default: one per core",
     )
     add_cache(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
 
 def jobs(text: str) -> int:
-    """The number of processes of --jobs."""
+    """Parse --jobs."""
     number = int(text)
     if not 1 <= number <= MAX_JOBS:
         raise ValueError
     return number
 
 
-def _of_show(args: argparse.Namespace) -> str:
-    """An option that is of `show` alone, "" where none is given."""
-    given = {"--row": args.row, "--sequence": args.sequence, "--of": args.of, "--split": args.split != "train" or None}
-    return next((name for name, value in given.items() if value is not None), "")
+def _show_option(args: argparse.Namespace) -> str:
+    """The first given option that only `show` has, or ""."""
+    options = {
+        "--row": args.row,
+        "--sequence": args.sequence,
+        "--of": args.of,
+        "--split": args.split != "train" or None,
+    }
+    return next((name for name, value in options.items() if value is not None), "")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show a row, or prepare the data; 0, or 2 where the spec or its data cannot be used."""
+    """Show a row, or prepare the data. Returns the exit code."""
     from runtime.data.files import DataError, MissingError, where_paths_start
 
-    if args.what == "prepare" and (given := _of_show(args)):
-        return wrong(f"`dsc data prepare` takes no {given}", how=args.format)
+    if args.what == "prepare" and (option := _show_option(args)):
+        return wrong(f"`dsc data prepare` takes no {option}", output_format=args.format)
     if args.what == "show" and args.jobs:
-        return wrong("`dsc data show` takes no --jobs", how=args.format)
+        return wrong("`dsc data show` takes no --jobs", output_format=args.format)
 
     if args.what == "prepare":
         phases = load_phases(args.spec, args.set, args.format)
     else:
-        phases = None if (found := load_spec(args.spec, args.set, args.format)) is None else [found]
+        phases = None if (only := load_spec(args.spec, args.set, args.format)) is None else [only]
     if phases is None:
         return EXIT_SPEC
     chosen = phases[0]
@@ -90,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.what == "prepare":
             prepared = data_prepare.prepare(args, chosen.spec, folder)
-            data_prepare.show(args, prepared, [each.spec for each in phases])
+            data_prepare.show(args, prepared, [phase.spec for phase in phases])
             return 0
         with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as out:
             shown = data_show.shown(args, chosen.spec, folder, Path(out))

@@ -1,4 +1,4 @@
-"""`dsc data prepare`: prepare the data of a run before it starts, in several processes, where `dsc train` finds it."""
+"""`dsc data prepare`: prepare the data of a run in several processes, in the cache of `dsc train`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 JSON_VERSION = 1  # docs/json.md
 COUNTS = ("documents", "tokens", "bytes")
-MOST_EPOCHS = 4  # up to which text that is read again is about as good as new text (arXiv 2305.16264)
+MOST_EPOCHS = 4  # repeated text is about as good as new text up to here (arXiv 2305.16264)
 
 
 @dataclass(frozen=True)
 class SplitRow:
-    """What a split of a source holds; documents, tokens and bytes of its text.
+    """The size of one split of a source: documents, tokens, and bytes of text.
 
-    `epochs`: how often the run reads it, in the mean over its tokens; None where it is not trained on, or is rows.
+    `epochs`: how often the run reads a token on average; None for validation splits, and for chats and prompts.
     """
 
     source: str
@@ -39,17 +39,17 @@ class SplitRow:
 
 
 class Pace:
-    """How fast a phase goes through a source. A source that follows has another total, or less of it is done."""
+    """Estimates the time left in a source. A smaller `done` or another `total` starts the next source."""
 
     def __init__(self) -> None:
-        self._begun_s, self._done, self._total = monotonic(), 0, 0
+        self._start_s, self._done, self._total = monotonic(), 0, 0
 
     def left_s(self, done: int, total: int) -> float | None:
-        """Seconds to the end of the source; None at its beginning and its end."""
+        """Seconds to the end of the source; None at its start and end."""
         if done < self._done or total != self._total:
-            self._begun_s = monotonic()
+            self._start_s = monotonic()
         self._done, self._total = done, total
-        return (monotonic() - self._begun_s) * (total - done) / done if 0 < done < total else None
+        return (monotonic() - self._start_s) * (total - done) / done if 0 < done < total else None
 
 
 def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
@@ -62,7 +62,7 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
 
     def show(phase: str, done: int, total: int) -> None:
         left_s = paces[phase].left_s(done, total) if phase in paces else None
-        rest = "" if left_s is None else f", {left_s:.0f} s to go"
+        rest = "" if left_s is None else f", {left_s:.0f} s left"
         tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{rest}")
 
     def note(text: str) -> None:
@@ -80,7 +80,7 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
 
 
 def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[SplitRow]:
-    """What each source holds, training and validation, and how often the `phases` of the run read it."""
+    """The size of each source's splits, and how often the `phases` of the run read them."""
     data = phases[0].data
     sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
     for name in _names(data):
@@ -95,18 +95,18 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[SplitRow]:
 
 
 def _names(data: Data) -> list[str]:
-    """The sources in the order of the spec, "" where there is one: meta.json has them in that of the alphabet."""
+    """The source names in the order of the spec (meta.json sorts them); [""] if the source has no name."""
     return [each.name for each in data.sources] or [""]
 
 
 def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
-    """What filters left out, by the sources that have some."""
-    found = prepared.meta.get("filters", {})
-    return {name: found[name] for name in _names(data) if name in found}
+    """What the filters removed, by source name. Sources without filters are absent."""
+    filters = prepared.meta.get("filters", {})
+    return {name: filters[name] for name in _names(data) if name in filters}
 
 
 def _epochs_of(source: str, tokens: int, phases: Sequence[Spec]) -> float | None:
-    """How often the phases read a source that has so many tokens; None where it is shorter than one sample."""
+    """How often the phases read a source of `tokens` tokens; None if it is shorter than one sample."""
     from runtime.data.order import windows_in
 
     longest = _longest(phases)
@@ -115,13 +115,12 @@ def _epochs_of(source: str, tokens: int, phases: Sequence[Spec]) -> float | None
 
 
 def _longest(phases: Sequence[Spec]) -> int:
-    """The longest sequence of a run: the text lies in pieces of it."""
+    """The longest sequence of a run. The text is cut into pieces of this length."""
     return max(phase.train.within.longest if phase.train.within else phase.train.sequence for phase in phases)
 
 
 def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
-    """Why `dsc train` refuses to train the phases on prepared data, "" where it does not: no split may be shorter than
-    one sample."""
+    """Why `dsc train` would refuse the prepared data: a split is shorter than one sample. "" if it would not."""
     from runtime.contract import EXTRA_TOKENS
     from runtime.data.files import DataError
     from runtime.data.samples import RowSamples, too_short
@@ -141,7 +140,7 @@ def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
 
 
 def _tokens_of(source: str, phase: Spec) -> float:
-    """Tokens of a source that a phase trains on; "" is all of its data."""
+    """Tokens of a source that a phase trains on. The source "" is all data."""
     weights = {each.name: each.weight for each in phase.data.sources}
     return phase.train.tokens * (weights[source] / sum(weights.values()) if source else 1)
 
@@ -162,24 +161,24 @@ def document(prepared: Prepared, phases: Sequence[Spec]) -> dict[str, Any]:
 
 
 def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
-    """What was prepared, a line for each source and split."""
+    """A table with a line for each source and split."""
     from runtime.data.filters import said
 
-    found = list(rows(prepared, phases))
-    total = [sum(getattr(row, each) for row in found) for each in COUNTS]
+    splits = list(rows(prepared, phases))
+    total = [sum(getattr(row, name) for row in splits) for name in COUNTS]
     cells = [["source", "split", *COUNTS, "epochs"]]
     cells += [
-        [printable(row.source), row.split, *(f"{getattr(row, each):,}" for each in COUNTS), _epochs(row)]
-        for row in found
+        [printable(row.source), row.split, *(f"{getattr(row, name):,}" for name in COUNTS), _epochs(row)]
+        for row in splits
     ]
-    cells += [["in all", "", *(f"{each:,}" for each in total), ""]] if len(found) > 1 else []
+    cells += [["total", "", *(f"{count:,}" for count in total), ""]] if len(splits) > 1 else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
     filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()]
-    done = "was there already" if prepared.reused else "prepared"
+    done = "already prepared" if prepared.reused else "prepared"
     return "\n".join([*lines, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 
 
@@ -188,7 +187,7 @@ def _epochs(row: SplitRow) -> str:
 
 
 def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec]) -> None:
-    """Print what was prepared. Warn of text that the run cannot be trained on, or reads again and again."""
+    """Print the prepared data. Warn of data that `dsc train` would refuse, and of data that is read too often."""
     if args.format == "json":
         print(json.dumps(document(prepared, phases), ensure_ascii=False, indent=2))
     else:
@@ -198,6 +197,6 @@ def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec]) -
     for row in rows(prepared, phases):
         if row.epochs is not None and row.epochs > MOST_EPOCHS:
             say(
-                f"warning: {printable(row.source)} is read {row.epochs:,.1f} times; beyond {MOST_EPOCHS} text teaches "
-                "less and less (arXiv 2305.16264)\n = hint: train on fewer tokens, or give it more text"
+                f"warning: {printable(row.source)} is read {row.epochs:,.1f} times; after {MOST_EPOCHS} epochs "
+                "repeated text helps less and less (arXiv 2305.16264)\n = hint: train on fewer tokens, or add text"
             )

@@ -1,4 +1,4 @@
-"""`dsc data show`: a row, window or sequence of the prepared data of a run, as tokens, and what becomes of all rows."""
+"""`dsc data show`: a row, window or sequence of a run's prepared data as tokens, and how all rows are used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]"
 
 @dataclass(frozen=True)
 class ShownToken:
-    """A token of a row. `text`: U+FFFD where it is a part of a character only; None without a tokenizer."""
+    """A token of a row. `text`: U+FFFD if it is only a part of a character; None without a tokenizer."""
 
     id: int
     text: str | None
@@ -36,8 +36,8 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Tokens beside each other, the loss on all of them or none: their text, whole characters but at its ends;
-    without a tokenizer their ids."""
+    """Consecutive tokens that all have a loss, or all have none. `text`: decoded together, so that only characters at
+    its ends may be incomplete; without a tokenizer, their ids. `used`: whether they are trained on."""
 
     text: str
     loss: bool
@@ -46,7 +46,7 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class Shown:
-    """A row of a split, or a window of its text. `used`: how many of its tokens are trained on."""
+    """A row of a split, or a window of its text. `used`: the number of tokens that are trained on."""
 
     split: str
     row: int
@@ -55,15 +55,15 @@ class Shown:
     runs: tuple[TokenRun, ...]
     used: int
     fate: Fate
-    facts: Mapping[str, int] | None  # of all rows; None: of text
-    unaligned: int  # rows whose prompt has other tokens by itself
+    facts: Mapping[str, int] | None  # of all rows; None for text
+    unaligned: int  # rows whose prompt tokenizes differently on its own
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """A row, or a document or part of one, in a sequence. `first`: the place of its first token there. `tokens`: in the
-    order of their positions, which count from 0."""
+    """A row, a document or a part of one in a sequence. `first`: index of its first token in the sequence. Its
+    positions count from 0."""
 
     row: int
     first: int
@@ -73,7 +73,7 @@ class ShownDocument:
 
 @dataclass(frozen=True)
 class ShownSequence:
-    """A sequence of documents of which none sees another. `facts`, `notes`: of all rows of the split."""
+    """A sequence of documents that do not attend to each other. `facts`, `notes`: of all rows of the split."""
 
     split: str
     sequence: int
@@ -85,7 +85,7 @@ class ShownSequence:
 
 
 def show(args: argparse.Namespace, found: Shown | ShownSequence) -> None:
-    """Print what was found."""
+    """Print a row or sequence."""
     if args.format == "json":
         print(json.dumps(document(found), ensure_ascii=False, indent=2))
         return
@@ -97,7 +97,7 @@ def show(args: argparse.Namespace, found: Shown | ShownSequence) -> None:
 
 
 def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
-    """The row or sequence that is asked for. Raises DataError where there is none."""
+    """The requested row or sequence. Raises DataError if it does not exist."""
     from compiler.emit.recipe import data_request
     from runtime.data.blended import prepare_data
     from runtime.data.files import DataError
@@ -106,16 +106,18 @@ def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Show
 
     tell = progress("data")
     request = data_request(spec)
-    kept = args.cache / "data" if args.cache else Path("build/.data")
-    cache = kept if args.cache or kept.is_dir() else None
+    folder_of_runs = args.cache / "data" if args.cache else Path("build/.data")
+    cache = folder_of_runs if args.cache or folder_of_runs.is_dir() else None
     try:
         found = prepare_data(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
     finally:
         tell("")
     file = found.folder / TOKENIZER
-    bpe = Tokenizer.from_file(str(file)) if file.is_file() else None  # none of ids whose spec has `end_id` alone
+    bpe = (
+        Tokenizer.from_file(str(file)) if file.is_file() else None
+    )  # data of token ids may have `end_id` but no tokenizer
     if args.sequence is not None and args.row is not None:
-        raise DataError("--row and --sequence: name one of them")
+        raise DataError("--row and --sequence exclude each other")
     if args.sequence is not None:
         return _sequence(args, request, found.folder, spec.train, bpe)
     rows = _conversations if request.data.chat else _prompts if request.data.prompts else _windows
@@ -131,19 +133,21 @@ def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Show
 
 
 def _source(name: str | None, request: DataRequest) -> str:
-    """The source that is looked at, "" where there is one. Raises DataError for a name that none has."""
+    """The source to show; "" if there is only one. Raises DataError for an unknown name."""
     from runtime.data.files import DataError
 
-    names = [each.name for each in request.data.sources]
+    names = [source.name for source in request.data.sources]
     if name is not None and name not in names:
-        raise DataError(f"--of {name}: {'the sources are ' + ', '.join(names) if names else 'there is one source'}")
+        raise DataError(
+            f"--of {name}: {'the sources are ' + ', '.join(names) if names else 'there is only one source'}"
+        )
     return name or next(iter(names), "")
 
 
 def _tokens(
     bpe: Tokenizer | None, ids: Sequence[int], used: int
 ) -> tuple[tuple[ShownToken, ...], tuple[TokenRun, ...]]:
-    """Tokens and their runs. An id below 0 is ~id of a token without loss; those from `used` on are not trained on."""
+    """Tokens and their runs. A negative id is ~id of a token without loss. Tokens from `used` on are not trained on."""
 
     def decoded(part: Sequence[int]) -> str:
         plain = [i if i >= 0 else ~i for i in part]
@@ -164,7 +168,9 @@ def document(shown: Shown | ShownSequence) -> dict[str, Any]:
     return found
 
 
-Rows = tuple[int, Callable[[int], tuple[list[int], dict[str, Any]]]]  # how many, and ids of one with what is said of it
+Rows = tuple[
+    int, Callable[[int], tuple[list[int], dict[str, Any]]]
+]  # number of rows; row index → token ids, and fields of Shown
 
 
 def _conversations(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Rows:
@@ -184,7 +190,7 @@ def _conversations(request: DataRequest, folder: Path, split: str, train: Train,
 def _prompts(_: DataRequest, folder: Path, split: str, train: Train, __: str) -> Rows:
     from runtime.data.prompts import PromptSurvey
 
-    assert train.grpo is not None, "a rule of specs: prompts are those of `grpo`"
+    assert train.grpo is not None, "rules of the spec allow prompts only with `grpo`"
     survey = PromptSurvey(folder, split, train.grpo.prompt)
 
     def row(number: int) -> tuple[list[int], dict[str, Any]]:
@@ -197,7 +203,7 @@ def _prompts(_: DataRequest, folder: Path, split: str, train: Train, __: str) ->
 
 
 def _num_windows(tokens: int, split: str, train: Train) -> int:
-    """How many windows of a text of so many tokens the run reads."""
+    """The number of windows that the run reads of a text of `tokens` tokens."""
     from runtime.data.order import windows_in
 
     longest = train.within.longest if train.within and split == "train" else None
@@ -223,16 +229,16 @@ def _windows(request: DataRequest, folder: Path, split: str, train: Train, sourc
 def _sequence(
     args: argparse.Namespace, request: DataRequest, folder: Path, train: Train, bpe: Tokenizer | None
 ) -> ShownSequence:
-    """The sequence that is asked for. Raises DataError where there is none, or where its documents are not apart."""
+    """The requested sequence. Raises DataError if it does not exist, or if documents are neither packed nor masked."""
     from runtime.data.files import DataError
 
     if request.data.prompts is not None:
-        raise DataError(f"--sequence {args.sequence}: a prompt is in no sequence with others: --row {args.sequence}")
+        raise DataError(f"--sequence {args.sequence}: prompts are not packed: use --row {args.sequence}")
     if not request.data.masks_documents:
         keys = "`pack = true` in `chat`" if request.data.chat else "`documents = masked`"
-        raise DataError(f"--sequence {args.sequence}: no sequence has documents that are kept apart; {keys} makes them")
-    of = _packs if request.data.chat else _masked
-    num, parts, facts, notes = of(request, folder, args.split, train, _source(args.of, request))
+        raise DataError(f"--sequence {args.sequence}: sequences do not separate documents; {keys} turns that on")
+    sequences_of = _packs if request.data.chat else _masked
+    num, parts, facts, notes = sequences_of(request, folder, args.split, train, _source(args.of, request))
     if not 0 <= args.sequence < num:
         last = f", 0 to {num - 1:,}" if num else ""
         raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num:,} sequences{last}")
@@ -243,8 +249,10 @@ def _sequence(
     return ShownSequence(args.split, args.sequence, num, tuple(documents), train.sequence - first, facts, notes)
 
 
-Parts = Callable[[int], Iterable[tuple[int, list[int]]]]  # of a sequence: each document with its ids, ~id without loss
-Sequences = tuple[int, Parts, Mapping[str, int] | None, tuple[str, ...]]  # how many, facts and notes of all rows
+Parts = Callable[[int], Iterable[tuple[int, list[int]]]]  # sequence index → (row, ids) of each document; ~id: no loss
+Sequences = tuple[
+    int, Parts, Mapping[str, int] | None, tuple[str, ...]
+]  # number of sequences, …, facts and notes of all rows
 
 
 def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Sequences:
@@ -258,7 +266,7 @@ def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str)
     def parts(index: int) -> Iterator[tuple[int, list[int]]]:
         for row in packs.rows(index).tolist():
             first, *rest = survey.reader.row(row, train.sequence).tolist()
-            yield row, [min(first, ~first), *rest]  # nothing is before the first token that could predict it
+            yield row, [min(first, ~first), *rest]  # no token predicts the first one: it has no loss
 
     return len(packs), parts, survey.facts, tuple(survey.notes())
 
@@ -274,7 +282,7 @@ def _masked(request: DataRequest, folder: Path, split: str, train: Train, source
         while first < end:
             begin, until = int(reader.starts[document]), min(end, int(reader.starts[document + 1]))
             ids = reader.tokens(first, until).tolist()
-            if ids:  # a document in a file of token ids may be empty
+            if ids:  # documents in a file of token ids may be empty
                 yield document, [~ids[0], *ids[1:]] if begin == first else ids
             document, first = document + 1, until
 
@@ -285,7 +293,7 @@ def _masked(request: DataRequest, folder: Path, split: str, train: Train, source
 
 
 def sequence_lines(shown: ShownSequence, marks: tuple[str, str]) -> Iterator[str]:
-    """The documents of a sequence with `marks` around what the loss is on, each under its place and positions."""
+    """The documents of a sequence with `marks` around tokens with loss, each under a line with its place."""
     tokens = [token for part in shown.documents for token in part.tokens]
     yield (
         f"{shown.split} sequence {shown.sequence:,} of {shown.sequences:,}: {len(shown.documents):,} documents, "
@@ -301,7 +309,7 @@ def sequence_lines(shown: ShownSequence, marks: tuple[str, str]) -> Iterator[str
 
 
 def lines(shown: Shown, marks: tuple[str, str]) -> Iterator[str]:
-    """The row with `marks` around what the loss is on, and what becomes of it and of all rows."""
+    """The row with `marks` around tokens with loss, and how it and all rows are used."""
     total, loss = len(shown.tokens), sum(token.loss for token in shown.tokens)
     yield f"{shown.split} row {shown.row:,} of {shown.rows:,}: {total:,} tokens, {loss:,} with loss{_fate(shown)}"
     yield ""
@@ -318,8 +326,8 @@ def _fate(shown: Shown) -> str:
     return {
         "sample": "",
         "cut": f", cut at {shown.used:,}",
-        "dropped": "; it is too long and left out",
-        "without_loss": "; it has no loss in a sequence and is left out",
+        "dropped": "; too long, left out",
+        "without_loss": "; no token with loss fits the sequence, left out",
     }[shown.fate]
 
 

@@ -1,11 +1,11 @@
-"""`dsc diff A [B] [-s key=value]`: what differs between two specs, and what follows from it.
+"""`dsc diff A [B] [-s key=value]`: what differs between two specs, and its effect on parameters, memory and schedule.
 
 dsc diff old.dsc new.dsc
 dsc diff spec.dsc:base spec.dsc:ablation
-dsc diff spec.dsc -s parallel.pipeline=8   what an override changes; with B, -s is for B
+dsc diff spec.dsc -s parallel.pipeline=8   what an override changes; with B, -s applies to B
 
 Two runs with phases are compared phase by phase. Comments, order, formatting and the names of runs, models, clusters
-and precisions are no difference.
+and precisions do not count.
 
 Exit codes: 0 no difference · 1 the specs differ · 2 a spec or the command line is wrong
 """
@@ -47,7 +47,7 @@ NAMES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("before", metavar="A", help="a spec file, or SPEC:RUN")
-    parser.add_argument("after", nargs="?", metavar="B", help="the other one; default: A, with -s")
+    parser.add_argument("after", nargs="?", metavar="B", help="the spec to compare with; default: A with -s")
     add_overrides(parser)
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="text or json (docs/json.md); default: text"
@@ -55,10 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the difference; 0 if there is none, 1 if there is."""
+    """Print the difference. Returns the exit code: 0 if there is none, else 1."""
     if args.after is None and not args.set:
         return wrong(
-            "one spec alone has no difference", "name another, or override a key: -s parallel.pipeline=8", args.format
+            "there is nothing to compare A with",
+            "name another spec, or override a key: -s parallel.pipeline=8",
+            args.format,
         )
     names = (args.before, args.after or args.before)
     try:
@@ -76,20 +78,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _phases(name: str) -> dict[str, str]:
-    """What chooses each phase by its name, "" of the first; of a run without phases, and of one phase: one."""
+    """Phase name ("" for the first) → the argument that selects it. One entry for a run without phases."""
     file, run = split(name)
-    return {each.partition(SEPARATOR)[2]: f"{file}:{each}" for each in phases_in(file, run)} or {"": name}
+    return {phase.partition(SEPARATOR)[2]: f"{file}:{phase}" for phase in phases_in(file, run)} or {"": name}
 
 
 def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> SpecDifference:
-    """The difference of two specs, the second with overrides. SpecError with the mistakes of both."""
+    """The difference of two specs, the second with overrides. Raises SpecError with the mistakes of both."""
     resolved: list[Resolved] = []
     mistakes: list[Diagnostic] = []
-    for name, own in zip(names, ([], overrides), strict=True):
+    for name, changes in zip(names, ([], overrides), strict=True):
         try:
-            found = resolve(name, overrides=own)
+            spec = resolve(name, overrides=changes)
             folder = Path(split(name)[0]).parent
-            resolved.append(replace(found, spec=with_files(found.spec, found.origins, folder, found.opened)))
+            resolved.append(replace(spec, spec=with_files(spec.spec, spec.origins, folder, spec.opened)))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:
@@ -101,7 +103,7 @@ def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = 
 
 
 def _run_phases(args: argparse.Namespace, names: tuple[str, str], before: _Phases, after: _Phases) -> int:
-    """Print the difference of the phases of one name, and which phases only one of two runs has."""
+    """Print the differences of phases with the same name, and the phases that only one run has."""
     found = {each: _differs((before[each], after[each]), args.set) for each in before if each in after}
     lone = {"only_before": [each for each in before if each not in after]}
     lone["only_after"] = [each for each in after if each not in before]
@@ -126,17 +128,17 @@ def _title(phase: str) -> str:
 # ---------------------------------------------------------------- text
 
 
-def text(found: SpecDifference) -> str:
-    """The difference for people: blocks, then what follows."""
-    if found.is_none:
+def text(differs: SpecDifference) -> str:
+    """The difference as text: changed keys by block, then their effects."""
+    if differs.is_none:
         return "no difference"
-    blocks = dict.fromkeys(change.path.partition(".")[0] for change in found.values)
-    rows = {block: [_row(c) for c in found.values if c.path.partition(".")[0] == block] for block in blocks}
+    blocks = dict.fromkeys(change.path.partition(".")[0] for change in differs.values)
+    rows = {block: [_row(c) for c in differs.values if c.path.partition(".")[0] == block] for block in blocks}
     for prefix, title in TITLES.items():
-        facts = [_fact(fact) for fact in found.facts if fact.name.partition(".")[0] == prefix]
+        facts = [_fact(fact) for fact in differs.facts if fact.name.partition(".")[0] == prefix]
         facts = [row for row in facts if row not in rows.get(prefix, ())]
         rows |= {title: [*rows.get(title, ()), *facts]} if facts else {}
-    rows |= {"stages": [_move(move) for move in found.moves]} if found.moves else {}
+    rows |= {"stages": [_move(move) for move in differs.moves]} if differs.moves else {}
     width = max(len(name) for part in rows.values() for name, _ in part)
     return "\n\n".join(
         "\n".join((title, *(f"  {name:<{width}}  {change}" for name, change in part))) for title, part in rows.items()
@@ -156,7 +158,7 @@ def _fact(fact: Fact) -> tuple[str, str]:
 
 def _number(value: int | float | str | None, unit: str) -> str:
     if value is None:
-        return "not known"
+        return "unknown"
     if isinstance(value, str):
         return value
     if unit == "byte":

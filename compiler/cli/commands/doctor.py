@@ -1,12 +1,12 @@
-"""`dsc doctor [BUILD]`: whether this node is ready for a run, and what to mend.
+"""`dsc doctor [BUILD]`: check whether this node is ready for a run, and say what to fix.
 
-dsc doctor                          devices, drivers, memory, disk, limits, network, clock, the rates of links
-dsc doctor build/pretrain           the same, beside what the plan needs of a node
+dsc doctor                          devices, drivers, memory, disk, limits, network, clock, link rates
+dsc doctor build/pretrain           the same, compared with what the plan needs
 srun --ntasks-per-node=1 dsc doctor build/pretrain --format json
 
-No check takes more than some seconds; what does not answer is reported. Nothing is changed.
+Each check takes a few seconds at most; one that does not answer is reported. Nothing is changed.
 
-Exit codes: 0 nothing is wrong, warnings aside · 1 an error was found · 2 the build cannot be read
+Exit codes: 0 no errors (warnings do not count) · 1 an error was found · 2 the build cannot be read
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from compiler.tools.processes import call
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("build", metavar="BUILD", nargs="?", type=Path, help="build that is to run here")
+    parser.add_argument("build", metavar="BUILD", nargs="?", type=Path, help="build that will run here")
     parser.add_argument(
-        "--out", metavar="RUN", type=Path, help="run folder, whose disk is looked at; default: runs/<run>"
+        "--out", metavar="RUN", type=Path, help="run folder, whose disk is checked; default: runs/<run>"
     )
     port = number(1024, 65535, "a port")
     parser.add_argument("--port", type=port, default=29400, help="port of the first node; default: 29400")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, in a process of the runtime; its exit code."""
+    """Run the checks in a process of the runtime. Returns its exit code."""
     command = ["runtime.observe.doctor", "--port", str(args.port), "--format", args.format]
     command += ["--out", str(args.out)] if args.out is not None else []
     return call([*command, "--", *([str(args.build)] if args.build is not None else [])])

@@ -1,17 +1,17 @@
-"""`dsc eval MODEL [--tokens FILE | --text GLOB]`: the loss of a trained model.
+"""`dsc eval MODEL [--tokens FILE | --text GLOB]`: measure the loss of a trained model.
 
-dsc eval runs/quickstart                         on the text that the run held out
-dsc eval runs/quickstart --text 'notes/*.md'     on other text, in the tokens of the run
-dsc eval runs/quickstart@100 --tokens ids.npy    of the checkpoint of step 100, on token ids
-dsc eval Qwen3-0.6B --text 'notes/*.md'          a published model, see `dsc import hf`
+dsc eval runs/quickstart                         on the validation split of the run
+dsc eval runs/quickstart --text 'notes/*.md'     on other text, with the tokenizer of the run
+dsc eval runs/quickstart@100 --tokens ids.npy    the checkpoint of step 100, on token ids
+dsc eval Qwen3-0.6B --text 'notes/*.md'          a published model (see `dsc import hf`)
 
-The loss is the mean cross entropy of the next token in nats. The model is computed in this process, in the dtype of the
-run's activations; with --ranks spec by the program of the run, on as many ranks as it was trained on.
+The loss is the mean cross entropy of the next token, in nats. The model runs in this process, in the dtype of the run's
+activations. With --ranks spec, the compiled program computes it on as many ranks as the run was trained on.
 
 Exit codes: 0 done · 1 a rank failed · 2 the run, the checkpoint, the tokens or the command line is wrong · 3 hung
 """
 
-# torch is imported when a model is to be computed, and not before.
+# torch is imported only when the model runs.
 
 from __future__ import annotations
 
@@ -37,33 +37,38 @@ DTYPES = ("fp64", "fp32", "bf16")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_model_arguments(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--tokens", metavar="FILE", type=Path, help="token ids: integers in a .npy file")
-    what.add_argument(
-        "--text", metavar="GLOB", help="text, as in a spec's `data.source`; default: what the run held out"
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument("--tokens", metavar="FILE", type=Path, help="token ids: integers in a .npy file")
+    inputs.add_argument(
+        "--text", metavar="GLOB", help="text files, as in a spec's `data.source`; default: the run's validation split"
     )
     parser.add_argument(
-        "--ranks", choices=("one", "spec"), default="one", help="spec: on the ranks of the run's spec; default: one"
+        "--ranks",
+        choices=("one", "spec"),
+        default="one",
+        help="spec: run on as many ranks as the run's spec; default: one",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """What names a trained model, for `dsc generate` too."""
+    """Arguments that name a trained model. `dsc generate` has them too."""
     parser.add_argument(
         "source",
         metavar="MODEL",
-        help="a run, RUN@STEP, the folder of a checkpoint, a spec whose run begins with weights, or the folder of a "
+        help="a run, RUN@STEP, a checkpoint folder, a spec whose run starts from weights, or the folder of a "
         "published model (config.json and its weights)",
     )
-    parser.add_argument("--spec", metavar="SPEC", help="spec of a checkpoint that is outside of its run")
+    parser.add_argument("--spec", metavar="SPEC", help="spec of a checkpoint outside its run folder")
     parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="a tokenizer.json; default: the run's")
-    parser.add_argument("--average", action="store_true", help="the moving average of the weights (`ema` of the spec)")
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype to compute in; default: that of the run's activations")
+    parser.add_argument(
+        "--average", action="store_true", help="use the moving average of the weights (`ema` of the spec)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="compute dtype; default: that of the run's activations")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the loss; 0, or 2 where something that was given cannot be used."""
+    """Print the loss. Returns the exit code."""
     from compiler.tools.inference.sources import InferenceError
 
     try:
@@ -91,30 +96,30 @@ def _measured(args: argparse.Namespace, source: ModelSource) -> int:
         path = token_streams.required(args.tokenizer or source.tokenizer)
         streams = token_streams.of_text(args.text, path, vocab, show)
     else:
-        named = _tokenizer(args.tokenizer, source)
+        tokenizer = _tokenizer(args.tokenizer, source)
         if args.tokens is not None:
-            streams = token_streams.of_file(args.tokens, vocab, named)
+            streams = token_streams.of_file(args.tokens, vocab, tokenizer)
         else:
-            streams = token_streams.held_out(source.data, named, source.spec)
+            streams = token_streams.held_out(source.data, tokenizer, source.spec)
     if args.ranks == "spec":
         from compiler.cli.commands.eval_ranks import RanksFailedError, loss_on_ranks
 
         if args.dtype:
-            return wrong("--ranks spec computes in the precision of the run", "leave --dtype out", args.format)
+            return wrong("--ranks spec always computes in the precision of the run", "leave --dtype out", args.format)
         try:
-            found = loss_on_ranks(source, streams.ids, args.average, show)
+            loss = loss_on_ranks(source, streams.ids, args.average, show)
         except RanksFailedError as failed:
             return failed.code
     else:
-        found = _on_one_rank(args, source, streams.ids, show)
-    found = EvaluatedLoss(found.nats, found.tokens, streams.bytes)
-    print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))
+        loss = _on_one_rank(args, source, streams.ids, show)
+    loss = EvaluatedLoss(loss.nats, loss.tokens, streams.bytes)
+    print(json.dumps(document(args, source, loss), indent=2) if args.format == "json" else text(source, loss))
     return 0
 
 
 def _tokenizer(named: Path | None, source: ModelSource) -> Tokenizer | None:
-    """The tokenizer that says how many bytes token ids are; None where there is none. One of the source that cannot be
-    used is said, and one that was named raises InferenceError."""
+    """The tokenizer that gives the byte length of token ids, or None. If the source's own tokenizer cannot be used,
+    warn; if the one of --tokenizer cannot, raise InferenceError."""
     from compiler.tools.inference.sources import InferenceError
     from compiler.tools.inference.token_streams import read_tokenizer
 
@@ -125,7 +130,7 @@ def _tokenizer(named: Path | None, source: ModelSource) -> Tokenizer | None:
     except InferenceError as error:
         if named is not None:
             raise
-        say(f"warning: bits per byte are not known: {error}")
+        say(f"warning: bits per byte are unknown: {error}")
         return None
 
 
@@ -159,8 +164,8 @@ def document(args: argparse.Namespace, source: ModelSource, found: EvaluatedLoss
 
 
 def text(source: ModelSource, found: EvaluatedLoss) -> str:
-    """The loss for people."""
-    rows = [("loss", f"{found.mean:.4f} nats a token")]
+    """The loss as text."""
+    rows = [("loss", f"{found.mean:.4f} nats per token")]
     if found.perplexity is not None:
         rows.append(("perplexity", f"{found.perplexity:.4g}"))
     if found.bits_per_byte is not None:

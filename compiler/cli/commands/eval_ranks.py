@@ -1,7 +1,6 @@
-"""`dsc eval --ranks spec`: the loss by the compiled program, on the ranks of the run's spec. It validates like the run.
+"""`dsc eval --ranks spec`: the loss computed by the compiled program, on the ranks of the run's spec, as in validation.
 
-Where `dsc train` has left the build of the run's spec, that is used; otherwise the spec is compiled into a folder that
-is removed afterwards.
+Uses the build that `dsc train` left, if it matches the run's spec. Otherwise compiles the spec into a temporary folder.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LOSSES, SAMPLES = "losses.json", "samples.npy"
 
 
 class RanksFailedError(Exception):
-    """The ranks have not come to their end; they have said why. `code`: their exit code."""
+    """The ranks failed and have printed why. `code`: their exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -42,11 +41,11 @@ class RanksFailedError(Exception):
 def loss_on_ranks(
     source: ModelSource, streams: Sequence[Ids], average: bool, progress: Callable[[str], None]
 ) -> EvaluatedLoss:
-    """The loss of all tokens of some streams but the first of each.
+    """The loss of all tokens of the streams, except the first token of each.
 
     Raises InferenceError, or RanksFailedError.
     """
-    spec = _validating(source)
+    spec = _with_validation(source)
     with tempfile.TemporaryDirectory(prefix="dsc-eval-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         np.save(folder / SAMPLES, samples(streams, spec.train.sequence))
@@ -63,37 +62,35 @@ def loss_on_ranks(
             progress("")
         if code:
             raise RanksFailedError(code)
-        found = json.loads((folder / LOSSES).read_text("utf-8"))
-    return EvaluatedLoss(found["loss"] * found["tokens"], found["tokens"])
+        losses = json.loads((folder / LOSSES).read_text("utf-8"))
+    return EvaluatedLoss(losses["loss"] * losses["tokens"], losses["tokens"])
 
 
-def _validating(source: ModelSource) -> Spec:
-    """The run's spec with the files that it names, and with a validation. What its weights began with, and its
-    rewards, are not read."""
+def _with_validation(source: ModelSource) -> Spec:
+    """The run's spec with the files that it names and a validation, but without initial weights, rewards and
+    prompts."""
     train, data = source.spec.train, source.spec.data
-    validating = {"validate": train.validate or Validate(every=1), "initial": None, "grpo": None}
+    changes = {"validate": train.validate or Validate(every=1), "initial": None, "grpo": None}
     spec = source.spec.model_copy(
         update={
-            "train": train.model_copy(update=validating),
+            "train": train.model_copy(update=changes),
             "data": data.model_copy(update={"prompts": None}),
         }
     )
     if any((spec.schedule.file, spec.parallel.placement, spec.cluster.rates)):
         if source.run is None:
-            raise InferenceError(
-                "the run's folder is not there, with the files that its spec names", "leave --ranks out"
-            )
+            raise InferenceError("the run folder with the files that its spec names is missing", "leave --ranks out")
         spec = with_files(spec, {}, source.run)
     return spec
 
 
 def samples(streams: Sequence[Ids], sequence: int) -> Ids:
-    """The windows of all streams as samples of training, a row each."""
+    """The windows of all streams as training samples. Shape: (windows, sequence + EXTRA_TOKENS)."""
     rows = list(_rows(streams, sequence))
-    found = np.full((len(rows), sequence + EXTRA_TOKENS), NO_TARGET, np.int64)
+    table = np.full((len(rows), sequence + EXTRA_TOKENS), NO_TARGET, np.int64)
     for index, row in enumerate(rows):
-        found[index, : len(row)] = row
-    return found
+        table[index, : len(row)] = row
+    return table
 
 
 def _rows(streams: Sequence[Ids], sequence: int) -> Iterator[Ids]:

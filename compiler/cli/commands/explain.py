@@ -1,11 +1,11 @@
-"""`dsc explain [CODE | KEY | WORD]`: what an error code, a key, a block, a word or a unit means. Alone: all of them.
+"""`dsc explain [CODE | KEY | WORD]`: explain an error code, a key, a block, a word or a unit; without one, list all.
 
-dsc explain E0802                  the rule, why it is one, a wrong and a right example
-dsc explain parallel.expert        what it takes, its bounds and default, the rules that read it
+dsc explain E0802                  the rule, its reason, a wrong and a right example
+dsc explain parallel.expert        its type, bounds and default, and the rules that read it
 dsc explain train                  the keys of a block
-dsc explain GiB                    a unit, exactly
+dsc explain GiB                    the exact size of a unit
 
-Exit codes: 0 done · 2 the word means nothing
+Exit codes: 0 done · 2 unknown word
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dsl.rules.codes import CODES, MORE
 from dsl.rules.codes import FILE_CODES as FILE_CODES
 
 VERSION = 1  # of the JSON, docs/json.md
-SHOWN = 4  # topics that are printed whole; of more, one line each
+SHOWN = 4  # topics printed in full; more than these are listed, one line each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    text = "an error code, a key or block as it is nested, a word of the language, a unit; default: list them"
+    text = "an error code, the path of a key or block, a word of the language, a unit; default: list all"
     parser.add_argument("topic", nargs="?", metavar="CODE|KEY", help=text)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is known; 0, or 2 where the word means nothing."""
+    """Print the topics. Returns the exit code."""
     if args.topic is None:
         listed = {"version": VERSION, "codes": CODES, "keys": {path: key.meaning for path, key in keys().items()}}
         print(json.dumps(listed, indent=2, ensure_ascii=False) if args.format == "json" else index())
@@ -55,23 +55,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_files(asked: str) -> tuple[Topic, ...]:
-    """What is said of a code that is no spec's."""
-    code = asked.strip().strip("`").upper()
+def _of_files(word: str) -> tuple[Topic, ...]:
+    """The topic of an error code for other files than specs."""
+    code = word.strip().strip("`").upper()
     return (Topic("code", code, FILE_CODES[code], MORE[code]),) if code in FILE_CODES else ()
 
 
 def _plain(topic: Topic) -> dict[str, object]:
-    """A topic for machines: facts by their names, each a list of lines."""
+    """A topic as JSON: facts by name, each a list of lines."""
     return asdict(topic) | {"facts": {label: list(values) for label, values in topic.facts}}
 
 
 def _print(text: str) -> None:
-    """The text; on a terminal with the titles bold and wrong and right examples told apart."""
+    """Print a text. On a terminal, titles are bold, wrong examples red and right ones green."""
     if not sys.stdout.isatty():
         print(text)
         return
-    from rich.console import Console  # only a terminal waits for it
+    from rich.console import Console  # imported only for a terminal
     from rich.text import Text
 
     styled = Text(text)

@@ -1,4 +1,4 @@
-"""What `dsc export torchtitan`, `megatron-bridge` and `chakra` write: a plan, in the words of another system."""
+"""`dsc export torchtitan|megatron-bridge|chakra`: write a plan in the format of another system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.contract.actions import is_copy
 from runtime.system.outcome import refusal_code
 
 VERSION = 1  # of the JSON, docs/json.md
-MOST_NAMES = 4  # of files, in the last line
+MOST_NAMES = 4  # file names in the last line
 EXPORTERS: dict[str, Callable[[PlannedSpec], Exported]] = {
     "torchtitan": torchtitan.export,
     "megatron-bridge": megatron_bridge.export,
@@ -29,7 +29,7 @@ EXPORTERS: dict[str, Callable[[PlannedSpec], Exported]] = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folder, or say what keeps it from being written; the exit code."""
+    """Write the folder, or print why it cannot be written. Returns the exit code."""
     chosen = load_spec(args.source, args.set, args.format)
     if chosen is None:
         return EXIT_SPEC
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             print(_as_json(args, (), exported.losses))
         say(
             f"error: {args.system} would compute something else: {plural(len(changed), 'value')} of the spec "
-            "changed\n = hint: change the spec, or write it all the same with --lossy"
+            "changed\n = hint: change the spec, or write it anyway with --lossy"
         )
         return EXIT_SPEC
     try:
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     except FileExistsError as error:
         return wrong(str(error), "name a new folder", args.format)
     except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else "the path is not valid"
-        wrong(f"{args.out} cannot be written: {why}", "", args.format)
+        cause = reason(error) if isinstance(error, OSError) else "the path is not valid"
+        wrong(f"{args.out} cannot be written: {cause}", "", args.format)
         return refusal_code(error) if isinstance(error, OSError) else EXIT_SPEC
     if args.format == "json":
         print(_as_json(args, sorted(exported.files), exported.losses))
@@ -70,19 +70,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _exported(system: str, spec: Spec) -> Exported:
-    """The files for a system. ExportError where it cannot have them."""
+    """The files for a system. Raises ExportError if the spec cannot be exported to it."""
     if system == "chakra":
         from compiler.predict.predict import timed
         from compiler.tools.exporters import chakra
 
-        chakra.needs_protobuf()  # before times are computed
+        chakra.needs_protobuf()  # check before computing times
         return chakra.export(timed(spec))
     return EXPORTERS[system](_planned(run_of(spec)))
 
 
 def _planned(run: ScheduledRun) -> PlannedSpec:
-    """The plan of a run. Where its schedule has two copies of a stage, or copies to the host, 1F1B on the same stages
-    stands in, since neither of the other systems has such."""
+    """The plan of a run. A schedule with two copies of a stage, or with copies to the host, is replaced by 1F1B on the
+    same stages, as the other systems do not support these."""
     spec, mtp = run.spec, run.spec.model.mtp
     stages = stages_of_layout(run.layout, spec.model.num_layers, mtp.depth if mtp else 0)
     schedule, replaced = run.schedule(progress("schedule")), ""
@@ -92,7 +92,7 @@ def _planned(run: ScheduledRun) -> PlannedSpec:
         replaced = run.name or "a file"
         plain = SCHEDULES[PLAIN] if len(stages) == run.num_ranks else None
         if plain is None:
-            raise ExportError(f"{replaced} has copies to the host, which is not exported", "choose another schedule")
+            raise ExportError(f"{replaced} has copies to the host, which cannot be exported", "choose another schedule")
         schedule = plain.generate(run.num_ranks, run.num_micro_batches)
     return PlannedSpec(spec, schedule, stages, run.layout, replaced)
 

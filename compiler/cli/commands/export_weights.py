@@ -1,4 +1,4 @@
-"""What `dsc export hf` writes: a trained model as transformers, vLLM and others load it."""
+"""`dsc export hf`: write a trained model as transformers, vLLM and others load it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME_BASE = "export them without --adapter, and write that folder as `base_model
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folder; the exit code."""
+    """Write the folder. Returns the exit code."""
     try:
         folder, manifest = find_manifest(args.source)
         model_type, context = once_published(manifest.meta)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         found = publication(model, context, model_type)
         adapters = published_adapters(manifest, found.tensors, found.family) if args.adapter else None
         if args.dtype == "fp8" and any(each.stacked for each in found.tensors):
-            raise ModelError(f"{found.model_type} has no weights in blocks of FP8: choose --dtype bf16")
+            raise ModelError(f"{found.model_type} does not support FP8 blocks: choose --dtype bf16")
     except CheckpointError as error:
         return wrong(str(error), "name a run, or a checkpoint of one")
     except (ModelError, NoFamilyError) as error:
@@ -68,10 +68,15 @@ def _write(
     context: int,
     peft: tuple[Adapters, dict[str, Any]] | None = None,
 ) -> int:
-    """Write everything beside DIR, then move it into place. `peft`: adapters alone, and their configuration."""
+    """Write a folder beside DIR, then move it into place. `peft`: write only these adapters, with this
+    configuration."""
     with new_folder(args.out) as (new, put):
         files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
-        tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}  # a class may have others by default
+        tokens = {
+            "bos_token_id": None,
+            "eos_token_id": end,
+            "pad_token_id": None,
+        }  # override the defaults of the configuration class
         config = with_format(found, args.dtype) | tokens
         name, config = (ADAPTER_CONFIG, peft[1]) if peft else (CONFIG, config)
         files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
@@ -99,15 +104,13 @@ def _write(
 
 
 def _notes(found: Publication, *, has_tokenizer: bool) -> list[str]:
-    """What to know of a publication."""
+    """Notes for the user on an exported model."""
     notes = []
     if found.family.remote:
-        notes.append(f"transformers loads {found.model_type} with the code published beside such models alone")
+        notes.append(f"transformers loads {found.model_type} only with the code published with such models")
     if "kv_lora_rank" in found.config and found.config["rms_norm_eps"] != LATENT_EPS:
         eps = found.config["rms_norm_eps"]
-        notes.append(
-            f"norm_eps is {eps:g} here; transformers takes {LATENT_EPS:g} in the norms of latents, whatever is said"
-        )
+        notes.append(f"norm_eps is {eps:g} here; transformers always uses {LATENT_EPS:g} in the norms of latents")
     if not has_tokenizer:
-        notes.append("there is no tokenizer beside this checkpoint: none was written")
+        notes.append("the checkpoint has no tokenizer: none was written")
     return notes

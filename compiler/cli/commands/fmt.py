@@ -1,10 +1,10 @@
-"""`dsc fmt [FILE|FOLDER …] [--check] [--diff]`, `dsc fmt -`: lay specs out; comments and line ends stay.
+"""`dsc fmt [FILE|FOLDER …] [--check] [--diff]`, `dsc fmt -`: format specs; comments and line ends stay.
 
-Without a name, the specs of the current folder and of the folders in it are formatted. Everything is read first: where
-one file cannot be read, or is no spec, nothing is written.
+Without an argument, all specs in the current folder and below are formatted. All files are read first: if one cannot
+be read, or is not a spec, nothing is written.
 
 dsc fmt                            every spec in this folder and below
-dsc fmt --check specs              name what would change; --diff shows it
+dsc fmt --check specs              list files that would change; --diff shows how
 dsc fmt - < spec.dsc               from stdin to stdout, as editors do
 
 Exit codes: 0 done · 1 with --check or --diff, a file would change · 2 a file cannot be formatted
@@ -32,7 +32,7 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class Laid:
-    """A file as it is and as it should be."""
+    """A file's content and its formatted text."""
 
     path: str
     content: bytes
@@ -45,16 +45,16 @@ class Laid:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    text = "spec files, and folders whose .dsc files are meant; - formats stdin to stdout; default: this folder"
+    text = "spec files, and folders with .dsc files; - formats stdin to stdout; default: the current folder"
     parser.add_argument("paths", nargs="*", metavar="PATH", help=text)
-    parser.add_argument("--check", action="store_true", help="write nothing; name the files that would change")
-    parser.add_argument("--diff", action="store_true", help="write nothing; show what would change")
+    parser.add_argument("--check", action="store_true", help="write nothing; list the files that would change")
+    parser.add_argument("--diff", action="store_true", help="write nothing; show the changes")
 
 
 def run(args: argparse.Namespace) -> int:
     if STDIN in args.paths:
         if args.paths != [STDIN] or args.check or args.diff:
-            return wrong("`-` stands alone", "write `dsc fmt - < spec.dsc`")
+            return wrong("`-` takes no other arguments", "write `dsc fmt - < spec.dsc`")
         return _filter()
     laid: list[Laid] = []
     mistakes: list[Diagnostic] = []
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fault(write: Callable[[Path], None], path: str) -> Diagnostic | None:
-    """What keeps a file from being written."""
+    """Call `write` and return its error, or None."""
     try:
         write(Path(path))
     except OSError as error:
@@ -96,7 +96,7 @@ def _refuse(mistakes: list[Diagnostic]) -> int:
 
 
 def _filter() -> int:
-    """stdin to stdout."""
+    """Format stdin to stdout."""
     try:
         text = _text("stdin", sys.stdin.buffer.read(MAX_BYTES + 1))
     except SpecError as error:
@@ -107,10 +107,10 @@ def _filter() -> int:
 
 
 def _laid(path: str) -> Laid:
-    """A file and its formatted text. Raises SpecError. A link is refused: it would be replaced by a file."""
+    """Read and format a file. Raises SpecError. A link is refused, as it would be replaced by a file."""
     content, mistakes = content_of(path)
     if not mistakes and Path(path).is_symlink():
-        mistakes = (Diagnostic("E0101", f"{path} is a symbolic link", hint="name the file it leads to"),)
+        mistakes = (Diagnostic("E0101", f"{path} is a symbolic link", hint="name the file it points to"),)
     if mistakes:
         raise SpecError(mistakes)
     return Laid(path, content, _text(os.path.normpath(path), content))
@@ -124,7 +124,7 @@ def _text(name: str, content: bytes) -> str:
 
 
 def _files(paths: list[str]) -> Iterator[str]:
-    """The files that some paths name: themselves, or the specs in a folder, links and hidden folders left out."""
+    """The files at `paths`, and the specs in folders, without links and hidden folders."""
     for path in paths:
         if not Path(path).is_dir():
             yield path
@@ -136,10 +136,10 @@ def _files(paths: list[str]) -> Iterator[str]:
                     yield str(file)
 
 
-def _diff(each: Laid) -> str:
-    """What would change, as `diff -u` shows it. Control characters of the text do not reach the terminal."""
+def _diff(laid: Laid) -> str:
+    """The changes as a unified diff, with control characters replaced."""
     import difflib
 
-    before, after = (text.splitlines() for text in (each.content.decode("utf-8"), each.text))
-    lines = difflib.unified_diff(before, after, each.path, f"{each.path} formatted", lineterm="")
+    before, after = (text.splitlines() for text in (laid.content.decode("utf-8"), laid.text))
+    lines = difflib.unified_diff(before, after, laid.path, f"{laid.path} formatted", lineterm="")
     return "\n".join(visible(line) for line in lines)

@@ -1,17 +1,17 @@
-"""`dsc generate MODEL [PROMPT]`: text that a trained model writes.
+"""`dsc generate MODEL [PROMPT]`: write text with a trained model.
 
 dsc generate runs/quickstart 'def main('
 dsc generate runs/quickstart 'import' --temperature 0.8 --top-p 0.95 --seed 7
 echo 'class Tree:' | dsc generate runs/quickstart -
 dsc generate runs/assistant --chat 'Who wrote Faust?'
 
-The text goes to standard output, what is said about it to standard error. The model is computed in this process, with
-a cache of what attention has seen; where it has multi-token prediction, that drafts the token after the next one.
+The text goes to stdout, notes about it to stderr. The model runs in this process with a KV cache. If it has multi-token
+prediction, that is used for speculative decoding: it drafts the token after the next one.
 
 Exit codes: 0 done · 2 the run, the checkpoint or the command line is wrong
 """
 
-# torch is imported when a model is to be computed, and not before.
+# torch is imported only when the model runs.
 
 from __future__ import annotations
 
@@ -37,39 +37,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
-        "prompt", nargs="?", default="", metavar="PROMPT", help="how the text begins; - reads it from standard input"
+        "prompt", nargs="?", default="", metavar="PROMPT", help="start of the text; - reads it from stdin"
     )
     parser.add_argument(
         "--chat",
         action="store_true",
-        help="the prompt is what a user says, or a conversation in JSON; it goes through the model's chat template",
+        help="the prompt is a user message, or a conversation in JSON; apply the model's chat template",
     )
-    parser.add_argument("--tokens", metavar="N", type=int, default=128, help="most tokens to write; default: 128")
+    parser.add_argument(
+        "--tokens", metavar="N", type=int, default=128, help="maximum number of tokens to write; default: 128"
+    )
     parser.add_argument(
         "--temperature",
         metavar="T",
         type=float,
         default=0.0,
-        help="0, the default, takes the likeliest token; 1 draws as the model says",
+        help="sampling temperature; 0 takes the likeliest token, 1 samples the model's distribution; default: 0",
     )
     parser.add_argument(
         "--top-p",
         metavar="P",
         type=float,
         default=1.0,
-        help="draw from the likeliest tokens that have this probability together",
+        help="sample from the likeliest tokens with this total probability; default: 1",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is drawn; default: 0")
-    parser.add_argument("--no-drafts", action="store_true", help="one token at a time, without multi-token prediction")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed of the sampling; default: 0")
+    parser.add_argument("--no-drafts", action="store_true", help="no speculative decoding: one token at a time")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write text; 0, or 2 where something that was given cannot be used."""
+    """Write text. Returns the exit code."""
     from compiler.tools.inference.sources import InferenceError
 
     if fault := _fault(args):
-        return wrong(fault, how=args.format)
+        return wrong(fault, output_format=args.format)
     try:
         return _run(args)
     except SpecError as error:
@@ -79,15 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fault(args: argparse.Namespace) -> str:
-    """What is wrong with numbers of the command line, or ""."""
+    """An error message if a number is out of range, or ""."""
     if args.tokens < 1:
-        return "--tokens is at least 1"
+        return "--tokens must be at least 1"
     if not 0 <= args.temperature <= 100:
-        return "--temperature is from 0 to 100"
+        return "--temperature must be from 0 to 100"
     if not 0 < args.top_p <= 1:
-        return "--top-p is above 0, and at most 1"
+        return "--top-p must be above 0 and at most 1"
     if not 0 <= args.seed < 2**63:
-        return "--seed is a whole number from 0 on"
+        return "--seed must be at least 0 and below 2**63"
     return ""
 
 
@@ -106,7 +108,7 @@ def _written(args: argparse.Namespace, source: ModelSource) -> int:
     from compiler.tools.inference.writing import open_writer
 
     if source.spec.model.customs:
-        message = "text is written token by token, and modules of this model were traced for whole sequences"
+        message = "generation is token by token, but modules of this model were traced for whole sequences only"
         raise InferenceError(message, "`dsc eval` computes its loss")
     prompt = _prompt(args.prompt)
     conversation = conversation_of(prompt) if args.chat else None
@@ -132,12 +134,12 @@ def _written(args: argparse.Namespace, source: ModelSource) -> int:
     seconds = perf_counter() - begin
     say(said(written, seconds, writer.model.sequence))
     if not written.tokens and conversation is None and writer.conversations.template is not None:
-        say("the model has a chat template: `--chat` puts the prompt into it")
+        say("the model has a chat template: `--chat` applies it to the prompt")
     return 0
 
 
 def _prompt(argument: str) -> str:
-    """The prompt that an argument is, or says where to read."""
+    """The prompt: the argument, or stdin for `-`."""
     from compiler.tools.inference.sources import InferenceError
 
     try:
@@ -164,13 +166,13 @@ def document(prompt: str, written: Written, seconds: float) -> dict[str, object]
 
 
 def said(written: Written, seconds: float, sequence: int) -> str:
-    """What is said about a text."""
+    """Notes for the user on a generated text."""
     count, drafts = len(written.tokens), written.drafts
-    lines = [f"{count:,} tokens in {seconds:.2f} s: {count / seconds:.0f} a second"]
+    lines = [f"{count:,} tokens in {seconds:.2f} s: {count / seconds:.0f} per second"]
     if not count:
-        lines[0] = f"no text: the first token that the model wrote is {written.stop}, which ends a text"
+        lines[0] = f"no text: the first token is {written.stop}, which ends a text"
     if drafts.drafted:
-        lines[0] += f"; {drafts.taken:,} of {drafts.drafted:,} drafts taken ({drafts.taken / drafts.drafted:.0%})"
+        lines[0] += f"; {drafts.taken:,} of {drafts.drafted:,} drafts accepted ({drafts.taken / drafts.drafted:.0%})"
     if len(written.prompt) + count > sequence:
-        lines.append(f"longer than the {sequence:,} tokens of the sequences that the model was trained on")
+        lines.append(f"longer than the sequences that the model was trained on ({sequence:,} tokens)")
     return "\n".join(lines)

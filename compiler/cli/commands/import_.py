@@ -1,27 +1,27 @@
-"""`dsc import hf FILE|FOLDER`, `dsc import megatron-bridge|torchtitan FILE`: a spec from a model, or from a plan.
+"""`dsc import hf FILE|FOLDER`, `dsc import megatron-bridge|torchtitan FILE`: write a spec from a model or a plan.
 
 dsc import hf DeepSeek-V3/config.json -o v3.dsc
-dsc import hf Qwen3-30B-A3B -o qwen.dsc       weights too, if the folder has them: qwen.weights
-dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
+dsc import hf Qwen3-30B-A3B -o qwen.dsc       with weights, if the folder has them: qwen.weights
+dsc import hf Qwen3-30B-A3B --model-only      only the model, to stdout
 dsc import megatron-bridge recipe.py -o v3.dsc --devices 2048
 dsc import megatron-bridge pretrain.sh --vocab 129280 -D TP=1 -D PP=16
 dsc import torchtitan config_registry.py -o v3.dsc --config pretrain
 dsc import torchtitan deepseek_v3_671b.toml -o v3.dsc --devices 2048 --lossy
 
-hf: a configuration, and a checkpoint from its weights. The spec names the checkpoint (`train { initial = … }`), so that
-`dsc train` continues from the weights.
+hf: a config.json, and its weights as a checkpoint. The spec names the checkpoint (`train { initial = … }`), so that
+`dsc train` starts from these weights.
 
-megatron-bridge: a recipe in Python, or arguments of Megatron-LM in a shell script or in YAML. Nothing of it is
+megatron-bridge: a recipe in Python, or arguments of Megatron-LM in a shell script or in YAML. The file is not
 executed.
 
-torchtitan: a module in Python with a function that returns a Trainer.Config, and the schedule.csv beside it, or the
-older job file in TOML, of DeepSeek-V3. Nothing of it is executed.
+torchtitan: a DeepSeek-V3 configuration: a Python module with a function that returns a Trainer.Config, and the
+schedule.csv beside it; or the older job file in TOML. The file is not executed.
 
-Every key of a plan is in a ledger, in comments of the spec and on stderr, or as JSON (docs/exchange.md). The cluster of
-its spec is one to begin with: where it is too small, the spec is written with its errors.
+Every key of a plan is accounted for, in comments of the spec and on stderr, or as JSON (docs/exchange.md). The cluster
+of the spec is only a starting point: if it is too small, the spec is written all the same, with errors.
 
-Exit codes: 0 the spec is written · 1 it is written, and has errors to be edited · 2 the configuration or the weights
-cannot be read, or ask for what a spec cannot express · 75 the disk is full
+Exit codes: 0 the spec is written · 1 it is written, but has errors to fix · 2 the configuration or the weights cannot
+be read, or need something that a spec cannot express · 75 the disk is full
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from runtime.contract.weights import FP4_DATA, ImportRequest
 from runtime.system.outcome import refusal_code
 from runtime.system.strict_json import pretty
 
-# --- The weights of a published model, beside the spec that `dsc import hf` writes: SPEC without .dsc, and `.weights`
+# --- The weights of a published model. `dsc import hf -o SPEC.dsc` writes them to the folder SPEC.weights.
 #
-# The folder holds a checkpoint of step 0, which any plan loads, and the files of the tokenizer.
+# The folder holds a checkpoint of step 0, which any plan can load, and the tokenizer files.
 
 SUFFIX = ".weights"
 NO_BLOCK = (1, 1)
-# how the names of what an import writes begin
+# prefixes of the file names that an import writes
 OURS = ("step-", "LATEST", "tokenizer", "special_tokens_map", "chat_template", "generation_config")
-_PLAIN = re.compile(r"[^\"\\\x00-\x1f\x7f]+")  # what a string of a spec may hold
+_PLAIN = re.compile(r"[^\"\\\x00-\x1f\x7f]+")  # characters allowed in a string of a spec
 
 
 class WeightsExitError(Exception):
-    """The weights cannot be imported, which was said; `code` is the exit code."""
+    """The weights cannot be imported; the reason was printed. `code`: the exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -78,42 +78,44 @@ class WeightsExitError(Exception):
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a folder, checked against the model of its configuration."""
+    """The weights in a folder, checked against the model in its configuration."""
 
     folder: Path
-    model: Model  # without MTP, if the folder has no weights of it
-    request: ImportRequest  # whose `out` is not yet known
+    model: Model  # without MTP if the folder has no weights for it
+    request: ImportRequest  # its `out` is filled in later
     remarks: tuple[str, ...]
 
 
 def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weights | None:
-    """The weights of a folder; None where there are none. Raises FolderError with all that is wrong with them."""
+    """The weights in a folder, or None. Raises FolderError with everything wrong with them."""
     if not folder.is_dir() or not has_weights(folder):
         return None
     if (family := FAMILIES.get(model_type)) is None:
-        raise FolderError(f"{folder}: weights of type {model_type} are not read; --config-only leaves them out")
+        raise FolderError(f"{folder}: weights of type {model_type} are not supported; --config-only leaves them out")
     held = read_folder(folder)
     remarks = []
     rotates = "halves" if family.reads_order and _of(root, "rope_interleave") is False else ""
     tensors = (*published(model, family, rotates), *copies_of(model))
     if model.mtp is not None and without_mtp(tensors, held, mtp_block(model, 0)):
-        remarks.append("the configuration says multi-token prediction, the weights have none: not in this spec")
+        remarks.append(
+            "the configuration has multi-token prediction, but the weights do not: it is left out of the spec"
+        )
         model = model.model_copy(update={"mtp": None})
         tensors = published(model, family, rotates)
     if not published_files(folder):
-        text = f"there is no {NAME} beside the weights: a run learns other tokens than they know; name theirs in `data`"
+        text = f"there is no {NAME} beside the weights: a run would use other tokens; name their tokenizer in `data`"
         remarks.append(text)
     block = _block(root)
     files = check(folder, tensors, held, block)
     remarks += _left_out(held)
     meta = imported_meta(model, model_type, _context(root), folder)
-    taken = tuple(each for each in tensors if each.name in files or each.name + FP4_DATA in files)
-    request = ImportRequest(str(folder.absolute()), "", taken, files, block or NO_BLOCK, meta)
+    present = tuple(each for each in tensors if each.name in files or each.name + FP4_DATA in files)
+    request = ImportRequest(str(folder.absolute()), "", present, files, block or NO_BLOCK, meta)
     return Weights(folder, model, request, tuple(remarks))
 
 
 def start_of(weights: Weights, spec: Path) -> RunBeginning:
-    """What a run of a spec begins with. Raises FolderError where no string of a spec can name it."""
+    """How a run of a spec starts from the weights. Raises FolderError if a spec cannot name their folder."""
     name = spec.stem + SUFFIX
     if not _PLAIN.fullmatch(name) or not name.isprintable():
         raise FolderError(f"{spec}: a spec cannot name the weights beside it: choose a plainer name with -o")
@@ -121,10 +123,11 @@ def start_of(weights: Weights, spec: Path) -> RunBeginning:
 
 
 def write(weights: Weights, spec: Path, *, force: bool) -> None:
-    """Write the weights beside a spec: complete, or not at all. Raises WeightsExitError, having said why; OSError."""
+    """Write the weights beside a spec, completely or not at all. Raises OSError, and WeightsExitError after printing
+    why."""
     place = spec.absolute().with_name(spec.stem + SUFFIX)
     if place.exists() and not (force and _is_ours(place)):
-        hint = "--force replaces a folder that dsc wrote" if not force else "it has files that dsc did not write"
+        hint = "--force replaces a folder written by dsc" if not force else "it has files that dsc did not write"
         raise WeightsExitError(wrong(f"{place.name} exists beside {spec}", hint))
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
         new = Path(scratch) / "new"
@@ -144,12 +147,12 @@ def write(weights: Weights, spec: Path, *, force: bool) -> None:
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether a folder has nothing but what an import writes."""
+    """Whether all files in a folder have names that an import writes."""
     return place.is_dir() and all(each.name.startswith(OURS) for each in place.iterdir())
 
 
 def _of(root: JsonValue, *path: str) -> Any:
-    """A value of a configuration; None where there is none."""
+    """The value at a path of a configuration, or None."""
     for key in path:
         if not isinstance(root.value, Mapping) or key not in root.value:
             return None
@@ -158,23 +161,23 @@ def _of(root: JsonValue, *path: str) -> Any:
 
 
 def _block(root: JsonValue) -> tuple[int, int] | None:
-    """Rows and columns of a block of FP8; None where weights are not in such blocks. Raises FolderError."""
+    """Rows and columns of an FP8 block; None if the weights have none. Raises FolderError."""
     if _of(root, "quantization_config") is None:
         return None
     method, sizes = (
         _of(root, "quantization_config", "quant_method"),
         _of(root, "quantization_config", "weight_block_size"),
     )
-    if method == "mxfp4":  # whose blocks have the names of what they are
+    if method == "mxfp4":  # FP4 tensors are recognized by their names
         return None
     if method != "fp8":
         raise FolderError(
-            f"weights that are stored by `quantization_config` of {method!r} are not read: fp8 and mxfp4 blocks are"
+            f"weights with the `quantization_config` {method!r} are not supported; fp8 and mxfp4 blocks are"
         )
-    found = [each.value for each in sizes] if isinstance(sizes, tuple) else []
-    if len(found) != 2 or not all(type(each) is int and 0 < each <= 1 << 20 for each in found):
+    block = [size.value for size in sizes] if isinstance(sizes, tuple) else []
+    if len(block) != 2 or not all(type(size) is int and 0 < size <= 1 << 20 for size in block):
         raise FolderError("`quantization_config` has no `weight_block_size` of two numbers, as [128, 128]")
-    return found[0], found[1]
+    return block[0], block[1]
 
 
 def _context(root: JsonValue) -> int:
@@ -183,7 +186,7 @@ def _context(root: JsonValue) -> int:
 
 
 def _left_out(held: Mapping[str, StoredTensor]) -> list[str]:
-    """Tensors of a folder that are not taken, for they follow from the configuration, in words."""
+    """A remark on tensors that are left out because they follow from the configuration."""
     derived = [name for name in held if DERIVED.fullmatch(name)]
     if not derived:
         return []
@@ -198,41 +201,41 @@ STDOUT = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    what = "hf: config.json of a Hugging Face model; megatron-bridge: a recipe, or arguments of Megatron-LM; "
-    what += "torchtitan: a module with configurations, or a job file in TOML"
-    parser.add_argument("system", choices=("hf", "megatron-bridge", "torchtitan"), help=what)
+    text = "hf: config.json of a Hugging Face model; megatron-bridge: a recipe, or arguments of Megatron-LM; "
+    text += "torchtitan: a module with configurations, or a job file in TOML"
+    parser.add_argument("system", choices=("hf", "megatron-bridge", "torchtitan"), help=text)
     parser.add_argument("path", metavar="FILE|FOLDER", type=Path, help=f"the file, or a folder with a {CONFIG}")
-    parser.add_argument("-o", "--out", metavar="SPEC", default=STDOUT, help="file to write; default: standard output")
-    parser.add_argument("--name", help="name of the model; default: the config's, or the folder's")
-    parser.add_argument("--model-only", action="store_true", help="write the model, without a run and a cluster")
+    parser.add_argument("-o", "--out", metavar="SPEC", default=STDOUT, help="file to write; default: stdout")
+    parser.add_argument("--name", help="name of the model; default: from the config or the folder")
+    parser.add_argument("--model-only", action="store_true", help="write only the model, without a run and a cluster")
     parser.add_argument(
-        "--lossy", action="store_true", help="write a comment for what a spec cannot express, instead of refusing it"
+        "--lossy", action="store_true", help="write what a spec cannot express as comments, instead of refusing it"
     )
-    parser.add_argument("--devices", type=int, metavar="N", help="of a plan: devices of the cluster")
-    parser.add_argument("--vocab", type=int, metavar="N", help="of a plan: size of the padded vocabulary")
-    text = "of a plan: a variable of the script, also in place of what the file sets"
+    parser.add_argument("--devices", type=int, metavar="N", help="for plans: devices of the cluster")
+    parser.add_argument("--vocab", type=int, metavar="N", help="for plans: size of the padded vocabulary")
+    text = "for plans: set a variable of the script, overriding the file"
     parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help=text)
-    which = "of a plan in Python: the function of the module, where several return a configuration"
-    parser.add_argument("--config", metavar="NAME", help=which)
-    how = "of a plan: the ledger and the spec; default: text"
-    parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
-    parser.add_argument("--config-only", action="store_true", help="leave the weights of the folder where they are")
+    text = "for plans in Python: the function to use, if several return a configuration"
+    parser.add_argument("--config", metavar="NAME", help=text)
+    text = "for plans: print the keys and the spec as text or json; default: text"
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
+    parser.add_argument("--config-only", action="store_true", help="do not import the weights of the folder")
     parser.add_argument("--force", action="store_true", help="replace SPEC and its weights if they exist")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.out != STDOUT and not args.out.endswith(".dsc"):
-        return wrong(f"{args.out} is not a .dsc file", "a spec is named so: -o model.dsc", args.format)
+        return wrong(f"{args.out} is not a .dsc file", "name the spec like -o model.dsc", args.format)
     if args.name is not None and identifier(args.name) != args.name:
-        return wrong(f"`{args.name}` is no name of a model", f"write `--name {identifier(args.name)}`", args.format)
+        return wrong(f"`{args.name}` is not a valid model name", f"write `--name {identifier(args.name)}`", args.format)
     if args.system != "hf":
         if args.model_only or args.config_only:
             return wrong("--model-only and --config-only are options of hf", "leave them out", args.format)
         if args.system == "torchtitan" and (args.vocab or args.define):
-            return wrong(f"--vocab and -D are not of {args.system}", "leave them out", args.format)
+            return wrong(f"--vocab and -D are not options of {args.system}", "leave them out", args.format)
         if args.config and args.path.suffix != ".py":
-            return wrong("--config is of a module in Python", "leave it out", args.format)
-        from compiler.cli.commands import import_plan  # brings what specs are checked with
+            return wrong("--config is only for Python modules", "leave it out", args.format)
+        from compiler.cli.commands import import_plan  # imports the checks of specs
 
         spelled = import_plan.spec_of(args, args.name or identifier(args.path.stem))
         if spelled is None:
@@ -241,7 +244,9 @@ def run(args: argparse.Namespace) -> int:
         code = 0 if is_printed else _write(args.out, spelled.text, force=args.force)
         return code or spelled.exit_code()
     if args.devices or args.vocab or args.define or args.config or args.format != "text":
-        return wrong("--devices, --vocab, -D, --config and --format are of plans, not of hf", "leave them out")
+        return wrong(
+            "--devices, --vocab, -D, --config and --format are options for plans, not for hf", "leave them out"
+        )
     try:
         file, root = read_config(args.path)
     except SpecError as error:
@@ -266,9 +271,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.model_only:
         begin = run_text(model, imported.context, start)
         if not begin:
-            say(
-                "warning: no cluster of up to 32,768 devices is thought to hold this model: it is written without a run"
-            )
+            say("warning: no cluster of up to 32,768 devices is expected to hold this model: the spec has no run")
         text = f"{begin}\n{text}" if begin else text
     content = formatted(Source(args.out, text))
     if weights is not None and (code := _write_weights(weights, Path(args.out), args.force)):
@@ -277,14 +280,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wrong_weights(error: FolderError) -> int:
-    """Say what is wrong with weights, a line each; the exit code."""
+    """Print what is wrong with the weights, one line each. Returns the exit code."""
     for line in str(error).splitlines():
         wrong(line)
     return EXIT_SPEC
 
 
 def _write_weights(weights: Weights, spec: Path, force: bool) -> int:
-    """Write the weights beside a spec that can then be written; the exit code."""
+    """Write the weights, if the spec beside them can be written too. Returns the exit code."""
     if os.path.lexists(spec) and not (force and spec.is_file() and not spec.is_symlink()):
         return wrong(f"{spec} is not a regular file" if force else f"{spec} exists", "" if force else "see --force")
     try:
@@ -298,7 +301,7 @@ def _write_weights(weights: Weights, spec: Path, force: bool) -> int:
 
 
 def read_config(path: Path) -> tuple[Path, JsonValue]:
-    """The file that is meant and its JSON. Raises SpecError where it is none."""
+    """Read a configuration, or config.json in a folder: its path and JSON. Raises SpecError."""
     file = path / CONFIG if path.is_dir() else path
     source, mistakes = read(str(file))
     if mistakes:
@@ -307,20 +310,20 @@ def read_config(path: Path) -> tuple[Path, JsonValue]:
 
 
 def _name(root: JsonValue, file: Path) -> str:
-    """What the config, its folder or its file calls the model; in a cache of the hub the folder is a hash."""
+    """A model name from the config, its folder or its file. In a Hugging Face cache the folder name is a hash."""
     members: Mapping[str, JsonValue] = root.value if isinstance(root.value, Mapping) else {}
-    named, kind = (members[key].value if key in members else None for key in ("_name_or_path", "model_type"))
-    folder = (Path.cwd() / file).parent  # as it is written: a hub keeps files as links into a store
+    config_name, kind = (members[key].value if key in members else None for key in ("_name_or_path", "model_type"))
+    folder = (Path.cwd() / file).parent  # links stay unresolved: a Hugging Face cache links files into a store
     if re.fullmatch("[0-9a-f]{40}", folder.name):
         folder = Path(folder.parent.parent.name.rpartition("--")[2])
     fallback = identifier(kind) if isinstance(kind, str) else identifier("")
-    if isinstance(named, str) and named.strip("./"):
-        return identifier(named, fallback)
+    if isinstance(config_name, str) and config_name.strip("./"):
+        return identifier(config_name, fallback)
     return identifier(folder.name if file.name == CONFIG else file.name.removesuffix(".json"), fallback)
 
 
 def _count(diagnostics: Sequence[Diagnostic]) -> str:
-    """The last line: how many mistakes, and whether a spec can be had all the same."""
+    """The last line: the number of errors, and whether --lossy would write a spec."""
     errors = [item for item in diagnostics if item.severity == "error"]
     refused = all(item.code == "I0301" for item in errors)
     return plural(len(errors), "error") + ("; --lossy writes the spec without what it cannot express" * refused)

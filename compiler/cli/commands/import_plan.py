@@ -1,4 +1,4 @@
-"""What imports of plans write: a spec from another system's configuration, and a ledger of its keys."""
+"""Imports of plans: write a spec from another system's configuration, and account for each of its keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dsl.resolve.files import read
 from dsl.text.formatter import formatted
 
 VERSION = 1  # of the JSON, docs/json.md
-Read = tuple[ImportedPlan, list[Diagnostic]]  # a spec, and what could not be read
+Read = tuple[ImportedPlan, list[Diagnostic]]  # the plan, and what could not be read
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Spelled:
     errors: tuple[Diagnostic, ...]
 
     def exit_code(self) -> int:
-        """Say the errors of a spec that is written now; the exit code."""
+        """Print the errors of the written spec. Returns the exit code."""
         if not self.errors:
             return 0
         count = plural(len(self.errors), "error")
-        say(f"{render_all(self.errors)}\n\n{count} in the spec, which is written: edit it, and run `dsc check`")
+        say(f"{render_all(self.errors)}\n\n{count} in the written spec: edit it, then run `dsc check`")
         return EXIT_DIFFERS
 
 
 def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
-    """The spec; None after what is wrong has been said."""
+    """The spec, or None after printing what is wrong."""
     try:
         variables = dict(each.split("=", 1) for each in args.define)
     except ValueError:
@@ -52,30 +52,30 @@ def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
         source, mistakes = read(str(args.path))
         if mistakes:
             raise SpecError(mistakes)
-        found, computed = READERS[args.system](args, name, source, variables)
+        plan, computed = READERS[args.system](args, name, source, variables)
     except SpecError as error:
         refused(error.diagnostics, args.format)
         return None
-    text = formatted(Source(args.out, found.text)) if not found.mistakes else ""
-    changed = [entry for entry in found.ledger if entry.kind in CHANGES]
-    say(render_all((*computed, *found.mistakes)))
-    say("\n".join(visible(_line(entry)) for entry in found.ledger if entry.kind not in ("said", "no effect")))
-    is_refused = bool(found.mistakes or (changed and not args.lossy))
+    text = formatted(Source(args.out, plan.text)) if not plan.mistakes else ""
+    changed = [entry for entry in plan.ledger if entry.kind in CHANGES]
+    say(render_all((*computed, *plan.mistakes)))
+    say("\n".join(visible(_line(entry)) for entry in plan.ledger if entry.kind not in ("said", "no effect")))
+    is_refused = bool(plan.mistakes or (changed and not args.lossy))
     if args.format == "json":
         value = {"version": VERSION, "from": args.system, "spec": None if is_refused else text}
-        print(json.dumps(value | {"keys": [_json(entry) for entry in found.ledger]}))
+        print(json.dumps(value | {"keys": [_json(entry) for entry in plan.ledger]}))
     if is_refused:
-        hint = "" if found.mistakes else "; --lossy writes the spec with what it cannot express as comments"
-        say(f"\n{plural(len(found.mistakes) + len(changed), 'error')}{hint}")
+        hint = "" if plan.mistakes else "; --lossy writes the spec, with what it cannot express as comments"
+        say(f"\n{plural(len(plan.mistakes) + len(changed), 'error')}{hint}")
         return None
     return Spelled(text, _errors(args.out, text))
 
 
 def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
-    """Read a configuration of Megatron, by the kind of its file."""
+    """Read a Megatron configuration; the suffix of the file tells its kind."""
     if args.path.suffix == ".py":
-        function, found, computed = returned(source, megatron.CONFIG, args.config)
-        members, name = megatron.from_recipe(found), args.name or identifier(function)
+        function, recipe, computed = returned(source, megatron.CONFIG, args.config)
+        members, name = megatron.from_recipe(recipe), args.name or identifier(function)
     elif args.path.suffix in (".yaml", ".yml"):
         members, computed = key_files.yaml_keys(source, variables)
     else:
@@ -84,7 +84,7 @@ def _megatron(args: argparse.Namespace, name: str, source: Source, variables: di
 
 
 def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str, str]) -> Read:
-    """Read a configuration of torchtitan, by the kind of its file, with the schedule beside it."""
+    """Read a torchtitan configuration and the schedule beside it; the suffix of the file tells its kind."""
     members: Members
     computed: list[Diagnostic]
     if args.path.suffix == ".toml":
@@ -99,7 +99,7 @@ READERS = {"megatron-bridge": _megatron, "torchtitan": _torchtitan}
 
 
 def _beside(path: Path, out: str) -> Beside:
-    """The files in the folder of a configuration and below, and how a spec at `out` names them."""
+    """Access to files in the folder of a configuration and below, and their names relative to a spec at `out`."""
 
     def text(name: str) -> str | None:
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -114,7 +114,7 @@ def _beside(path: Path, out: str) -> Beside:
 
 
 def _errors(name: str, text: str) -> tuple[Diagnostic, ...]:
-    """What is wrong with a spec, such as a cluster that is too small for it: the cluster is one to begin with."""
+    """The errors of the spec. Its cluster is only a starting point, and may be too small for the model."""
     analysis = analyse(name, reader=lambda path: (Source(path, text), ()))
     return tuple(item for item in analysis.diagnostics if item.severity == "error")
 

@@ -1,8 +1,8 @@
-"""`dsc init [FILE] [--from NAME]`: a commented spec to start from, in one file, that trains as it is.
+"""`dsc init [FILE] [--from NAME]`: write a commented spec to start from, in one file, ready to train.
 
 dsc init                           train.dsc: a small model that two processes train in a minute
 dsc init mine.dsc --from quickstart
-dsc init --from moe-8gpu           any spec that is shipped, with what it imports
+dsc init --from moe-8gpu           any spec that comes with dsc, with its imports inlined
 
 Exit codes: 0 the file is written · 2 it exists (see --force), or cannot be written
 """
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file; say how to go on."""
+    """Write the file, and print the next commands."""
     out = Path(args.file)
     if out.suffix != ".dsc":
         return wrong(f"{args.file} is not a .dsc file", f"write {out.name or 'train'}.dsc")
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _next(file: str) -> str:
-    """The commands to go on with; those that train only for a spec that trains."""
+    """The next commands. `dsc train` is listed only for a spec that can be trained."""
     trains = all(not train_refusals(view.spec) for view in analyse(file).views if hasattr(view.spec, "train"))
     rows = [
-        (f"dsc check {file}", "is it right?"),
+        (f"dsc check {file}", "check it"),
         (f"dsc show {file} --origin", "every value, and where it comes from"),
         *([(f"dsc train {file}", "compile and train it")] if trains else []),
     ]

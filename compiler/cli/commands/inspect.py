@@ -1,14 +1,15 @@
-"""`dsc inspect RUN`: what a run really did, beside what was planned: every action, its time and its error; and
-`dsc inspect BUILD --kernels`: what its ops run on, and which were fused into one.
+"""`dsc inspect RUN`: show what a run did next to its plan: every action, its time and its deviation; and
+`dsc inspect BUILD --kernels`: list the kernels of a build, and the ops that were fused.
 
 dsc inspect runs/quickstart                                 on the terminal
-dsc inspect runs/quickstart --format html -o timeline.html  to zoom into and hover over
-dsc inspect runs/quickstart --costs plan                    against what was predicted before the run
+dsc inspect runs/quickstart --format html -o timeline.html  a page to zoom and hover
+dsc inspect runs/quickstart --costs plan                    compare with the times predicted before the run
 dsc inspect runs/quickstart --write-costs here.json         then: dsc schedule … --costs here.json
-dsc inspect runs/long --phase 2                             a phase before the one that was trained last
+dsc inspect runs/long --phase 2                             an earlier phase than the last trained
 dsc inspect build/quickstart --kernels                      its kernels, and the bytes that fusing saves
 
-Exit codes: 0 done · 1 a rank ran another order than was planned · 2 the folder holds no traced run, or no build
+Exit codes: 0 done · 1 a rank ran its actions in another order than planned · 2 the folder holds no traced run, or no
+build
 """
 
 from __future__ import annotations
@@ -48,15 +49,19 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
-    parser.add_argument("--kernels", action="store_true", help="RUN is a build: list its kernels, and what was fused")
-    parser.add_argument("--program", metavar="NAME", help="default: that of most micro-batches, as train_8")
+    parser.add_argument("--kernels", action="store_true", help="RUN is a build: list its kernels and fused ops")
     parser.add_argument(
-        "--phase", metavar="N", type=int, help="of a run with phases, from 1; default: the last trained"
+        "--program",
+        metavar="NAME",
+        help="program to show, such as train_8; default: the one with the most micro-batches",
+    )
+    parser.add_argument(
+        "--phase", metavar="N", type=int, help="phase of a run with phases, counted from 1; default: the last trained"
     )
     parser.add_argument(
         "--costs",
         metavar="FILE",
-        help="plan with these costs, in ms, or `plan`: those predicted; default: those measured",
+        help="costs of the plan shown, in ms: a file, or `plan` for the predicted ones; default: the measured ones",
     )
     parser.add_argument("--format", choices=(*FORMATS, "json"), default="terminal", help="default: terminal")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file")
@@ -64,21 +69,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw the picture, or list the kernels; say on stderr what is wrong and return 1 or 2."""
+    """Draw the picture, or list the kernels. Returns the exit code."""
     if args.kernels:
         return _kernels(args)
     if args.format == "json":
-        return wrong("--format json is for --kernels: a run's trace is JSON already, in its folder trace/")
+        return wrong("--format json needs --kernels; the trace of a run is JSON already, in its folder trace/")
     if is_missing(args.run_folder):
         return EXIT_SPEC
     if _is_build(args.run_folder):
         return wrong(
-            f"{args.run_folder} is a build, which has no trace: name a run folder, as dsc train writes",
-            f"write `dsc inspect {args.run_folder} --kernels` for the kernels of a build",
+            f"{args.run_folder} is a build, which has no trace: name a run folder, as written by dsc train",
+            f"`dsc inspect {args.run_folder} --kernels` lists the kernels of a build",
         )
     place = described(args.run_folder, args.phase)
     if args.phase is not None and place == args.run_folder:
-        return wrong(f"{args.run_folder} has trained no phase {args.phase}", "`phase` in its metrics.jsonl says which")
+        return wrong(
+            f"{args.run_folder} has not trained phase {args.phase}", "its metrics.jsonl lists the phases under `phase`"
+        )
     try:
         run = _run(place)
         trace = read_trace(args.run_folder, run.plan.mesh.world)
@@ -106,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _unwritten(out: Path | None, error: OSError) -> int:
-    """Says which file cannot be written; what befalls stdout is the caller's."""
+    """Print which file cannot be written. Errors of stdout are raised."""
     if out is None and error.filename is None:
         raise error
     return wrong(f"{error.filename or out} cannot be written: {error.strerror}")
 
 
 def _is_build(folder: Path) -> bool:
-    """Whether a folder is one of dsc compile, and no run's."""
+    """Whether a folder is a build of dsc compile, not a run."""
     return is_file(folder / "manifest.json") and status(folder / "trace") is None
 
 
@@ -124,39 +131,39 @@ def _kernels(args: argparse.Namespace) -> int:
     if args.format not in ("terminal", "json"):
         return wrong(f"--kernels has no --format {args.format}: use terminal or json")
     if args.program or args.costs or args.write_costs:
-        return wrong("--kernels lists a build: --program, --costs and --write-costs are for runs")
+        return wrong("--kernels is for builds; --program, --costs and --write-costs are for runs")
     try:
-        found = read(args.run_folder)
+        kernels = read(args.run_folder)
     except BuildError as error:
         return wrong(str(error))
     except ValueError:
-        return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that this dsc compile wrote")
+        return wrong(f"{args.run_folder} has no readable {FILE}: name a folder written by this version of dsc compile")
     try:
         if args.format == "json":
-            put(to_json(found), args.out)
+            put(to_json(kernels), args.out)
         else:
             screen = screen_of(sys.stdout) if args.out is None and sys.stdout.isatty() else None
-            put(text(args.run_folder.resolve().name, found, screen, runs_on_cpus(args.run_folder)), args.out)
+            put(text(args.run_folder.resolve().name, kernels, screen, runs_on_cpus(args.run_folder)), args.out)
     except OSError as error:
         return _unwritten(args.out, error)
     return 0
 
 
 def _run(folder: Path) -> ScheduledRun:
-    from compiler.cli.commands.schedule_spec import run_of  # with pydantic
+    from compiler.cli.commands.schedule_spec import run_of  # imports pydantic
     from compiler.plan.read_files import load_with_files
 
     return run_of(load_with_files(folder / "spec.resolved"))
 
 
 def _measured(
-    found: tuple[list[dict[int, Line]], int], run: ScheduledRun, program: str | None
+    steps: tuple[list[dict[int, Line]], int], run: ScheduledRun, program: str | None
 ) -> tuple[Schedule, RecordedTimes, int]:
-    """The schedule, what was measured of it, and how many traced steps are of other programs.
+    """The schedule, its measured times, and the number of traced steps of other programs.
 
-    `found`: the traced steps of the run's programs, and the number of the others.
+    `steps`: the traced steps of the run's programs, and the number of other steps.
     """
-    trace, left_out = found
+    trace, left_out = steps
     programs = programs_of(trace)
     if not programs:
         raise TraceError("no step was traced")
@@ -168,7 +175,7 @@ def _measured(
 
 
 def _costs(name: str, run: ScheduledRun) -> tuple[Costs, str]:
-    """Costs, and where they come from."""
+    """The costs, and a text that says where they come from."""
     if name == "plan":
         return run.costs(), "what the plan predicts"
     return shipped(name) if name in shipped_names() else costs_of_json(read_text(Path(name), MOST_BYTES), name), name

@@ -1,8 +1,8 @@
-"""`dsc lsp`: the language server, over stdin and stdout, as editors start it. See docs/editor.md.
+"""`dsc lsp`: run the language server for editors on stdin and stdout. See docs/editor.md.
 
 dsc lsp --stdio                    what an editor starts; it ends when the editor does
 
-Exit codes: 0 the editor ended it · 2 pygls is not installed
+Exit codes: 0 the editor stopped it · 2 pygls is not installed
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXIT_USAGE = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--stdio", action="store_true", help="what editors pass; there is no other way to serve")
+    parser.add_argument("--stdio", action="store_true", help="passed by editors; the only transport")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="dsc lsp: %(message)s")
     protocol = sys.stdout.buffer
-    with contextlib.redirect_stdout(sys.stderr):  # whoever prints, stdout carries the protocol only
+    with contextlib.redirect_stdout(sys.stderr):  # stdout carries only the protocol
         server().start_io(sys.stdin.buffer, protocol)
     return 0

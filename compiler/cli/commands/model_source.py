@@ -1,4 +1,4 @@
-"""The model that a command is given: what compiler/tools/inference/sources.py finds, or a folder of published
+"""Opens the model that a command line names: a source of compiler/tools/inference/sources.py, or a folder of published
 weights."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compiler.tools.inference.sources import InferenceError, ModelSource, find_s
 
 @contextmanager
 def opened(argument: str, spec: str | None) -> Iterator[ModelSource]:
-    """What names a trained model, while it is read. Published weights are imported into a folder that is then removed.
+    """Open a trained model. Published weights are imported into a temporary folder, removed on exit.
 
     Raises InferenceError or SpecError.
     """
@@ -32,5 +32,5 @@ def opened(argument: str, spec: str | None) -> Iterator[ModelSource]:
         with redirect_stdout(sys.stderr):
             code = import_.run(parser.parse_args(["hf", str(folder), "-o", str(out)]))
         if code:
-            raise InferenceError(f"{folder} cannot be imported", "what is wrong with it is said above")
+            raise InferenceError(f"{folder} cannot be imported", "see the messages above")
         yield replace(find_source(str(out)), published=argument)

@@ -1,4 +1,4 @@
-"""Files that commands write for the user: a new one not over another, an old one replaced in one step."""
+"""Output files of commands: new files never overwrite others, old files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pathlib import Path
 
 from compiler.emit.folder import put_folder
 
-WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # where nobody may write, the superuser was not meant to either
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # read-only for everybody means for root too
 SPEC = ".dsc"
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that does not exist yet. Raises FileExistsError, also for a link, and other OSErrors."""
+    """Write a new file. Raises FileExistsError if the path exists, even as a link, and other OSErrors."""
     with path.open("x", encoding="utf-8", newline="\n") as file:
         file.write(text)
 
 
 def refuse_output(path: Path, *read: str | Path | None) -> None:
-    """Raise, before the work, the OSError with which `write` would refuse a place. Refuse also a place that is one of
-    the files `read` (SPEC or SPEC:RUN), or that has the name of a spec."""
+    """Raise the OSError that `write` would raise for this path, before the work is done. Also refuses a path that is
+    one of the input files `read` (SPEC or SPEC:RUN), or that has the suffix of a spec."""
     if path.suffix == SPEC or any(_same(path, name) for each in read if each for name in _names(str(each))):
-        raise FileExistsError(errno.EEXIST, "it is what is read, or a spec: name another file", str(path))
+        raise FileExistsError(errno.EEXIST, "it is an input, or a spec: name another file", str(path))
     if is_folder(path):
         raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it", str(path))
-    place = _behind(path)
+    place = _resolved(path)
     if _is_special(place):
         return
     refuse_replacing(place)
     import tempfile
 
-    with tempfile.TemporaryFile(prefix=".dsc-", dir=place.parent):  # a folder that is there, and takes files
+    with tempfile.TemporaryFile(prefix=".dsc-", dir=place.parent):  # the folder exists and is writable
         pass
 
 
 def put(contents: str, path: Path | None) -> None:
-    """Write contents to a file like `write`, or to stdout."""
+    """Write contents to a file with `write`, or to stdout."""
     if path is None:
         print(contents, end="")
     else:
@@ -48,11 +48,11 @@ def put(contents: str, path: Path | None) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, or replace it in one step, behind links too; into a pipe or a device what they take.
+    """Write a file, replacing an old one atomically and following links. Pipes and devices are written to directly.
 
-    Raises OSError as `replace` does, and for a pipe that nobody reads, which is not waited for.
+    Raises OSError as `replace` does, and for a pipe without a reader, instead of waiting for one.
     """
-    place = _behind(path)
+    place = _resolved(path)
     if not _is_special(place):
         replace(place, content)
         return
@@ -68,7 +68,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def status(path: str | Path) -> os.stat_result | None:
-    """The status of a file or a folder; None where there is none, or where no file can have this name."""
+    """The status of a file or folder; None if it does not exist, or if the name is not valid."""
     try:
         return Path(path).stat()
     except (OSError, ValueError):
@@ -77,37 +77,39 @@ def status(path: str | Path) -> os.stat_result | None:
 
 def is_file(path: str | Path) -> bool:
     """Whether a path, with links followed, is a file."""
-    found = status(path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    info = status(path)
+    return info is not None and stat.S_ISREG(info.st_mode)
 
 
 def is_folder(path: str | Path) -> bool:
     """Whether a path, with links followed, is a folder."""
-    found = status(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    info = status(path)
+    return info is not None and stat.S_ISDIR(info.st_mode)
 
 
 def refuse_replacing(path: Path) -> None:
-    """Raise the OSError with which `replace` refuses to touch what is there."""
+    """Raise the OSError with which `replace` refuses to replace a path."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise FileExistsError(errno.EEXIST, "it is not a regular file", str(path))
     if not path.exists():
         return
-    found = path.stat()
-    if not found.st_mode & WRITABLE or not os.access(path, os.W_OK):
+    info = path.stat()
+    if not info.st_mode & WRITABLE or not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "it is read-only", str(path))
-    if found.st_nlink > 1:
-        raise OSError(errno.EMLINK, f"it has {found.st_nlink} names (hard links), which would part", str(path))
+    if info.st_nlink > 1:
+        raise OSError(
+            errno.EMLINK, f"it has {info.st_nlink} hard links; the others would keep the old content", str(path)
+        )
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of an old one, in one step, with its permissions.
+    """Replace a file atomically, keeping its permissions, or create it.
 
-    Raises OSError: FileExistsError where the place is taken by what is no file, or is a link; others where the file
-    is read-only, though its folder is not, or has several names, of which the others would keep the old text.
+    Raises FileExistsError if the path is a link or not a regular file, and other OSErrors if the file is read-only
+    (even if its folder is not) or has several hard links, of which the others would keep the old content.
     """
     refuse_replacing(path)
-    import tempfile  # takes as long as the parser of specs
+    import tempfile  # imported late: as slow as the parser of specs
 
     mode = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=".dsc-", dir=path.parent)
@@ -129,21 +131,21 @@ def _umask() -> int:
     return mask
 
 
-def _behind(path: Path) -> Path:
-    """What a link leads to, as far as it is a file or could become one; a device or a pipe as it was named."""
+def _resolved(path: Path) -> Path:
+    """The path with links resolved, if it is a file or could become one; devices and pipes stay as named."""
     try:
         return path if _is_special(path) else Path(os.path.realpath(path))
-    except ValueError:  # a NUL in it
-        raise OSError(errno.EINVAL, "no file can be called so", str(path)) from None
+    except ValueError:  # a NUL character
+        raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
 
 
 def _is_special(path: Path) -> bool:
     return status(path) is not None and not is_file(path) and not is_folder(path)
 
 
-def _names(given: str) -> tuple[str, ...]:
-    """Names that the file of SPEC or SPEC:RUN may have."""
-    return given, given.rpartition(":")[0] or given
+def _names(argument: str) -> tuple[str, ...]:
+    """The file names that an argument SPEC or SPEC:RUN may mean."""
+    return argument, argument.rpartition(":")[0] or argument
 
 
 def _same(a: Path, b: str) -> bool:
@@ -151,14 +153,14 @@ def _same(a: Path, b: str) -> bool:
     return one is not None and other is not None and os.path.samestat(one, other)
 
 
-# --- A folder that a command writes for the user: a new one, which appears when it is complete
+# --- Output folders of commands: a new folder appears only when it is complete
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A folder to write into, and what moves it to `out`. Without that nothing is left of it.
+    """Yield a temporary folder and a function that moves it to `out`. Without that call the folder is removed.
 
-    FileExistsError where `out` has anything in it, or is no folder; other OSErrors where it cannot be written.
+    Raises FileExistsError if `out` is not empty or not a folder, and other OSErrors if it cannot be written.
     """
     place = out.absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):

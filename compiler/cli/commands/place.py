@@ -1,10 +1,10 @@
-"""`dsc place [RUN|LOAD] [SPEC[:RUN]] [-o FILE]`: which expert belongs on which device, from the load of a run.
+"""`dsc place [RUN|LOAD] [SPEC[:RUN]] [-o FILE]`: assign experts to devices by the load measured in a run.
 
-dsc place runs/pretrain                        its load.json and its spec: all layers, before and after
-dsc place runs/pretrain -o placement.json      also as a file to review, and to go on with at the next resume
+dsc place runs/pretrain                        uses its load.json and spec; shows all layers before and after
+dsc place runs/pretrain -o placement.json      also writes the placement, for the next resume of the run
 dsc place --load load.json --groups 8 --nodes 4 --devices 32 --format json
 
-A spec goes on with a placement by `parallel { placement = "placement.json" }`, docs/placement.md.
+A spec uses a placement with `parallel { placement = "placement.json" }` (docs/placement.md).
 
 Exit codes: 0 done · 2 the load, the spec or the command line is wrong
 """
@@ -28,27 +28,30 @@ from compiler.plan.spec_files import expert_placement_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("source", nargs="?", metavar="RUN|LOAD", help="a run folder, or the file of a load")
-    parser.add_argument("spec", nargs="?", metavar="SPEC", help="a spec file, or SPEC:RUN; default: that of the run")
+    parser.add_argument("source", nargs="?", metavar="RUN|LOAD", help="a run folder, or a load file")
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help="a spec file, or SPEC:RUN; default: the run's")
     add_overrides(parser)
-    parser.add_argument("--load", metavar="FILE", help='the file of a load: {"load": [[tokens of each expert], …]}')
+    parser.add_argument("--load", metavar="FILE", help='a load file: {"load": [[tokens of each expert], …]}')
     parser.add_argument("--groups", type=int, metavar="G", help="groups of experts; default: the spec's, or 1")
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes; default: the spec's, or 1")
-    parser.add_argument("--devices", type=int, metavar="D", help="devices in all; default: the spec's expert ranks")
+    parser.add_argument(
+        "--devices", type=int, metavar="D", help="total number of devices; default: the spec's expert ranks"
+    )
     parser.add_argument(
         "--group-rule",
         choices=("auto", "keep", "ignore"),
         default="auto",
-        help="groups on one node each: keep, ignore, or auto: where it costs at most 1%% of balance; default: auto",
+        help="keep: each expert group stays on one node; ignore; auto: keep if that costs at most 1%% of balance; "
+        "default: auto",
     )
-    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="also write the placement, and what moves")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="also write the placement to a file")
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="text or json (docs/json.md); default: text"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Place the experts of every layer, and print what that gives."""
+    """Place the experts of every layer and print the result. Returns the exit code."""
     try:
         tasks = _tasks(args)
         if tasks is None:
@@ -62,46 +65,46 @@ def run(args: argparse.Namespace) -> int:
         finally:
             tell("")
         if not any(row.load.any() for row in rows):
-            say("warning: no token was counted: every placement is as even as any other")
+            say("warning: the load counts no tokens: all placements are equally balanced")
         if args.out is not None:
             replace(args.out, to_text(file_layers(rows)).encode())
     except PlacementError as error:
         return wrong(str(error), error.hint, args.format)
     except OSError as error:
-        return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+        return wrong(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
     if args.format == "json":
         print(json.dumps(document(rows), allow_nan=False))
         return 0
     from compiler.tools.picture.formats import screen_of
-    from compiler.tools.report.experts_text import text  # with rich
+    from compiler.tools.report.experts_text import text  # imports rich
 
     print(text(rows, args.group_rule, args.out and str(args.out), screen_of(sys.stdout)), end="")
     return 0
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- layers to place
 
 
 def _tasks(args: argparse.Namespace) -> list[LayerTask] | None:
     """The layers to place; None after the mistakes of a spec have been printed."""
     for name in ("groups", "nodes", "devices"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise PlacementError(f"--{name} {value}: at least 1")
+            raise PlacementError(f"--{name} {value}: must be at least 1")
     if args.load is not None and args.spec is not None:
-        raise PlacementError("--load FILE takes the place of RUN: leave one of them out")
+        raise PlacementError("--load FILE replaces RUN: leave one of them out")
     if args.load is not None and args.source is not None:
         args.spec = args.source  # `dsc place --load FILE SPEC`
     source = args.load or args.source
     if source is None:
-        raise PlacementError("which load? Name a run folder, or the file of a load", "dsc place runs/pretrain")
+        raise PlacementError("which load? Name a run folder or a load file", "dsc place runs/pretrain")
     path, spec = Path(source), args.spec
     if is_folder(path):
         spec = spec or str(path / "spec.resolved")
         path = path / "load.json"
         if not path.is_file():
             raise PlacementError(
-                f"{path}: there is no such file",
-                f"{source} is no run of a model with experts, or has not reached a checkpoint, at which it is written",
+                f"{path}: no such file",
+                f"{source} is not a run of a model with experts, or has not saved a checkpoint with the load yet",
             )
     loads = read_load(path)
     return _of_flags(args, path, loads) if spec is None else _of_spec(args, path, loads, spec)
@@ -109,9 +112,11 @@ def _tasks(args: argparse.Namespace) -> list[LayerTask] | None:
 
 def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -> list[LayerTask]:
     if args.set:
-        raise PlacementError("-s changes a spec, and there is none", f"dsc place {path} SPEC -s …")
+        raise PlacementError("-s overrides keys of a spec, and no spec is named", f"dsc place {path} SPEC -s …")
     if args.devices is None:
-        raise PlacementError("--devices is missing: on how many devices in all?", "or name a spec: dsc place FILE SPEC")
+        raise PlacementError(
+            "--devices is missing: name the total number of devices", "or name a spec: dsc place FILE SPEC"
+        )
     experts = same_length(path, loads)
     layout = ExpertLayout(experts, args.groups or 1, args.nodes or 1, args.devices).check()
     return [LayerTask(str(index), load, layout, at_hand(layout)) for index, load in enumerate(loads)]
@@ -126,8 +131,8 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     layers = layers_with_experts(chosen.spec)
     if len(layers) != len(loads):
         raise PlacementError(
-            f"{path} has {len(loads)} layers, and the model of {spec} {len(layers)} with experts",
-            "the load is that of another model",
+            f"{path} has {len(loads)} layers, but the model of {spec} has {len(layers)} layers with experts",
+            "the load is from another model",
         )
     if args.devices is None and chosen.spec.parallel.expert == 1:
         raise PlacementError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
@@ -140,9 +145,9 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     tasks = []
     for (name, ffn), load in zip(layers, loads, strict=True):
         if len(load) != ffn.experts:
-            raise PlacementError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
-        given = (args.groups, args.nodes, args.devices)
-        layout = layout_of(chosen.spec, ffn, *given, per_node.get(name)).check()
+            raise PlacementError(f"{path} has {len(load)} experts in {name}, but the model has {ffn.experts}")
+        sizes = (args.groups, args.nodes, args.devices)
+        layout = layout_of(chosen.spec, ffn, *sizes, per_node.get(name)).check()
         before = at_hand(layout, at_present.layers[name] if at_present else None)
         tasks.append(LayerTask(name, load, layout, before, True, routing_of(chosen.spec, ffn)))
     return tasks

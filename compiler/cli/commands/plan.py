@@ -1,16 +1,16 @@
-"""`dsc plan [SPEC[:RUN]] [-s key=value] [--rates FILE] [--format …]`: what a run takes, before it runs.
+"""`dsc plan [SPEC[:RUN]] [-s key=value] [--rates FILE] [--format …]`: predict what a run takes, before it starts.
 
 dsc plan                                     the spec in the current folder
-dsc plan specs/deepseek-v3.dsc               time, money and memory of 2,048 devices, in a second on a laptop
-dsc plan spec.dsc -s parallel.pipeline=8     of another plan
-dsc plan spec.dsc --rates here.json          at the rates that dsc calibrate measured
-dsc plan spec.dsc --format json              for programs, docs/json.md
-dsc plan spec.dsc --format html -o plan.html placement, memory over time, network and schedule as pictures
+dsc plan specs/deepseek-v3.dsc               time, cost and memory on 2,048 devices, in a second on a laptop
+dsc plan spec.dsc -s parallel.pipeline=8     with another plan
+dsc plan spec.dsc --rates here.json          with the rates that dsc calibrate measured
+dsc plan spec.dsc --format json              for programs (docs/json.md)
+dsc plan spec.dsc --format html -o plan.html pictures of placement, memory over time, network and schedule
 
-Of a run with phases each phase is planned, and the whole run is added up; SPEC:RUN.2 plans the second one alone.
+For a run with phases, each phase is planned and the totals are added up; SPEC:RUN.2 plans only the second phase.
 
-A spec that does not train yet has a plan too. Where it does not fit, edits that mend it are planned, and the fastest
-are shown. What is assumed is said at the end.
+A spec that cannot be trained yet has a plan too. If a plan does not fit, edits that make it fit are planned, and the
+fastest are shown. The assumptions are listed at the end.
 
 Exit codes: 0 planned, whether or not it fits: programs read `memory.fits` of the JSON · 2 the spec or the command line
 is wrong
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from runtime.data.samples import AnySamples
 
 
-# --- The text that was prepared for a run, for what `dsc plan` says of `order = cost`
+# --- The prepared text of a run, with which `dsc plan` computes the gain of `order = cost`
 
 
 def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path, cache: Path) -> OrderGain | None:
-    """The gain of `order = cost` on data in a cache; None without the key, where the cache has no such data, or where
-    it comes from several sources. `folder`: where the paths of the data start."""
+    """The gain of `order = cost` on the prepared data in a cache. None without that key, without prepared data, or with
+    several sources. `folder`: base of the data's relative paths."""
     if spec.schedule.order != "cost" or not cache.is_dir():
         return None
     text = _prepared(spec, folder, cache)
@@ -60,7 +60,7 @@ def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path,
 
     try:
         return gain_on(samples_in(spec, text), spec, lowering, schedule, str(text))
-    except DataError:  # too short a text: the run will say so
+    except DataError:  # the text is too short: the run will report it
         return None
 
 
@@ -75,7 +75,7 @@ def samples_in(spec: Spec, text: Path) -> AnySamples:
 
 
 def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
-    """The folder of a cache with the text of a spec, if it was prepared and has not changed."""
+    """The folder in a cache with the prepared text of a spec, or None if it is missing or has changed."""
     from compiler.emit.recipe import data_request
     from runtime.data import store
     from runtime.data.files import DataError
@@ -87,25 +87,25 @@ def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
     asked = asked_for(request)
     metas = (store.meta_of(each) for each in store.folders(cache))
     if not any(meta is not None and meta.get("request") == asked for meta in metas):
-        return None  # the text need not be read
+        return None  # decided without reading the text
     try:
         text = cache / task_of(request, folder, lambda *_: None).key
-    except (DataError, OSError):  # the run will say so
+    except (DataError, OSError):  # the run will report it
         return None
     return text if store.verified(text) is not None else None
 
 
 # --- plan
 
-CACHE = Path("build/.data")  # where `dsc train` keeps what it prepares
+CACHE = Path("build/.data")  # where `dsc train` keeps prepared data
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, or a phase of it, with what it is predicted to take, and why it does not fit."""
+    """A run, or one phase of it, with its prediction, and why it does not fit (None if it fits)."""
 
     chosen: Chosen
-    found: TimedPlan
+    timed: TimedPlan
     prediction: Prediction
     why: Why | None
 
@@ -113,19 +113,19 @@ class PlannedRun:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
-    parser.add_argument("--rates", metavar="FILE", help="a table of rates, or the name of one; default: the spec's")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="of the text; default: as wide as the terminal")
+    parser.add_argument("--rates", metavar="FILE", help="a rate table, as a file or a name; default: the spec's")
+    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the text; default: the terminal's")
     parser.add_argument(
         "--format",
         choices=("text", "json", "html"),
         default="text",
-        help="text, json (docs/json.md) or html, a page with pictures; default: text",
+        help="text, json (docs/json.md) or html (a page with pictures); default: text",
     )
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan."""
+    """Print the plan. Returns the exit code."""
     try:
         if args.out is not None:
             refuse_output(args.out, args.spec, args.rates)  # before the work
@@ -136,13 +136,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         table = _table(args.rates) if args.rates is not None else None
     except RateError as error:
-        return wrong(str(error), how=args.format)
+        return wrong(str(error), output_format=args.format)
     phases = load_phases(args.spec, args.set, args.format, table)
     if phases is None:
         return EXIT_SPEC
     if len(phases) > 1 and args.format == "html":
         listed = ", ".join(f"`{each.argument}`" for each in phases)
-        return wrong("a page is of one phase, and this run has several", f"name one: {listed}")
+        return wrong("a page shows one phase, and this run has several", f"name one: {listed}")
     planned = [_planned(args, each) for each in phases]
     try:
         put(RENDERERS[args.format](args, planned), args.out)
@@ -155,13 +155,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace, chosen: Chosen) -> PlannedRun:
     """Plan a run, or one phase of it."""
-    found, prediction = plan_of(chosen)
-    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
-    return PlannedRun(chosen, found, prediction, why)
+    timed, prediction = plan_of(chosen)
+    why = None if prediction.fits else _why(args, chosen, timed, prediction.ranks)
+    return PlannedRun(chosen, timed, prediction, why)
 
 
 def plan_of(chosen: Chosen) -> tuple[TimedPlan, Prediction]:
-    """A timed plan of a run, or of one phase of it, and what it is predicted to take."""
+    """The timed plan of a run, or of one phase of it, and the prediction."""
     from compiler.plan.plan import make_plan
     from compiler.plan.spec_rates import rank_rates
     from compiler.predict.predict import memories, predicted, timed_on
@@ -169,17 +169,17 @@ def plan_of(chosen: Chosen) -> tuple[TimedPlan, Prediction]:
     from compiler.program.lower.scheduler import Scheduler
 
     lowering = Lowering(make_plan(chosen.spec), rank_rates(chosen.spec))
-    found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
-    gain = order_gain(chosen.spec, lowering, found.schedule, chosen.path.parent, CACHE)
-    return found, replace(predicted(found, memories(found)), order_gain=gain)
+    timed = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
+    gain = order_gain(chosen.spec, lowering, timed.schedule, chosen.path.parent, CACHE)
+    return timed, replace(predicted(timed, memories(timed)), order_gain=gain)
 
 
 def _unwritten(args: argparse.Namespace, error: OSError) -> int:
-    return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+    return wrong(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
 
 
-def _why(args: argparse.Namespace, chosen: Chosen, found: TimedPlan, ranks: Sequence[RankMemory]) -> Why:
-    """Why it does not fit, and the edits that mend it."""
+def _why(args: argparse.Namespace, chosen: Chosen, timed: TimedPlan, ranks: Sequence[RankMemory]) -> Why:
+    """Why the plan does not fit, and edits that make it fit."""
     from compiler.predict.why import ways_to_fit
     from compiler.predict.why_shown import why_of
     from dsl.load import variants
@@ -187,12 +187,12 @@ def _why(args: argparse.Namespace, chosen: Chosen, found: TimedPlan, ranks: Sequ
     choice = chosen.ranking.best.choice if chosen.ranking else {}
     legal = variants(chosen.argument, None, args.set, choice)
     tell = progress("plan")
-    tell("it does not fit: looking for edits that mend it")
+    tell("it does not fit: looking for edits that make it fit")
     try:
-        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice))
+        ways = ways_to_fit(timed, ranks, legal, chosen.origins, tuple(choice))
     finally:
         tell("")
-    return why_of(found, ranks, ways, chosen.origins)
+    return why_of(timed, ranks, ways, chosen.origins)
 
 
 def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
@@ -209,14 +209,14 @@ def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
 
 
 def _html(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
-    from compiler.tools.report.plan_page import plan_html  # with jinja2
+    from compiler.tools.report.plan_page import plan_html  # imports jinja2
 
-    (one,) = planned
-    return plan_html(one.found, one.prediction, one.why)
+    (run,) = planned
+    return plan_html(run.timed, run.prediction, run.why)
 
 
 def _text(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
-    from compiler.tools.report.prediction_text import text, text_of_phases  # with rich
+    from compiler.tools.report.prediction_text import text, text_of_phases  # imports rich
 
     screen = screen_of(sys.stdout) if args.out is None else Screen()
     screen = replace(screen, width=args.width) if args.width else screen
@@ -229,11 +229,11 @@ RENDERERS = {"text": _text, "json": _json, "html": _html}
 
 
 def _table(name: str) -> RateTable:
-    """A table that comes with dsc, or one of a file. RateError where there is none."""
+    """A rate table that comes with dsc, or one in a file. Raises RateError if there is none."""
     from compiler.machine.rates import RateError, read_table, shipped_table, shipped_tables
 
     if name in shipped_tables():
         return shipped_table(name)
     if "/" not in name and not name.endswith(".json") and not Path(name).exists():
-        raise RateError(f"there is no table {name[:80]!r}: use a file, or one of {', '.join(shipped_tables())}")
+        raise RateError(f"there is no rate table {name[:80]!r}: use a file, or one of {', '.join(shipped_tables())}")
     return read_table(Path(name))

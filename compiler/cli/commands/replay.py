@@ -1,25 +1,25 @@
-"""`dsc replay RUN STEP`: train a step of a run again, from the nearest checkpoint before it, and compare its numbers.
+"""`dsc replay RUN STEP`: train a step of a run again, from the last checkpoint before it, and compare.
 
-dsc replay runs/quickstart 57             from the checkpoint of step 50: losses, gradient norms and loads, bit for bit
-dsc replay runs/quickstart 57 --swap all  and once more, each rank on the device of the next: is a device at fault?
+dsc replay runs/quickstart 57             starts from step 50; compares losses, gradient norms, loads
+dsc replay runs/quickstart 57 --swap all  and again with each rank on the device of the next: is a device faulty?
 dsc replay runs/quickstart 57 --swap 1,3  the same, with the devices of ranks 1 and 3 exchanged
-dsc replay runs/quickstart 57 --out why   keep what was trained again
+dsc replay runs/quickstart 57 --out why   keep the results in the folder why
 
-A step has the same bits each time under the same build, versions and number of threads. So where a number differs, and
-dsc did not say what differs here, a device computed something wrong, in the run or now. A step whose numbers ended the
-run or rolled it back can be trained again too. Of a run with phases, the phase of the step is trained again.
+With the same build, versions and number of threads, a step has the same bits each time. If a number differs and dsc
+reports no other difference, a device computed something wrong, in the run or now. A step whose numbers ended the run or
+rolled it back can be trained again too. In a run with phases, the phase of the step is trained.
 
-With --swap the step is trained on the devices of the run, and with devices exchanged. The verdict is one of:
+With --swap the step is trained twice: on the devices of the run, and with devices exchanged. The verdict is one of:
 
-    real       the same bits on both: the number is of the weights and the data
-    transient  the run has other bits than its devices now: an error that passed
-    device     other bits on another device: which device is suspect is named
-    unknown    build or versions differ from those of the run, or no two trainings agree
+    real       the same bits on both: the number comes from the weights and the data
+    transient  the devices now compute other bits than in the run: a transient error
+    device     other bits on another device: the suspect device is named
+    unknown    build or versions differ from the run's, or no two trainings agree
 
-A number from the number of ranks on is a device of this machine that no rank uses: --swap 1,4. On CPUs a device is a
-core, and a rank stays on its core.
+In --swap, numbers past the last rank name devices of this machine that no rank uses: --swap 1,4. On CPUs a device is a
+core, and ranks are pinned to cores.
 
-The run is not changed. What is trained again is in RUN/replay-STEP, with the comparison in replay.json. The folder is
+The run is not changed. The new trainings are in RUN/replay-STEP, with the comparison in replay.json. The folder is
 removed if nothing differs.
 
 Exit codes: 0 equal, or real · 1 a rank failed, or a number differs, or unknown · 2 the run has no such step, or cannot
@@ -51,27 +51,27 @@ from runtime.system.regular_files import write
 JSON_VERSION = 1
 DATA, HEALTH = "data", "health.json"
 MAX_HEALTH_BYTES = 64 << 20
-TRAINED = "run"  # in the folder of --out, the step on the devices of the run
-SHOWN = "replay.json"  # there too, what the trainings show, once they have come to their end
+TRAINED = "run"  # subfolder of --out: the step on the devices of the run
+SHOWN = "replay.json"  # in --out: the comparison, written when all trainings have finished
 DEVICES = ("cpu", "cuda", "shared")
-SURROUNDINGS = ("build", "torch", "ops", "device", "ranks")  # of a start, on which bits depend
+SURROUNDINGS = ("build", "torch", "ops", "device", "ranks")  # fields of a start event on which bits depend
 EXIT_OF: dict[Verdict, int] = {"real": 0, "transient": 4, "device": 5, "unknown": EXIT_DIFFERS}
-INTERRUPTED = 128  # and more: exit codes of what was asked to end
-ON_THEIRS, ALL = "+0", "+1"  # each rank on its device, and on that of the next rank: runtime/observe/slots.py
+INTERRUPTED = 128  # exit codes from here on: stopped by a signal
+ON_THEIRS, ALL = "+0", "+1"  # each rank on its own device, or on the next rank's (runtime/observe/slots.py)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
-    parser.add_argument("step", metavar="STEP", type=step_number, help="a step that the run trained, or that was wrong")
+    parser.add_argument("step", metavar="STEP", type=step_number, help="a step that the run trained, or a bad step")
     parser.add_argument(
         "--swap",
         metavar="A,B|all",
         type=_swap,
         help="also train with the devices of ranks A and B exchanged, or with each rank on the device of the next one",
     )
-    parser.add_argument("--device", choices=DEVICES, help="default: that of the run")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for what is trained again, which is kept")
+    parser.add_argument("--device", choices=DEVICES, help="default: the run's")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for the new trainings, which is kept")
     parser.add_argument(
         "--data", metavar="DIR", type=Path, default=Path(), help="folder that the data's paths are relative to"
     )
@@ -79,27 +79,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def step_number(text: str) -> int:
-    """A step of a command line."""
+    """Parse a step number."""
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10**18):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a step: they are counted from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step: steps count from 1")
     return int(text)
 
 
 def _swap(text: str) -> str:
-    """What runtime/observe/slots.py calls the exchange."""
+    """Parse --swap into the form of runtime/observe/slots.py."""
     if text == "all":
         return ALL
-    if not (found := re.fullmatch("([0-9]{1,7}),([0-9]{1,7})", text, re.ASCII)):
+    if not (match := re.fullmatch("([0-9]{1,7}),([0-9]{1,7})", text, re.ASCII)):
         raise argparse.ArgumentTypeError(f"{text!r} is neither two ranks, such as 1,3, nor all")
-    first, second = map(int, found.groups())
+    first, second = map(int, match.groups())
     if first == second:
-        raise argparse.ArgumentTypeError(f"{text!r}: a rank is exchanged with another one")
+        raise argparse.ArgumentTypeError(f"{text!r}: name two different ranks")
     return f"{first},{second}"
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A step of a run to be trained again, in the folder `out`, and how."""
+    """A step to train again in the folder `out`."""
 
     args: argparse.Namespace
     run: RecordedTraining
@@ -111,34 +111,32 @@ class Replay:
 
     @property
     def device(self) -> str:
-        """What the ranks compute on."""
-        found = self.run.start_of(self.step).get("device")
-        return self.args.device or (found if found in DEVICES else "cpu")
+        """The --device of the trainings: the option, or the run's."""
+        device = self.run.start_of(self.step).get("device")
+        return self.args.device or (device if device in DEVICES else "cpu")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train the step again and compare; the exit code."""
+    """Train the step again and compare. Returns the exit code."""
     folder, step = args.run_folder, args.step
     if not folder.is_dir():
-        return wrong(
-            f"there is no folder {printable(str(folder))}", "`dsc train` writes the folder of a run", args.format
-        )
+        return wrong(f"there is no folder {printable(str(folder))}", "`dsc train` writes run folders", args.format)
     try:
         trained = RecordedTraining.read(folder)
     except TextFileError as error:
-        return wrong(printable(str(error)), how=args.format)
+        return wrong(printable(str(error)), output_format=args.format)
     rows = trained.rows
     if step not in rows and not any(at == step for at, _ in trained.bad):
-        there = f"its steps are {min(rows)} to {max(rows)}" if rows else "it has trained no step"
-        return wrong(f"{printable(str(folder))} has no row of step {step}: {there}", how=args.format)
+        extent = f"its steps are {min(rows)} to {max(rows)}" if rows else "it has trained no step"
+        return wrong(f"{printable(str(folder))} has no row for step {step}: {extent}", output_format=args.format)
     replay = Replay(args, trained, args.out or folder / f"replay-{step}")
     try:
         replay.out.mkdir(parents=True)
     except FileExistsError:
         hint = "remove it, or name another with --out"
-        return wrong(f"{printable(str(replay.out))} is there already", hint, args.format)
+        return wrong(f"{printable(str(replay.out))} already exists", hint, args.format)
     except OSError as error:
-        return wrong(printable(str(error)), how=args.format)
+        return wrong(printable(str(error)), output_format=args.format)
     code = EXIT_DIFFERS
     try:
         code, keeps = _replayed(replay)
@@ -149,12 +147,12 @@ def run(args: argparse.Namespace) -> int:
         if args.out is None and not keeps:
             shutil.rmtree(replay.out, ignore_errors=True)
     if keeps:
-        say(f"what was trained again: {replay.out}")
+        say(f"the new trainings are in {replay.out}")
     return code
 
 
 def _replayed(replay: Replay) -> tuple[int, bool]:
-    """Train and compare; the exit code, and whether there is something to look at in the folder."""
+    """Train and compare. Returns the exit code, and whether to keep the folder."""
     args, step = replay.args, replay.step
     row = replay.run.rows.get(step, {})
     phase = row.get("phase", replay.run.start_of(step).get("phase"))
@@ -164,25 +162,26 @@ def _replayed(replay: Replay) -> tuple[int, bool]:
     _say_other_build(replay)
     trainings = list[RecordedTraining]()
     for name, slots in (("swapped", args.swap), (TRAINED, ON_THEIRS)) if args.swap else ((TRAINED, "any"),):
-        code, found = _trained(replay, name, slots)
-        if found is None:
+        code, training = _trained(replay, name, slots)
+        if training is None:
             return code, code in (1, 3)
-        trainings.insert(0, found)
+        trainings.insert(0, training)
     if args.swap and (third := third_slots(args.swap, trainings)):
-        code, found = _trained(replay, "third", third)
-        if found is None:
+        code, training = _trained(replay, "third", third)
+        if training is None:
             return code, code in (1, 3)
-        trainings.append(found)
-    return _told(replay, trainings)
+        trainings.append(training)
+    return _report(replay, trainings)
 
 
 def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraining | None]:
-    """Train up to the step, with ranks on the devices that `slots` says; the exit code, and what was trained."""
+    """Train up to the step, with ranks on the devices of `slots`. Returns the exit code, and the training if it
+    succeeds."""
     args, folder = replay.args, replay.out / name
     try:
         _prepare(args.run_folder, replay.step, folder, _given_up(replay))
     except (CheckpointError, OSError) as error:
-        return wrong(printable(str(error)), how=args.format), None
+        return wrong(printable(str(error)), output_format=args.format), None
     say(f"training step {replay.step} again{_where(slots)}")
     words = ["--out", str(folder), "--data", str(args.data), "--steps", str(replay.step), "--resume"]
     words += ["--device", replay.device, "--replay", slots]
@@ -192,7 +191,7 @@ def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraini
     try:
         return 0, RecordedTraining.read(folder)
     except TextFileError as error:
-        return wrong(printable(str(error)), how=args.format), None
+        return wrong(printable(str(error)), output_format=args.format), None
 
 
 def _where(slots: str) -> str:
@@ -200,7 +199,9 @@ def _where(slots: str) -> str:
         return ""
     if "," in slots:
         return f", {_exchanged(slots)}"
-    return ", each rank on its device" if slots == ON_THEIRS else f", each rank on the device {slots[1:]} further on"
+    return (
+        ", each rank on its own device" if slots == ON_THEIRS else f", each rank on the device {slots[1:]} further on"
+    )
 
 
 def _exchanged(slots: str) -> str:
@@ -208,18 +209,21 @@ def _exchanged(slots: str) -> str:
 
 
 def third_slots(swap: str, trainings: Sequence[RecordedTraining]) -> str | None:
-    """Where ranks compute in a third training, so that the one that differed computes on a third device. None if there
-    is none, or if two trainings, the first on the devices of the run, tell which device is suspect."""
-    found = suspects(trainings)
-    if len(found) < 2:
+    """The slots of a third training, in which the rank that differed runs on a third device.
+
+    None if there is no third device, or if the two trainings (the first on the devices of the run) already single out
+    the suspect.
+    """
+    suspected = suspects(trainings)
+    if len(suspected) < 2:
         return None
     devices = {rank: log.device for rank, log in trainings[0].logs.items()}
     world = len(devices)
     if swap == ALL:
         moves = [(devices[rank], devices[(rank + 1) % world], devices[(rank + 2) % world]) for rank in devices]
-        if all(len({*each}) == 3 for each in moves):
+        if all(len({*move}) == 3 for move in moves):
             return "+2"
-    rank, used = found[0].rank, {each.device for each in found}
+    rank, used = suspected[0].rank, {suspect.device for suspect in suspected}
     thirds = [third for third, device in devices.items() if device not in used]
     cores = len(os.sched_getaffinity(0)) if devices[rank][1].startswith("core ") else 0
     thirds += [number for number in range(world, cores) if number != max(_numbers(swap))]  # cores that no rank uses
@@ -230,39 +234,39 @@ def _numbers(slots: str) -> list[int]:
     return [int(each) for each in re.findall("[0-9]+", slots)]
 
 
-# ---------------------------------------------------------------- what a training begins with
+# ---------------------------------------------------------------- the start of a training
 
 
 def _given_up(replay: Replay) -> int | None:
-    """The number of rollbacks of the run before the one at this step; None if it did not roll back there."""
+    """The number of rollbacks that the run did before the one at this step; None if it did not roll back there."""
     rows = [row.get("step") for row in _health(replay.args.run_folder).get("rollbacks", ())]
     return len(rows) - 1 - rows[::-1].index(replay.step) if replay.step in rows else None
 
 
 def _health(run: Path) -> dict[str, Any]:
     try:
-        found = json_of(read_text(run / HEALTH, MAX_HEALTH_BYTES), HEALTH)
+        health = json_of(read_text(run / HEALTH, MAX_HEALTH_BYTES), HEALTH)
     except TextFileError:
         return {}
-    rows = found.get("rollbacks") if isinstance(found, dict) else None
-    return found if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else {}
+    rows = health.get("rollbacks") if isinstance(health, dict) else None
+    return health if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else {}
 
 
 def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
-    """Fill a run folder with what a training up to the step begins with. `rollbacks`: that the run had done by then.
+    """Fill a run folder so that training up to the step can resume. `rollbacks`: how many the run had done by then.
 
-    Checkpoints and data are linked, for nothing changes their files. All good checkpoints before the step are there, in
-    case that the nearest is damaged; where files cannot be linked, the nearest one alone.
+    Checkpoints and data are linked, as nothing changes their files. All checkpoints before the step are linked, in case
+    the last one is damaged; if links are not possible, only the last one is copied.
     """
     folder.mkdir()
-    found = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS)[0] if manifest.step < step]
+    checkpoints = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS)[0] if manifest.step < step]
     if rollbacks is not None:
-        found = [(path, manifest) for path, manifest in found if _seen(manifest) <= rollbacks]
-    found.sort(key=lambda each: -each[1].step)
+        checkpoints = [(path, manifest) for path, manifest in checkpoints if _seen(manifest) <= rollbacks]
+    checkpoints.sort(key=lambda each: -each[1].step)
     links = run.stat().st_dev == folder.stat().st_dev
-    for path, _ in found if links else found[:1]:
+    for path, _ in checkpoints if links else checkpoints[:1]:
         _link(path, folder / CHECKPOINTS / path.name)
-    if health := _health(run):  # which samples were given up
+    if health := _health(run):  # which samples were skipped
         rows = {**health, "rollbacks": health["rollbacks"][:rollbacks]}
         (folder / HEALTH).write_text(json.dumps(rows) + "\n", "utf-8")
     if (run / DATA).is_dir():
@@ -270,14 +274,14 @@ def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
 
 
 def _seen(manifest: Manifest) -> int:
-    """How many rollbacks a run had done when it wrote a checkpoint."""
-    found = manifest.meta.get("health")
-    seen = found.get("rollbacks", 0) if isinstance(found, dict) else 0
+    """The number of rollbacks that a run had done when it wrote a checkpoint."""
+    health = manifest.meta.get("health")
+    seen = health.get("rollbacks", 0) if isinstance(health, dict) else 0
     return seen if type(seen) is int else 0
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link the files of a folder into another one, all but hidden ones; they are copied to another file system."""
+    """Link the files of a folder into another, without hidden ones; copy them if they cannot be linked."""
 
     def link(file: str, to: str) -> None:
         try:
@@ -288,30 +292,30 @@ def _link(source: Path, target: Path) -> None:
     shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns(".*"))
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- the report
 
 
 def _say_other_build(replay: Replay) -> None:
     was, now = replay.run.start_of(replay.step).get("build"), read(replay.out / "build").digest
     if was not in (None, now):
-        say(f"the run trained step {replay.step} with build {was}, and this is {now}: roundings may differ")
+        say(f"the run trained step {replay.step} with build {was}, and this is {now}: rounding may differ")
 
 
 def other_surroundings(run: RecordedTraining, again: RecordedTraining, step: int) -> list[str]:
-    """What differs between the starts of a run and of a replay, on which bits depend."""
+    """The differences between run and replay that can change bits: build, versions, device, ranks."""
     was, now = run.start_of(step), again.start_of(step)
     both = [name for name in SURROUNDINGS if name in was and name in now]
     return [f"{name}: {was[name]} in the run, {now[name]} now" for name in both if was[name] != now[name]]
 
 
-def _told(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int, bool]:
-    """Say what the trainings show; the exit code, and whether something differs."""
+def _report(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int, bool]:
+    """Write and print the comparison. Returns the exit code, and whether it is not 0."""
     args, step, first = replay.args, replay.step, trainings[0]
     differing, ranks = compared(replay.run, first, step)
-    other = other_surroundings(replay.run, first, step)
-    found, of = None, list[Suspect]()
+    surroundings = other_surroundings(replay.run, first, step)
+    outcome, suspected = None, list[Suspect]()
     if args.swap:
-        found, of = verdict(replay.run, trainings, step, comparable=not other)
+        outcome, suspected = verdict(replay.run, trainings, step, comparable=not surroundings)
     document = {
         "version": JSON_VERSION,
         "from_step": first.begun,
@@ -319,14 +323,14 @@ def _told(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int, b
         "equal": not differing and not ranks,
         "differs": differing,
         "ranks": ranks,
-        "surroundings": other,
-        "verdict": found,
-        "suspects": [_as_json(each) for each in of],
+        "surroundings": surroundings,
+        "verdict": outcome,
+        "suspects": [_as_json(suspect) for suspect in suspected],
         "faults": [row["reason"] for row in replay.run.events if row.get("event") == "fault" and row["step"] == step],
     }
     write(replay.out / SHOWN, json.dumps(document, indent=2) + "\n")
     print(json.dumps(document, indent=2) if args.format == "json" else text(document, args.swap))
-    code = EXIT_OF[found] if found else 0 if document["equal"] else EXIT_DIFFERS
+    code = EXIT_OF[outcome] if outcome else 0 if document["equal"] else EXIT_DIFFERS
     return code, bool(code)
 
 
@@ -343,39 +347,40 @@ def _as_json(suspect: Suspect) -> dict[str, Any]:
 
 
 def text(document: Mapping[str, Any], swap: str | None) -> str:
-    """The result for people."""
+    """The comparison as text."""
     begun, step = document["from_step"], document["step"]
     steps = f"step {step}" if begun + 1 == step else f"steps {begun + 1} to {step}"
     if document["differs"]:
         first = document["differs"][0]
-        lines = [f"{steps}: step {first['step']} is the first that differs"]
+        lines = [f"{steps}: the first difference is in step {first['step']}"]
         lines += [f"  {key}: {each['run']!r} in the run, {each['replay']!r} now" for key, each in first["keys"].items()]
     else:
         lines = [f"{steps}: equal to the run, bit for bit"]
     if document["ranks"]:
-        lines.append(
-            f"  other losses, loads or gradients than in the run: rank {', '.join(map(str, document['ranks']))}"
-        )
+        lines.append(f"  losses, loads or gradients differ from the run: rank {', '.join(map(str, document['ranks']))}")
     lines += [f"  {each}" for each in document["surroundings"]]
-    lines += [f"the run computed this step again, for {each}: that error passed" for each in document["faults"]]
-    if found := document["verdict"]:
-        lines += _verdict_lines(found, document["suspects"], swap or "", comparable=not document["surroundings"])
+    lines += [f"the run computed this step again because of {each}: a transient error" for each in document["faults"]]
+    if outcome := document["verdict"]:
+        lines += _verdict_lines(outcome, document["suspects"], swap or "", comparable=not document["surroundings"])
     return "\n".join(map(printable, lines))
 
 
-def _verdict_lines(found: Verdict, of: Sequence[Mapping[str, Any]], swap: str, *, comparable: bool) -> list[str]:
-    how = "with each rank on the device of another" if swap == ALL else _exchanged(swap)
-    if found == "real":
-        return [f"verdict: real: the same bits {how}, so the number is of the weights and the data"]
-    if found == "transient":
-        return [f"verdict: transient: not reproduced on the devices of the run, nor {how}: an error that passed"]
-    if found == "unknown":
-        why = "no two trainings agree" if comparable else "the run cannot be compared, and no device differs here"
-        return [f"verdict: unknown: {why}"]
-    names = [f"{each['device']} of {each['host']}{_of_rank(each['rank'])}" for each in of]
-    lines = [f"verdict: device: {' or '.join(names)} makes other bits of the same numbers than another device"]
-    lines += [f"  first as rank {of[0]['as']}, in {of[0]['first']!r} of step {of[0]['step']}"]
-    lines += ["  these trainings do not tell which: it takes a third device"] * (len(of) > 1)
+def _verdict_lines(
+    outcome: Verdict, suspected: Sequence[Mapping[str, Any]], swap: str, *, comparable: bool
+) -> list[str]:
+    swapped = "with each rank on the device of another" if swap == ALL else _exchanged(swap)
+    if outcome == "real":
+        return [f"verdict: real: the same bits {swapped}, so the number comes from the weights and the data"]
+    if outcome == "transient":
+        return [f"verdict: transient: not reproduced on the devices of the run, nor {swapped}"]
+    if outcome == "unknown":
+        cause = "no two trainings agree" if comparable else "the run cannot be compared, and no device differs now"
+        return [f"verdict: unknown: {cause}"]
+    names = [f"{each['device']} of {each['host']}{_of_rank(each['rank'])}" for each in suspected]
+    first = suspected[0]
+    lines = [f"verdict: device: {' or '.join(names)} computes other bits from the same inputs than another device"]
+    lines += [f"  first as rank {first['as']}, in {first['first']!r} of step {first['step']}"]
+    lines += ["  these trainings do not tell which: that needs a third device"] * (len(suspected) > 1)
     return lines
 
 

@@ -1,8 +1,8 @@
-"""What the trainings of a replay say together: a number is real, or an error passed, or a device is suspect.
+"""The verdict of a replay: a number is real, an error was transient, or a device is suspect.
 
-A step is a function of weights and samples. So trainings of it that differ show an error of a device, and a rank that
-made something else of the same numbers names it: it computed on another device in each training. Files are those that
-runtime/run/witness.py writes.
+A step is a function of weights and samples, so trainings of it that differ show a device error. Each rank ran on
+another device in each training: the first rank whose outputs differ for equal inputs shows which devices are suspect.
+The files are written by runtime/run/witness.py.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from compiler.files.text import TextFileError
 from compiler.tools.report.run_page import step_rows
 
 METRICS, EVENTS, WITNESS = "metrics.jsonl", "events.jsonl", "witness"
-# What differs between two trainings of one step, and what only a last step or a due one has.
+# Keys of a metrics row that always differ between trainings, and prefixes of keys that only some steps have.
 MEASURED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s", "slowest_rank"}) | {
     "memory_bytes",
     "process_bytes",
 }
 AT_THE_END = ("validation_",)
-DIGITS = 16  # of a fingerprint
+DIGITS = 16  # characters of a fingerprint
 Verdict = Literal["real", "transient", "device", "unknown"]
 Device = tuple[str, str]  # host, name
 
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A computation of a step on a rank: fingerprints of what it got and gave, by their names."""
+    """One computation of a step on a rank: named fingerprints of its inputs and outputs."""
 
     step: int
     last_sample: int
@@ -43,17 +43,17 @@ class ComputedStep:
     not_finite: frozenset[int]
 
     def print_at(self, at: int) -> str:
-        """A fingerprint; "" behind the last one."""
+        """The fingerprint at an index; "" past the end."""
         return self.prints[DIGITS * at : DIGITS * (at + 1)]
 
-    def is_given(self, at: int) -> bool:
-        """Whether the rank made something, and did not get it."""
+    def is_output(self, at: int) -> bool:
+        """Whether the value at an index is an output of the rank, not an input."""
         return at < len(self.names) and self.names[at].startswith(">")
 
 
 @dataclass(frozen=True)
 class ComputedLog:
-    """What a rank computed, and where."""
+    """The computations of a rank, and its device."""
 
     device: Device
     computed: tuple[ComputedStep, ...]
@@ -61,7 +61,7 @@ class ComputedLog:
 
 @dataclass(frozen=True)
 class RecordedTraining:
-    """What a run, or a training of its steps again, left in its folder. `rows`: by step."""
+    """The records in the folder of a run or a replay. `rows`: metrics by step. `logs`: by rank."""
 
     rows: Mapping[int, Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
@@ -69,71 +69,73 @@ class RecordedTraining:
 
     @staticmethod
     def read(run: Path) -> RecordedTraining:
-        """TextFileError where a file is missing or damaged, but for the events of a run."""
+        """Read a run folder. Raises TextFileError if a file is missing or damaged, except the events."""
         try:
             events = step_rows(run / EVENTS)[0]
         except TextFileError:
             events = ()
-        there = (run / METRICS).exists() or not (run / WITNESS).is_dir()  # a first step that is bad leaves no row
-        rows = {row["step"]: row for row in step_rows(run / METRICS)[0]} if there else {}
+        has_rows = (run / METRICS).exists() or not (run / WITNESS).is_dir()  # a bad first step leaves no row
+        rows = {row["step"]: row for row in step_rows(run / METRICS)[0]} if has_rows else {}
         return RecordedTraining(rows, events, dict(_logs(run / WITNESS)))
 
     @cached_property
     def bad(self) -> dict[tuple[int, int], Mapping[str, Any]]:
-        """The bad steps, by their number and their last sample."""
+        """Events of bad steps, by (step, last sample)."""
         rows = [row for row in self.events if row.get("event") == "bad_step"]
         return {(row["step"], row["samples"][1]): row for row in rows}
 
     def start_of(self, step: int) -> Mapping[str, Any]:
-        """The event of the start that trained a step last; empty where events do not say."""
+        """The event of the last start before a step; empty if unknown."""
         starts = [row for row in self.events if row.get("event") == "start" and row["step"] < step]
         return starts[-1] if starts else {}
 
     @property
     def begun(self) -> int:
-        """The step behind which it went on, 0 where it began."""
+        """The step from which the training resumed; 0 if it started afresh."""
         return next((row["step"] for row in self.events if row.get("event") == "resume"), 0)
 
     def computed(self, step: int) -> dict[int, ComputedStep]:
-        """What each rank computed of a step last."""
+        """The last computation of a step on each rank."""
         return {
-            rank: found[-1]
+            rank: steps[-1]
             for rank, log in self.logs.items()
-            if (found := [each for each in log.computed if each.step == step])
+            if (steps := [each for each in log.computed if each.step == step])
         }
 
 
 def _logs(folder: Path) -> Iterator[tuple[int, ComputedLog]]:
     for path in sorted(folder.glob("rank_*.jsonl")):
         first, *lines = path.read_text("utf-8").splitlines()
-        head, names, found = json.loads(first), (), list[ComputedStep]()
+        head, names, computed = json.loads(first), (), list[ComputedStep]()
         for row in map(json.loads, lines):
             names = names if row["names"] is None else tuple(row["names"])
             not_finite = frozenset(row["not_finite"])
-            found.append(
+            computed.append(
                 ComputedStep(row["step"], row["last_sample"], row["numbers"], names, row["prints"], not_finite)
             )
-        yield head["rank"], ComputedLog((head["host"], head["device"]), tuple(found))
+        yield head["rank"], ComputedLog((head["host"], head["device"]), tuple(computed))
 
 
 # ---------------------------------------------------------------- the run and a replay
 
 
 def differences(step: int, was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What differs between the rows of a step, by key; None if nothing does, or if the run has no row of the step."""
+    """The differences between two rows of a step, by key. None if nothing differs, or if the run has no row."""
     if was is None:
         return None
     if now is None:
         return {"step": step, "keys": {"step": {"run": step, "replay": None}}}
     keys = {key for key in was.keys() & now.keys() if key not in MEASURED}
     keys |= {key for key in was.keys() ^ now.keys() if key not in MEASURED and not key.startswith(AT_THE_END)}
-    found = {key: {"run": was.get(key), "replay": now.get(key)} for key in sorted(keys) if was.get(key) != now.get(key)}
-    return {"step": step, "keys": found} if found else None
+    differs = {
+        key: {"run": was.get(key), "replay": now.get(key)} for key in sorted(keys) if was.get(key) != now.get(key)
+    }
+    return {"step": step, "keys": differs} if differs else None
 
 
 def compared(run: RecordedTraining, again: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """The steps up to this one that differ between the run and a training again, and what does; and the ranks whose
-    numbers differ, as far as the run has those of ranks."""
+    """Compare a run and a replay: the steps up to `step` that differ, with their keys, and the ranks whose numbers
+    differ (if the run recorded them)."""
     last = next((each.last_sample for each in again.computed(step).values()), -1)
     bad = run.bad.get((step, last))
     end = step if bad is None else min(step, (step if bad.get("to") is None else bad["to"] + 1))
@@ -142,10 +144,10 @@ def compared(run: RecordedTraining, again: RecordedTraining, step: int) -> tuple
         rows.append((step, run.rows.get(step), again.rows.get(step)))
     else:
         rows.append((step, _numbers(bad), _numbers(again.bad.get((step, last)) or again.rows.get(step))))
-    found = [differs for each in rows if (differs := differences(*each))]
+    differing = [differs for row in rows if (differs := differences(*row))]
     prints = (bad or {}).get("prints") or ()
     numbers = {rank: each.numbers for rank, each in again.computed(step).items()}
-    return found, [rank for rank, was in enumerate(prints) if numbers.get(rank) not in (None, was)]
+    return differing, [rank for rank, was in enumerate(prints) if numbers.get(rank) not in (None, was)]
 
 
 def _numbers(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -157,8 +159,8 @@ def _numbers(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A device that made something else than another of the same numbers: first as `rank`, in `what` of a step. `of`:
-    the rank that computes there in the run, None if none does."""
+    """A device that computed another output from the same inputs: first as `rank`, in the value `what` of a step. `of`:
+    the rank on this device in the run, or None."""
 
     of: int | None
     device: Device
@@ -167,46 +169,46 @@ class Suspect:
     what: str
 
 
-def are_equal(one: RecordedTraining, other: RecordedTraining) -> bool:
-    """Whether two trainings have the same numbers on every rank."""
-    return {rank: log.computed for rank, log in one.logs.items()} == {
-        rank: log.computed for rank, log in other.logs.items()
+def are_equal(first: RecordedTraining, second: RecordedTraining) -> bool:
+    """Whether two trainings have equal computations on every rank."""
+    return {rank: log.computed for rank, log in first.logs.items()} == {
+        rank: log.computed for rank, log in second.logs.items()
     }
 
 
 def suspects(trainings: Sequence[RecordedTraining]) -> list[Suspect]:
-    """The devices that may have computed wrongly in trainings that differ in where ranks compute, the first of them
-    that of the run. Several if the trainings do not tell which.
+    """The devices that may have computed wrongly, in trainings with ranks on different devices. The first training is
+    on the devices of the run. Several devices if the trainings cannot tell which.
 
-    Each set of trainings in which a rank made something else of the same numbers gives devices, the wrong one among
-    them.
+    Each group of trainings in which a rank computed other outputs from the same inputs gives a set of devices that
+    contains the faulty one.
     """
     groups = [group for size in range(2, len(trainings) + 1) for group in combinations(trainings, size)]
-    found = [each for group in groups for rank in group[0].logs if (each := _odd(rank, [t.logs[rank] for t in group]))]
-    if not found:
+    sets = [odd for group in groups for rank in group[0].logs if (odd := _odd(rank, [t.logs[rank] for t in group]))]
+    if not sets:
         return []
-    devices = set.intersection(*({*each} for each in found)) or set.union(*({*each} for each in found))
+    devices = set.intersection(*({*odd} for odd in sets)) or set.union(*({*odd} for odd in sets))
     ranks = {log.device: rank for rank, log in sorted(trainings[0].logs.items(), reverse=True)}
-    first = {device: next(each[device] for each in found if device in each) for device in devices}
+    first = {device: next(odd[device] for odd in sets if device in odd) for device in devices}
     listed = [Suspect(ranks.get(device), device, *first[device]) for device in devices]
     return sorted(listed, key=lambda each: (each.of is None, each.of or 0, each.device))
 
 
 def _odd(rank: int, logs: Sequence[ComputedLog]) -> dict[Device, tuple[int, int, str]]:
-    """The devices that may have made something else, as this rank, of the same numbers: each with the rank, the step
-    and what it made. None if the rank first got something else."""
-    if (found := _first_difference([log.computed for log in logs])) is None:
+    """The devices that, as this rank, may have computed another output from the same inputs: device → (rank, step, name
+    of the output). Empty if nothing differs, or if an input differs first."""
+    if (place := _first_difference([log.computed for log in logs])) is None:
         return {}
-    number, at = found
+    number, at = place
     steps = [log.computed[number] for log in logs]
-    if not steps[0].is_given(at):
+    if not steps[0].is_output(at):
         return {}
-    made = [(log.device, step.print_at(at), at in step.not_finite) for log, step in zip(logs, steps, strict=True)]
-    return dict.fromkeys(_unusual(made), (rank, steps[0].step, steps[0].names[at].removeprefix("> ")))
+    outputs = [(log.device, step.print_at(at), at in step.not_finite) for log, step in zip(logs, steps, strict=True)]
+    return dict.fromkeys(_unusual(outputs), (rank, steps[0].step, steps[0].names[at].removeprefix("> ")))
 
 
 def _first_difference(logs: Sequence[Sequence[ComputedStep]]) -> tuple[int, int] | None:
-    """The first computation, and the first place in it, where the trainings of a rank do not all have the same."""
+    """The first difference between the trainings of a rank: (index of the computation, index of the value in it)."""
     for number, steps in enumerate(zip(*logs, strict=False)):
         if all(each == steps[0] for each in steps):
             continue
@@ -216,33 +218,36 @@ def _first_difference(logs: Sequence[Sequence[ComputedStep]]) -> tuple[int, int]
     return None
 
 
-def _unusual(made: Sequence[tuple[Device, str, bool]]) -> set[Device]:
-    """The devices that made something else than most, or not the same each time; if there is no most, those that made
-    something that is not finite where others did not; or else all. `made`: device, fingerprint, whether not finite."""
+def _unusual(outputs: Sequence[tuple[Device, str, bool]]) -> set[Device]:
+    """The suspect devices. `outputs`: (device, fingerprint, whether not finite) of each training.
+
+    These are the devices with several different outputs; else those that differ from a majority; else those with
+    non-finite outputs, if others are finite; else all.
+    """
     by_device = dict[Device, set[str]]()
-    for device, each, _ in made:
-        by_device.setdefault(device, set()).add(each)
+    for device, fingerprint, _ in outputs:
+        by_device.setdefault(device, set()).add(fingerprint)
     if unsteady := {device for device, prints in by_device.items() if len(prints) > 1}:
         return unsteady
     (usual, count), *_ = Counter(each for prints in by_device.values() for each in prints).most_common()
     if 2 * count > len(by_device):
         return {device for device, prints in by_device.items() if usual not in prints}
-    wild = {device for device, _, is_wild in made if is_wild}
-    return wild if 0 < len(wild) < len(by_device) else {*by_device}
+    not_finite = {device for device, _, is_not_finite in outputs if is_not_finite}
+    return not_finite if 0 < len(not_finite) < len(by_device) else {*by_device}
 
 
 def verdict(
     run: RecordedTraining, trainings: Sequence[RecordedTraining], step: int, *, comparable: bool
 ) -> tuple[Verdict, list[Suspect]]:
-    """What a number of the run is. `trainings`: those again, the first on the devices of the run; `comparable`: whether
-    they have build and versions of the run."""
+    """The verdict on a number of the run, and the suspect devices. `trainings`: the replays, the first on the devices
+    of the run. `comparable`: whether they have the build and versions of the run."""
     again, swapped, *_ = trainings
     as_run, swapped_as_run = (not any(compared(run, each, step)) for each in (again, swapped))
     if are_equal(again, swapped):
         return ("real" if as_run else "transient" if comparable else "unknown"), []
     if comparable and swapped_as_run and not as_run:
         return "transient", []
-    found = suspects(trainings)
-    if found and (as_run or not comparable or len(found) == 1):
-        return "device", found
-    return "unknown", found
+    suspected = suspects(trainings)
+    if suspected and (as_run or not comparable or len(suspected) == 1):
+        return "device", suspected
+    return "unknown", suspected

@@ -1,6 +1,6 @@
-"""`dsc report RUN`: write the report of a run folder again, or for the first time after torchrun.
+"""`dsc report RUN`: write the report of a run folder.
 
-dsc report runs/quickstart         after torchrun, or again: writes runs/quickstart/report.html
+dsc report runs/quickstart         writes runs/quickstart/report.html, such as after torchrun
 dsc report runs/quickstart --format json   also prints speed, MFU, goodput and lost time by cause
 
 Exit codes: 0 the report is written · 2 the folder holds no run
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write RUN/report.html; 0, or 2 where the folder holds no run."""
+    """Write RUN/report.html. Returns the exit code."""
     if is_missing(args.run_folder):
         return EXIT_SPEC
     try:
@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     except SpecError as error:
         if args.format == "text":
             refused(error.diagnostics)
-        words = f"{args.run_folder} holds no run that can be reported: its spec.resolved is damaged or missing"
-        return wrong(words, how=args.format)
+        message = f"{args.run_folder} holds no run that can be reported: its spec.resolved is damaged or missing"
+        return wrong(message, output_format=args.format)
     except (OSError, ValueError) as error:
-        return wrong(f"{args.run_folder} holds no run that can be reported: {reason(error)}", how=args.format)
+        return wrong(f"{args.run_folder} holds no run that can be reported: {reason(error)}", output_format=args.format)
     summary = summary_of(report)
-    assert summary is not None, "it is of a run"
+    assert summary is not None, "a report of a run has a summary"
     if args.format == "json":
         document = {"version": 1, "run": report.name, "report": str(path)}
         print(json.dumps(document | summary.to_json(), indent=2))

@@ -1,4 +1,4 @@
-"""What `dsc schedule` was asked for: schedules with what they take, and its numbers in words."""
+"""The result of `dsc schedule`: schedules with their measurements, and formatting of numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "
 
 @dataclass(frozen=True)
 class ScheduleAnswer:
-    """A schedule, what it takes where there are costs, or why there is no such schedule.
+    """A schedule and, with costs, its measurements; or why there is no such schedule (`fault`).
 
-    `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
-    `bounded`: the placements that the lower bound is of, if not of this schedule's alone.
-    `order`: where one was searched for, the micro-batch of the data at each position; `measured` is of it, and
-    `unordered` is the makespan in the order of the data. `candidates`: schedules of which another may be the shortest
-    once each has an order of its own.
+    `parts`: how many activations of this schedule count as one for the cap, and in the output for a single schedule.
+    `bounded`: the placements that the lower bound covers, if not only this schedule's. `order`: if one was searched
+    for, the micro-batch of the data at each position. Then `measured` is for this order, and `unordered` is the
+    makespan in the order of the data. `candidates`: schedules that may become the shortest after an order is searched
+    for each.
     """
 
     name: str
@@ -40,30 +40,30 @@ class ScheduleAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked for: one schedule, or several side by side.
+    """One schedule, or several to compare.
 
-    `costs` are those of an action of the one schedule; of 1/P of the model where several are compared, and so is `cap`.
+    `costs` and `cap` are per action of the one schedule; if several are compared, per 1/P of the model.
     """
 
     entries: tuple[ScheduleAnswer, ...]
     costs: Costs | None
     compared: bool = False
-    cap: Fraction | tuple[Fraction, ...] | None = None  # of every rank, or one for each
-    memory: Fraction | None = None  # the bytes that a rank may hold, where these are the cap
-    unit: str = ""  # of times, where it is known
-    layout: str | None = None  # of a spec's stages, in Megatron's words
-    notes: tuple[str, ...] = ()  # what a picture says below it
-    lanes: Callable[[Schedule], tuple[Lanes, ...]] | None = None  # of each rank, what its bodies communicate when
+    cap: Fraction | tuple[Fraction, ...] | None = None  # for every rank, or one per rank
+    memory: Fraction | None = None  # the cap in bytes, if it was given in bytes
+    unit: str = ""  # of times; "" if unknown
+    layout: str | None = None  # layers of a spec's stages, in the notation of Megatron
+    notes: tuple[str, ...] = ()  # lines below a picture
+    lanes: Callable[[Schedule], tuple[Lanes, ...]] | None = None  # communication of each rank over time
 
 
 def columns(costs: Costs) -> tuple[str, ...]:
-    """The columns of a table under some costs: with the bytes of the fullest rank, where they are known."""
+    """The columns of the table. The bytes of the fullest rank are shown if the costs have them."""
     return (*COLUMNS, "memory") if costs.bytes.activation else COLUMNS
 
 
 def cells(measured: MeasuredSchedule) -> tuple[str, ...]:
-    """What `columns` has behind the name. Activations are counted in those of 1/P of the model."""
-    held = measured.peak_bytes
+    """The cells of `columns` after the name. Activations are counted per 1/P of the model."""
+    peak_bytes = measured.peak_bytes
     return (
         shown(measured.makespan),
         percent(measured.idle),
@@ -72,12 +72,12 @@ def cells(measured: MeasuredSchedule) -> tuple[str, ...]:
         shown(measured.lower_bound),
         percent(measured.gap),
         shown(measured.excess),
-        *((gigabytes(max(held)),) if held else ()),
+        *((gigabytes(max(peak_bytes)),) if peak_bytes else ()),
     )
 
 
 def shown(value: Fraction) -> str:
-    """A number for people: 66, 50.4, 17,978."""
+    """A number as text: 66, 50.4, 17,978."""
     if value.denominator == 1 or abs(value) >= 10_000:
         return f"{round(value):,}"
     return f"{float(value):,.{4 if abs(value) < 10 else 2}f}".rstrip("0").rstrip(".")

@@ -1,6 +1,6 @@
-"""What `dsc schedule` prints: schedules with what they take, as text, as a table, as JSON (docs/json.md).
+"""The output formats of `dsc schedule`: text, tables, JSON (docs/json.md) and others.
 
-`FORMATS` is the one table of formats. A row makes text of an `Answer`.
+`FORMATS` maps each format to a function that renders an `Answer`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dsl.facts.schedules import in_words
 
 
 def as_text(answer: Answer) -> str:
-    """The schedule in its notation, which can be read back; of several, a table."""
+    """One schedule in its notation, which can be read back; several as a table."""
     if answer.compared:
         return "\n".join(table(answer)) + "\n"
     schedule = answer.entries[0].schedule
@@ -30,14 +30,14 @@ def as_text(answer: Answer) -> str:
 
 
 def as_json(answer: Answer) -> str:
-    """One document on one line."""
+    """A JSON document on one line."""
     if answer.compared:
         assert answer.costs is not None
         cap = [*map(number, answer.cap)] if isinstance(answer.cap, tuple) else answer.cap and number(answer.cap)
-        each = [_compared_value(entry) for entry in answer.entries]
+        schedules = [_compared_value(entry) for entry in answer.entries]
         memory = None if answer.memory is None else number(answer.memory)
         value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "memory": memory}
-        return json.dumps({**value, "schedules": each}) + "\n"
+        return json.dumps({**value, "schedules": schedules}) + "\n"
     entry = answer.entries[0]
     assert entry.schedule is not None
     value = json.loads(entry.schedule.to_json())
@@ -58,7 +58,7 @@ def as_json(answer: Answer) -> str:
 
 
 def as_torch_csv(answer: Answer) -> str:
-    """The one schedule, for torch.distributed.pipelining."""
+    """One schedule as CSV for torch.distributed.pipelining."""
     schedule = answer.entries[0].schedule
     assert schedule is not None
     try:
@@ -68,14 +68,14 @@ def as_torch_csv(answer: Answer) -> str:
 
 
 def as_megatron_layout(answer: Answer) -> str:
-    """Which layers are on which stage."""
+    """The layers of each stage, in the notation of Megatron."""
     if answer.layout is None:
-        raise TooMuchError("a layout is of a model's layers: name a SPEC, and leave --name out")
+        raise TooMuchError("a layout needs the layers of a model: name a SPEC, and leave --name out")
     return answer.layout + "\n"
 
 
 def as_picture(name: str) -> Callable[[Answer], str]:
-    """What draws an answer in a format of compiler/tools/picture, which is imported only then."""
+    """A function that draws an answer in a format of compiler/tools/picture, imported only when called."""
 
     def drawn(answer: Answer) -> str:
         from compiler.cli.commands import schedule_pictures
@@ -97,11 +97,11 @@ FORMATS: dict[str, Callable[[Answer], str]] = {
 }
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- text
 
 
 def summary(answer: Answer) -> list[str]:
-    """What the one schedule takes, in lines for people; none without costs."""
+    """Times and memory of one schedule, as lines of text; empty without costs."""
     entry = answer.entries[0]
     if (measured := entry.measured) is None:
         return []
@@ -122,7 +122,7 @@ def summary(answer: Answer) -> list[str]:
         rank = held_bytes.index(max(held_bytes))
         beside = gigabytes(measured.costs.bytes.of_rank(rank))
         lines.append(
-            f"memory {gigabytes(held_bytes[rank])} on rank {rank}, the fullest, {beside} of it beside activations"
+            f"memory {gigabytes(held_bytes[rank])} on rank {rank}, the fullest, {beside} of it not activations"
         )
     if copies := sum(map(len, measured.timeline.copies)):
         forwards = measured.schedule.num_stages * N
@@ -132,28 +132,28 @@ def summary(answer: Answer) -> list[str]:
         lines.append(f"order {' '.join(map(str, entry.order))}")
         lines.append(f"the order of the data takes {shown(entry.unordered)}{unit}; this one takes {gain} less")
     elif measured.costs.micro_batches:
-        lines.append("micro-batches are in the order of the data: --order searches a shorter one")
+        lines.append("micro-batches are in the order of the data: --order searches for a shorter one")
     if parts > 1:
-        note = f"an action has 1/{parts} of the costs of 1/P of the model, and its activation counts 1/{parts}"
-        lines.append(f"{parts} stages a rank: {note}")
+        note = f"an action costs 1/{parts} of the costs of 1/P of the model, and its activation counts as 1/{parts}"
+        lines.append(f"{parts} stages per rank: {note}")
     return lines
 
 
 def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, most: str, unit: str) -> str:
-    """The lower bound, of what it is, and where the schedule is at it, what none is shorter than."""
+    """The line of the lower bound, what it covers, and the gap to it."""
     placements = [str(each) for each in entry.bounded or (measured.schedule.stage_placement,)]
     several = len(placements) > 1
     named = f"placement{'s' if several else ''} {in_words(placements)}"
     line = f"lower bound {shown(measured.lower_bound)}{unit} for {named} and at most {most}"
     if measured.gap:
         return f"{line} · gap {percent(measured.gap)}"
-    order = ", in this order of micro-batches," if measured.costs.micro_batches else ""
+    order = " and in this order of micro-batches" if measured.costs.micro_batches else ""
     which = "these placements" if several else "this placement"
-    return f"{line} · gap 0.0%, so none of {which} within that{order} is shorter"
+    return f"{line} · gap 0.0%: no schedule on {which} within that cap{order} is shorter"
 
 
 def table(answer: Answer) -> list[str]:
-    """The schedules side by side, a line each; why there is none behind its name."""
+    """A table with a line for each schedule, or why it does not exist."""
     assert answer.costs is not None
     head = columns(answer.costs)
     rows: list[tuple[str, ...]] = [head]
@@ -167,7 +167,7 @@ def table(answer: Answer) -> list[str]:
         for entry, line in zip(answer.entries, lines[1:], strict=True)
     ]
     unit = f" in {answer.unit}" if answer.unit else ""
-    note = f"Times{unit} and activations of 1/P of the model: with v stages a rank, an action has 1/v of the costs."
+    note = f"Times{unit} and activations are for 1/P of the model: with v stages per rank, an action costs 1/v of that."
     return [*lines, "", note]
 
 
@@ -180,12 +180,12 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def number(value: Fraction) -> int | float:
-    """The value as JSON has it: an integer where it is one, else a float."""
+    """The value for JSON: an integer if it is one, else a float."""
     return value.numerator if value.denominator == 1 else float(value)
 
 
 def costs_value(costs: Costs) -> dict[str, Any]:
-    """Costs in the form that --costs reads."""
+    """Costs in the format of --costs."""
     return {
         **{kind: number(costs.one(kind)) for kind in "FIWB"},
         **{kind: None if time is None else number(time) for kind, time in (("O", costs.O), ("R", costs.R))},
@@ -203,7 +203,7 @@ def costs_value(costs: Costs) -> dict[str, Any]:
 
 
 def _weight_value(weight: StageWeight) -> int | float | dict[str, int | float]:
-    """A stage's weight as --costs reads it: a number, or one by kind."""
+    """A stage's weight in the format of --costs: a number, or one per kind of action."""
     if isinstance(weight, Weight):
         return {kind: number(weight.of(kind)) for kind in "FIWB"}
     return number(weight)
@@ -216,7 +216,7 @@ def _links_value(costs: Costs) -> dict[str, Any]:
 
 
 def _order_value(entry: ScheduleAnswer) -> dict[str, Any]:
-    """The order that was searched for, and the makespan without; nothing in them where none was."""
+    """The order that was searched for, and the makespan without it; empty and None without a search."""
     return {"order": list(entry.order), "unordered": None if entry.unordered is None else number(entry.unordered)}
 
 

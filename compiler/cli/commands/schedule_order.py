@@ -1,4 +1,4 @@
-"""`dsc schedule --order`: an answer → the same schedules with their micro-batches in the best orders that are found."""
+"""`dsc schedule --order`: put the micro-batches of schedules into the best orders found."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from compiler.schedule.order import best_order, ordered
 
 
 def in_best_order(answer: Answer) -> Answer:
-    """The answer, each schedule in an order of its own; `InputError` where all micro-batches cost the same."""
+    """Search an order for each schedule. Raises InputError if no costs of micro-batches are given."""
     if answer.costs is None or not answer.costs.micro_batches:
         raise InputError(
-            "--order is for micro-batches of unequal costs, and none are given",
+            "--order needs micro-batches of unequal costs, and none are given",
             '--costs FILE with "micro_batches": [1, 0.8, 1.5, …]',
         )
     with searching() as progress:
@@ -24,8 +24,8 @@ def in_best_order(answer: Answer) -> Answer:
 
 def _ordered(entry: ScheduleAnswer, progress: Callable[[str], None]) -> ScheduleAnswer:
     if entry.candidates:
-        found = [_ordered(each, progress) for each in entry.candidates]
-        return min(found, key=lambda each: each.measured.makespan)  # type: ignore[union-attr]
+        entries = [_ordered(candidate, progress) for candidate in entry.candidates]
+        return min(entries, key=lambda each: each.measured.makespan)  # type: ignore[union-attr]
     measured = entry.measured
     if measured is None:
         return entry

@@ -1,4 +1,4 @@
-"""The pictures of `dsc schedule`: an answer → the values that compiler/tools/picture draws."""
+"""The pictures of `dsc schedule`, drawn by compiler/tools/picture."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ UNIT = "forwards of a stage, where F, I and W cost the same"
 
 
 def drawn(answer: Answer, name: str) -> str:
-    """The answer in a format of compiler/tools/picture; ValueError where it has too many actions for it."""
+    """Draw an answer in a format of compiler/tools/picture. Raises ValueError if it has too many actions."""
     schedules = [entry.schedule for entry in answer.entries if entry.schedule is not None]
     check_size(sum(len(actions_of(step)) for s in schedules for steps in s.actions for step in steps), name)
     return render(picture_of(answer), name)
 
 
 def picture_of(answer: Answer) -> Picture:
-    """One panel for each schedule there is; why there is none of a name is a note."""
+    """A panel for each schedule; for a name without a schedule, a note says why."""
     panels = tuple(_panel(entry, answer) for entry in answer.entries if entry.schedule is not None)
     notes = [*(f"{entry.name}: {entry.fault}" for entry in answer.entries if entry.fault), *answer.notes]
     if answer.compared:
         notes.append(
-            "Costs and activations are those of 1/P of the model: with v stages a rank, an action has 1/v of both."
+            "Costs and activations are for 1/P of the model: with v stages per rank, an action has 1/v of both."
         )
         title = " · ".join(entry.name for entry in answer.entries)
         first = next(entry.schedule for entry in answer.entries if entry.schedule)

@@ -1,4 +1,4 @@
-"""The run of a spec, as `dsc schedule` needs it: sizes, the schedule it takes, what its actions cost by its plan."""
+"""The run of a spec for `dsc schedule`: sizes, schedule, and costs of actions from its plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dsl.schema import Spec
 
 @dataclass(frozen=True)
 class ScheduledRun:
-    """A spec's run at its largest batch."""
+    """The run of a spec at its largest batch size."""
 
     spec: Spec
     lowering: Lowering
@@ -46,7 +46,7 @@ class ScheduledRun:
 
     @cached_property
     def num_micro_batches(self) -> int:
-        """Micro-batches of a step on each data rank, once the batch has grown."""
+        """Micro-batches per step on each data rank, at the final batch size."""
         return ramp.micro_batches(self.spec)[-1]
 
     @property
@@ -59,7 +59,7 @@ class ScheduledRun:
 
     @property
     def name(self) -> str | None:
-        """The name of its schedule; None where that is in a file."""
+        """The name of its schedule; None if the schedule is in a file."""
         return self.spec.schedule.name
 
     @property
@@ -68,7 +68,7 @@ class ScheduledRun:
 
     @property
     def tried(self) -> TriedSettings:
-        """What `auto` may try where it is compared with other schedules."""
+        """What `auto` may try when it is compared with other schedules."""
         schedule, placement = self.spec.schedule, self.plan.stage_placement
         if schedule.name != AUTO:
             return ANYTHING
@@ -76,7 +76,7 @@ class ScheduledRun:
 
     @property
     def layout(self) -> str:
-        """Which layers are on which stage, in Megatron's words."""
+        """The layers of each stage, in the notation of Megatron."""
         counts = [
             len({use.site.layer for use in stage.steps if isinstance(use, Use)} - {None}) for stage in self.plan.stages
         ]
@@ -85,42 +85,45 @@ class ScheduledRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a row of its picture is, if a pipeline rank is more than data ranks."""
+        """A note on what a row of its picture is, if a pipeline rank has tensor or context ranks."""
         mesh = self.plan.mesh
         if mesh.columns == mesh.dp:
             return ()
         parts = (("data", mesh.dp), ("tensor", mesh.tp), ("context", mesh.cp))
-        of = " · ".join(f"{axis} {degree}" for axis, degree in parts if degree > 1)
-        return (f"A row is a pipeline rank: {mesh.columns:,} devices that run one program ({of}).",)
+        axes = " · ".join(f"{axis} {degree}" for axis, degree in parts if degree > 1)
+        return (f"A row is a pipeline rank: {mesh.columns:,} devices that run one program ({axes}).",)
 
     @property
     def why_no_order(self) -> tuple[str, str]:
-        """Why no order of its micro-batches is searched here, and what to write."""
+        """Why no micro-batch order is searched for this spec, and a hint."""
         if self.spec.schedule.order == "cost":
-            why = "with order = cost each step of the run orders its own micro-batches, when their samples are drawn"
-            return f"{why}: leave --order out", '--costs FILE with "micro_batches": [1, 0.8, …] searches one for these'
-        why = "--order is for micro-batches of unequal costs, and the plan takes those of a spec to be equal"
-        return why, '--costs FILE with "micro_batches"; -s schedule.order=cost, where documents = masked'
+            cause = "with order = cost, each step of the run orders its own micro-batches when their samples are drawn"
+            return (
+                f"{cause}: leave --order out",
+                '--costs FILE with "micro_batches": [1, 0.8, …] searches one for these',
+            )
+        cause = "--order needs micro-batches of unequal costs, and the plan of a spec assumes equal ones"
+        return cause, '--costs FILE with "micro_batches"; -s schedule.order=cost, where documents = masked'
 
     def schedule(self, progress: Callable[[str], None] = lambda _: None) -> Schedule:
-        """The schedule that the run takes, checked. A search reports to `progress`."""
+        """The schedule of the run, checked. A search reports to `progress`."""
         schedule = self.scheduler(progress).largest()
         schedule.check()
         return schedule
 
     def scheduler(self, progress: Callable[[str], None] = lambda _: None) -> Scheduler:
-        """The schedules of the run, of any size."""
+        """Makes the schedules of the run for any number of micro-batches."""
         return Scheduler(self.spec, self.lowering, progress)
 
     def costs(self) -> Costs:
-        """The costs of its stages, from the work that the plan counts and the rates of its devices."""
+        """The costs of its stages, from the work in the plan and the rates of the devices."""
         file = schedule_of_file(self.spec)
         copies = self.spec.schedule.host_copies or (file is not None and has_copies(file))
         copy = copy_time(self.lowering) if copies else None
         return replace(stage_costs(self.lowering), O=copy, R=copy)
 
     def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:
-        """What each rank's actions communicate when, in the program of a schedule on the run's stages."""
+        """The communication of each rank over time, for a schedule on the run's stages."""
         return lanes_of(self.lowering.program(schedule), rank_times(self.lowering))
 
 

@@ -1,4 +1,4 @@
-"""What the command line lets `auto` try."""
+"""The options that restrict what `auto` tries."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ MAX_CHUNKS = 64
 
 @dataclass(frozen=True)
 class TriedSettings:
-    """What `auto` may try: so many stages a rank, or some numbers of them; copies of a stage; one placement, or all."""
+    """What `auto` may try. `chunks`: stages per rank, None for several; `copies`: maximum copies of a stage;
+    `placement`: a single placement, None for all."""
 
     chunks: int | None = None
     copies: int = 2
     placement: StagePlacement | None = None
 
     def takes(self, placement: StagePlacement, num_ranks: int) -> bool:
-        """Whether a schedule on these stages may be the answer."""
-        held = self.placement is None or self.placement.supports(placement, num_ranks)
-        return held and placement.copies <= self.copies
+        """Whether `auto` may choose a schedule with this placement."""
+        is_supported = self.placement is None or self.placement.supports(placement, num_ranks)
+        return is_supported and placement.copies <= self.copies
 
 
 ANYTHING = TriedSettings()
 
 
 def tried_of(args: argparse.Namespace, names: Sequence[str]) -> TriedSettings:
-    """--copies and --placement, which go with `auto`. ValueError says what to change."""
+    """The settings of --chunks, --copies and --placement. Raises ValueError with what to change."""
     if args.copies is None and args.placement is None:
         return TriedSettings(args.chunks)
     if AUTO not in names:
         option = "--copies" if args.placement is None else "--placement"
-        raise ValueError(f"{option} is for {AUTO}: the other schedules have theirs")
+        raise ValueError(f"{option} is only for {AUTO}")
     placement = None
     if args.placement is not None:
         try:
@@ -48,5 +49,5 @@ def tried_of(args: argparse.Namespace, names: Sequence[str]) -> TriedSettings:
         if placement.copies > (args.copies or 2):
             raise ValueError(f"{placement} has {placement.copies} copies: leave --copies out, or use v")
         if args.chunks is not None:
-            raise ValueError("--placement says how many stages a rank has: leave --chunks out")
+            raise ValueError("--placement fixes the stages per rank: leave --chunks out")
     return TriedSettings(args.chunks, args.copies or 2, placement)

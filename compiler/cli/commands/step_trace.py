@@ -1,14 +1,14 @@
-"""`dsc trace RUN STEP`: one step of a run as Chrome trace events, for ui.perfetto.dev or chrome://tracing.
+"""`dsc trace RUN STEP`: write a step of a run as Chrome trace events, for ui.perfetto.dev or chrome://tracing.
 
 dsc trace runs/quickstart 20 -o step.json      what each rank ran when, and where the time of the step went
-dsc trace runs/quickstart 57 --again           train step 57, which was not traced, again, and trace it
+dsc trace runs/quickstart 57 --again           train step 57 again, which was not traced, and trace it
 
-Steps 1 to 32, then 64, 128, 256, … are traced. With --again any other step of a run is trained again as `dsc replay`
-does, from the checkpoint before it: on this machine, in times of now, and the run is not changed. Ranks of one machine
-share a clock; where those of several do not, each rank begins at 0.
+Runs trace steps 1 to 32, then 64, 128, 256, … With --again any other step is trained again like `dsc replay` does, from
+the checkpoint before it; the times are then those of this machine now, and the run is not changed. Ranks on one machine
+share a clock. If several machines do not, each rank starts at 0.
 
-Exit codes: 0 done · 1 a rank failed · 2 the folder holds no run, or not this step · 3 hung · 4 the step is written, and
-has other numbers now than in the run · 75 a disk is full
+Exit codes: 0 done · 1 a rank failed · 2 the folder holds no run, or not this step · 3 hung · 4 the step is written, but
+its numbers differ from the run · 75 a disk is full
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compiler.tools.picture.trace_events import step_events, step_of
 from compiler.tools.processes import call
 from compiler.tools.report.run_page import step_rows
 
-EXIT_OTHER = 4  # the step that is trained again has other numbers than the run
+EXIT_OTHER = 4  # the numbers of the new training differ from the run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,34 +37,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
     parser.add_argument("step", metavar="STEP", type=step_number, help="a step of the run")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file; default: stdout")
-    parser.add_argument("--again", action="store_true", help="train a step that was not traced again, and trace it")
+    parser.add_argument("--again", action="store_true", help="train the step again, if it was not traced, and trace it")
     parser.add_argument(
         "--data",
         metavar="DIR",
         type=Path,
         default=Path(),
-        help="of --again: folder that the data's paths are relative to",
+        help="with --again: folder that the data's paths are relative to",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the step; 0, or the code of what stood in the way."""
+    """Write the step. Returns the exit code."""
     if is_missing(args.run_folder):
         return EXIT_SPEC
     try:
         return _written(args, args.run_folder, step_of(args.run_folder, args.step))
     except (TraceError, OSError) as error:
         if not args.again:
-            return wrong(f"{args.run_folder}: {reason(error)}", "--again trains a step of the run again, and traces it")
+            return wrong(f"{args.run_folder}: {reason(error)}", "--again trains the step again, and traces it")
     with TemporaryDirectory(prefix="dsc-trace-", ignore_cleanup_errors=True) as folder:
         again = Path(folder) / "again"
         words = ["replay", str(args.run_folder), str(args.step), "--out", str(again), "--data", str(args.data)]
         code = call(["compiler.cli.main", *words], quiet=True)
-        differs = code == EXIT_DIFFERS and (again / SHOWN).is_file()  # else a rank failed
+        differs = code == EXIT_DIFFERS and (again / SHOWN).is_file()  # without the file, a rank failed
         if code and not differs:
             return code
         if differs:
-            say(f"step {args.step} has other numbers now than in the run: `dsc replay` says which")
+            say(f"the numbers of step {args.step} differ from the run: `dsc replay` shows which")
         try:
             code = _written(args, again / TRAINED, step_of(again / TRAINED, args.step))
             return code or (EXIT_OTHER if differs else 0)
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _written(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
-    """Write the lines of a step, with its row in the folder where it was trained; the exit code."""
+    """Write the trace of a step, with its metrics row in the folder `trained`. Returns the exit code."""
     row: Mapping[str, Any] = {}
-    with suppress(TextFileError):  # where the time went is more than is asked for
+    with suppress(TextFileError):  # the breakdown of the time is optional
         row = next((row for row in step_rows(trained / "metrics.jsonl")[0] if row["step"] == args.step), {})
     try:
         put(step_events(args.run_folder.resolve().name, args.step, lines, row), args.out)

@@ -1,15 +1,15 @@
 """`dsc sweep [SPEC[:RUN]] -s KEY=A,B… [--plan] [--launch …] [--out FOLDER]`: train every combination of values.
 
-dsc sweep spec.dsc -s train.batch=16,32 -s train.seed=1,2,3      six runs in turn, and one page that compares them
-dsc sweep spec.dsc -s 'train.rate=constant at 1e-3 | constant at 3e-3'    where a value has commas: `|` between
-dsc sweep spec.dsc -s parallel.pipeline=4,8 --plan               what each takes and whether it fits; nothing runs
+dsc sweep spec.dsc -s train.batch=16,32 -s train.seed=1,2,3      six runs in turn, and a page that compares them
+dsc sweep spec.dsc -s 'train.rate=constant at 1e-3 | constant at 3e-3'    separate values that have commas by `|`
+dsc sweep spec.dsc -s parallel.pipeline=4,8 --plan               predict each variant; train nothing
 dsc sweep spec.dsc -s train.seed=1,2 --train '--device cuda --restarts 3'
-dsc sweep spec.dsc -s train.seed=1,2 --launch 'slurm --time 24:00:00'    the files that start each on a cluster
+dsc sweep spec.dsc -s train.seed=1,2 --launch 'slurm --time 24:00:00'    write launch files for each
 
-Every variant is planned before the first one is trained; one that does not fit its devices is said and left out. If
-one breaks another rule, nothing is trained, unless --legal leaves those out, too. The
-folder sweeps/<run> has a run folder for each, sweep.json, and compared.html at the end; a table of all that are
-trained is printed. The same command goes on where it was stopped: what has finished is not trained again.
+All variants are planned before the first one is trained. A variant that does not fit its devices is reported and left
+out. If one breaks another rule, nothing is trained, unless --legal leaves it out too. The folder sweeps/<run> has a run
+folder for each variant, sweep.json, and in the end compared.html; a table of the trained runs is printed. A stopped
+sweep continues with the same command: finished runs are not trained again.
 
 Exit codes: 0 all are trained, planned or written · 1 some failed, or do not fit · 2 the spec or the command line is
 wrong · 128 + signal when asked to stop
@@ -51,23 +51,30 @@ from runtime.system.outcome import printable
 from runtime.system.streams import open_streams, tell
 
 VERSION = 1  # of the JSON, docs/json.md
-TOO_LARGE = "E0812"  # a plan that certainly does not fit its devices
-STOPPED = 128  # exit codes above it: a signal, by which the sweep ends too
+TOO_LARGE = "E0812"  # the error code of a plan that cannot fit its devices
+STOPPED = 128  # exit codes above: stopped by a signal, which stops the sweep too
 TABLE, PAGE = "sweep.json", "compared.html"
-OF_THE_SWEEP = ("--out", "--resume", "--skip-batch", "--debug", "--profile", "--expect")  # no options for each run
+OF_THE_SWEEP = (
+    "--out",
+    "--resume",
+    "--skip-batch",
+    "--debug",
+    "--profile",
+    "--expect",
+)  # options of dsc train that the sweep sets itself or excludes
 
 
 @dataclass
 class PlannedVariant:
-    """A variant, what it is predicted to take, None where it cannot be planned, and how its run ended."""
+    """A variant with its prediction (None if it cannot be planned) and the exit code of its run."""
 
     variant: Variant
     folder: Path
-    text: str = ""  # spec.resolved, as its run will have it
+    text: str = ""  # the spec.resolved of its run
     parameters: int | None = None
     step_s: float | None = None
     whole_s: float | None = None
-    free_bytes: int | None = None  # on the fullest device; below 0 where it does not fit
+    free_bytes: int | None = None  # on the fullest device; negative if it does not fit
     usd: float | None = None
     exit_code: int | None = None
 
@@ -80,22 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder for the runs; default: sweeps/<run>")
-    parser.add_argument("--plan", action="store_true", help="say what each variant takes, and run nothing")
-    parser.add_argument(
-        "--legal", action="store_true", help="leave out variants that break a rule, and train the others"
-    )
-    parser.add_argument("--train", metavar="OPTIONS", default="", help="options of dsc train, in one argument")
+    parser.add_argument("--plan", action="store_true", help="print the plan of each variant, and run nothing")
+    parser.add_argument("--legal", action="store_true", help="leave out variants that break a rule instead of stopping")
+    parser.add_argument("--train", metavar="OPTIONS", default="", help="options for dsc train, as one argument")
     parser.add_argument(
         "--launch",
         metavar="LAUNCHER",
-        help="write the files that start each variant on a cluster, and run nothing: a launcher and options of"
-        " dsc launch, in one argument",
+        help="write the files that start each variant on a cluster, and run nothing: a launcher and options for"
+        " dsc launch, as one argument",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the plans; default: text")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="format of the plans; default: text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan all variants, then train them in turn, or write their files."""
+    """Plan all variants, then train them in turn, or write their launch files. Returns the exit code."""
     open_streams()
     try:
         args.spec = str(find()) if args.spec is None else args.spec
@@ -103,11 +108,11 @@ def run(args: argparse.Namespace) -> int:
         refused(error.diagnostics, args.format)
         return EXIT_SPEC
     try:
-        found = variants(args.set)
+        all_variants = variants(args.set)
         options = _options(args)
     except SweepError as error:
         return wrong(str(error), error.hint, args.format)
-    planned = _plan(args, found)
+    planned = _plan(args, all_variants)
     if planned is None:
         return EXIT_SPEC
     top = planned[0].folder.parent
@@ -133,22 +138,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> list[str]:
-    """The words of --train or --launch, which are right ones. SweepError where they are no options for each run."""
+    """The words of --train or --launch, checked. Raises SweepError if they are not valid for every run."""
     if args.launch is not None and args.train:
-        raise SweepError("--launch starts nothing here, so --train is for nothing", "leave one of the two out")
+        raise SweepError("--train has no effect with --launch, which trains nothing here", "leave one of the two out")
     from compiler.cli.commands.launch import check_options
 
     words = _words(args.launch if args.launch is not None else args.train)
     if args.launch is None:
-        if met := [word for word in words if word.partition("=")[0] in OF_THE_SWEEP]:
-            raise SweepError(f"{met[0]} is not an option for each run of a sweep", f"leave {met[0]} out")
+        if refused_words := [word for word in words if word.partition("=")[0] in OF_THE_SWEEP]:
+            word = refused_words[0]
+            raise SweepError(f"{word} cannot be given to the runs of a sweep", f"leave {word} out")
         args.parsers()["train"].parse_intermixed_args([args.spec, *words])
     elif any(word.partition("=")[0] in ("--out", "--run-folder", "--format") for word in words):
-        raise SweepError("folders and format of --launch are those of the sweep", "leave them out, and use --out")
+        raise SweepError("a sweep sets the folders and the format of --launch", "leave them out, and use --out")
     elif not words:
         raise SweepError("--launch names no launcher", "write --launch 'slurm --time 24:00:00'")
     elif check_options(args.parsers()["launch"].parse_intermixed_args([words[0], "BUILD", *words[1:]])):
-        raise SweepError("--launch cannot be used so", "see above, and dsc launch --help")
+        raise SweepError("--launch is wrong", "see above, and dsc launch --help")
     return words
 
 
@@ -162,22 +168,24 @@ def _words(text: str) -> list[str]:
 # ---------------------------------------------------------------- plans
 
 
-def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[PlannedVariant] | None:
-    """What each variant is predicted to take; None after the mistakes of all have been printed."""
+def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[PlannedVariant] | None:
+    """Plan each variant. Returns None after printing the mistakes of all."""
     from compiler.cli.commands.plan import plan_of
     from compiler.plan.spec_files import standing_alone
     from dsl.canonical import canonical
 
     planned, mistakes, tell_progress = list[PlannedVariant](), 0, progress("sweep")
-    said, top = list[Diagnostic](), args.out
-    for number, variant in enumerate(found, 1):
-        tell_progress(f"plan {number} of {len(found)}: {variant.name}")
+    printed, top = list[Diagnostic](), args.out
+    for number, variant in enumerate(all_variants, 1):
+        tell_progress(f"plan {number} of {len(all_variants)}: {variant.name}")
         try:
             phases = phases_of(args.spec, list(variant.overrides))
         except SpecError as error:
-            if new := [each for each in error.diagnostics if each not in said]:  # mistakes of the spec are in all
+            if new := [
+                each for each in error.diagnostics if each not in printed
+            ]:  # variants share mistakes of the spec
                 refused(new)
-            said += new
+            printed += new
             is_size = {each.code for each in error.diagnostics} == {TOO_LARGE}
             mistakes += not is_size
             planned.append(PlannedVariant(variant, Path(variant.name)))
@@ -204,8 +212,8 @@ def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[PlannedVar
         )
     tell_progress("")
     if top is None or (mistakes and not args.legal):
-        hint = "see above, and correct -s" if top is None else "see above, and correct -s, or leave them out: --legal"
-        wrong(f"{mistakes or len(found)} of {len(found)} variants cannot be trained", hint, args.format)
+        hint = "see above, and correct -s" if top is None else "see above; correct -s, or leave them out with --legal"
+        wrong(f"{mistakes or len(all_variants)} of {len(all_variants)} variants cannot be trained", hint, args.format)
         return None
     for each in planned:
         each.folder = top / each.folder
@@ -213,7 +221,7 @@ def _plan(args: argparse.Namespace, found: Sequence[Variant]) -> list[PlannedVar
 
 
 def _table(planned: Sequence[PlannedVariant]) -> str:
-    """The plans as a table, and what all runs take together."""
+    """The plans as a table, and the total time of all runs."""
     from compiler.cli.commands.compare import aligned
     from compiler.predict.prediction import count, seconds, size, span
 
@@ -269,23 +277,23 @@ def _command(spec: str, variant: Variant) -> str:
 
 
 def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[PlannedVariant], options: Sequence[str]) -> int:
-    """Train those that fit in turn, going on after one that failed; the worst exit code, or that of a signal."""
+    """Train the variants that fit in turn, continuing after failures. Returns the exit code."""
     from compiler.tools.processes import call
 
     fitting, worst = [each for each in planned if each.fits], 0
     for number, each in enumerate(fitting, 1):
-        what = f"sweep: {number} of {len(fitting)}, {each.variant.name}"
+        title = f"sweep: {number} of {len(fitting)}, {each.variant.name}"
         if _has_finished(each):
             each.exit_code = 0
-            tell(f"{what}: has finished")
+            tell(f"{title}: has finished")
             continue
-        tell(what)
+        tell(title)
         words = ["compiler.cli.main", "train", args.spec, "--out", str(each.folder), *options]
         words += ["--resume"] if os.path.lexists(each.folder) else []
         each.exit_code = call([*words, *(word for override in each.variant.overrides for word in ("-s", override))])
         _record(top, args.spec, planned)
         if each.exit_code > STOPPED:
-            tell(f"sweep: stopped; the same command goes on: {top}")
+            tell(f"sweep: stopped; run the same command to continue: {top}")
             return each.exit_code
         if each.exit_code:
             worst = EXIT_DIFFERS
@@ -296,7 +304,7 @@ def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[PlannedVar
 
 
 def _has_finished(each: PlannedVariant) -> bool:
-    """Whether the folder has a run of this very spec that came to its end."""
+    """Whether the folder has a finished run of exactly this spec."""
     from compiler.tools.report.run_page import events_of
 
     ends = [event for event in events_of(each.folder) if event.get("event") in ("start", "end")]
@@ -306,7 +314,7 @@ def _has_finished(each: PlannedVariant) -> bool:
 
 
 def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:
-    """Print a table of what was trained, and write a page of it; nothing of less than two runs."""
+    """Print a table of the finished runs, and write a page of it, if there are at least two."""
     from compiler.cli.commands.compare import table
     from compiler.tools.report.compared import compare, compare_html, read_run
 
@@ -323,7 +331,7 @@ def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:
 
 
 def _launch_all(args: argparse.Namespace, fitting: Sequence[PlannedVariant], options: Sequence[str]) -> int:
-    """Compile each variant into its folder, and write its files there; the commands that start them are printed."""
+    """Compile each variant and write its launch files into its folder. Prints the commands that start them."""
     from compiler.tools.processes import compiled
 
     commands = []
@@ -332,17 +340,17 @@ def _launch_all(args: argparse.Namespace, fitting: Sequence[PlannedVariant], opt
         build = each.folder / "build"
         words = ["compiler.cli.main", "compile", args.spec, "-o", str(build)]
         code, _ = compiled(
-            [*words, *(word for each_one in each.variant.overrides for word in ("-s", each_one))], quiet=True
+            [*words, *(word for override in each.variant.overrides for word in ("-s", override))], quiet=True
         )
         if code:
             return code
         folders = ["--out", str(each.folder / "launch"), "--run-folder", str((each.folder / "run").absolute())]
-        parser, said = args.parsers()["launch"], StringIO()
-        with redirect_stdout(said):
+        parser, output = args.parsers()["launch"], StringIO()
+        with redirect_stdout(output):
             launch = parser.parse_intermixed_args([options[0], str(build), *options[1:], *folders, "--format", "json"])
             code = launch.run(launch)
         if code:
             return int(code)
-        commands += json.loads(said.getvalue())["commands"]
+        commands += json.loads(output.getvalue())["commands"]
     print("\n".join(printable(command) for command in commands), file=sys.stdout)
     return 0

@@ -1,4 +1,4 @@
-"""The variants of a sweep: every combination of the values that `-s KEY=A,B` gives, and a folder name for each."""
+"""The variants of a sweep: every combination of the values in `-s KEY=A,B`, and a folder name for each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-MOST = 256  # variants: each is a training run
-NAME = 60  # characters of a folder
+MOST = 256  # variants; each is a training run
+NAME = 60  # maximum characters of a folder name
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_LISTS = ("train.rate",)  # keys whose value has commas: alternatives are apart by `|`
+_LISTS = ("train.rate",)  # keys whose values have commas: only `|` separates alternatives
 
 
 class SweepError(ValueError):
-    """Values that make no sweep; `hint` says what to change."""
+    """The values do not make a sweep. `hint` says what to change."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -25,8 +25,8 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a sweep: its overrides KEY=VALUE, those of them that vary, the name of its folder, and its `label`
-    beside others: the words of its values in which they differ."""
+    """One run of a sweep. `name`: of its folder; `overrides`: KEY=VALUE; `varied`: the overrides that vary; `label`:
+    the words in which its values differ from those of other variants."""
 
     name: str
     overrides: tuple[str, ...]
@@ -35,33 +35,33 @@ class Variant:
 
 
 def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
-    """All combinations, the last key varying fastest. SweepError where nothing varies, or too much does."""
+    """All combinations, the last key varying fastest. Raises SweepError if nothing varies, or if there are too many."""
     keys = [setting.partition("=")[0] for setting in settings]
     choices = [alternatives(setting) for setting in settings]
     for key, values in zip(keys, choices, strict=True):
         if len(set(values)) < len(values):
-            raise SweepError(f"{key} is given a value twice: {', '.join(map(str, values))}", "leave one of them out")
+            raise SweepError(f"{key} has a value twice: {', '.join(map(str, values))}", "leave one of them out")
     if not any(len(values) > 1 for values in choices):
         raise SweepError("nothing varies", "give a key several values: -s train.batch=16,32")
     if (total := math.prod(map(len, choices))) > MOST:
         raise SweepError(f"{total:,} combinations are more than {MOST}", "leave values out, or sweep key by key")
-    found = []
+    combinations = []
     for values in product(*choices):
         pairs = [key if value is None else f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         varied = tuple(pair for pair, each in zip(pairs, choices, strict=True) if len(each) > 1)
         differ = [_differing(value or key, each) for key, value, each in zip(keys, values, choices, strict=True)]
         label = ", ".join(f"{_last(pair)} {words}" for pair, words in zip(pairs, differ, strict=True) if words)
-        found.append(Variant(_name(varied), tuple(pairs), varied, label))
-    return tuple(found)
+        combinations.append(Variant(_name(varied), tuple(pairs), varied, label))
+    return tuple(combinations)
 
 
 def _last(pair: str) -> str:
-    """Return the last word of a key that is one: `rate` of train.rate.0=…"""
+    """The last part of a key that is not a number: `rate` of train.rate.0=…"""
     return next(word for word in reversed(pair.partition("=")[0].split(".")) if not word.isdigit())
 
 
 def _differing(value: str, choices: Sequence[str | None]) -> str:
-    """Return the words of a value without those in front and behind that all choices of its key have."""
+    """The words of a value without the common first and last words of all choices of its key."""
     if len(choices) < 2:
         return ""
     words, lists = value.split(), [str(each).split() for each in choices]
@@ -72,13 +72,13 @@ def _differing(value: str, choices: Sequence[str | None]) -> str:
 
 
 def _alike(lists: Sequence[Sequence[str]], most: int) -> int:
-    """Return how many words, of the first `most`, are the same in all lists."""
+    """How many of the first `most` words are the same in all lists."""
     return next((at for at in range(most) if len({each[at] for each in lists}) > 1), max(0, most))
 
 
 def alternatives(setting: str) -> tuple[str | None, ...]:
-    """The values that KEY=A,B or KEY=A | B gives, apart by commas outside of brackets and quotes; by `|` where there is
-    one, or where the value of the key itself has commas. None alone where there is no `=`."""
+    """The values in KEY=A,B or KEY=A | B. The separator is `|` if there is one, or if values of this key have commas;
+    else a comma. Separators in brackets and quotes do not count. (None,) without a `=`."""
     key, equals, text = setting.partition("=")
     if not equals:
         return (None,)
@@ -103,7 +103,7 @@ def _parts(text: str, separator: str) -> list[str]:
 
 
 def _name(varied: Sequence[str]) -> str:
-    """A folder name that says what varies; with a digest where a part of that had to be left out."""
+    """A folder name from the varied values, with a digest if it had to be shortened or changed."""
     keys = [pair.partition("=")[0] for pair in varied]
     lasts = [key.rpartition(".")[2] for key in keys]
     shown = [key if last.isdigit() or lasts.count(last) > 1 else last for key, last in zip(keys, lasts, strict=True)]

@@ -1,20 +1,20 @@
-"""`dsc train [SPEC[:RUN] | BUILD] [--steps N] [--out RUN]`: compile what is stale, then run the ranks.
+"""`dsc train [SPEC[:RUN] | BUILD] [--steps N] [--out RUN]`: compile the spec if needed, then run the ranks.
 
 dsc train                          the one spec of this folder → runs/<run>
 dsc train spec.dsc --steps 20 -s train.batch=32
 dsc train build/quickstart --resume
-dsc train --profile                where the time of a step goes
-dsc train build/quickstart --debug an edited build, with print and breakpoint()
+dsc train --profile                measure where the time of a step goes
+dsc train build/quickstart --debug run an edited build, with print and breakpoint()
 
-The phases of a run are trained one after the other, each from the last checkpoint of the one before; with --resume from
-the phase on that the newest checkpoint is of.
+The phases of a run are trained one after the other, each from the last checkpoint of the one before. With --resume,
+training continues in the phase of the newest checkpoint.
 
-The report is written after a run that came to its end; after any other `dsc report RUN` writes it, for exit codes
-must not wait.
+The report is written only when a run finishes, so that failures are reported at once. `dsc report RUN` writes it for
+other runs.
 
-Exit codes: 0 done · 1 a rank failed · 2 the spec, the data or the command line is wrong · 3 hung, or an error of dsc ·
-75 the run folder is busy, the disk is full or the preparation of the data was killed: try again later · 128 + signal
-when asked to stop, after a checkpoint, or when a process of the run was killed
+Exit codes: 0 done · 1 a rank failed · 2 the spec, the data or the command line is wrong · 3 hung, or an internal error
+of dsc · 75 the run folder is busy, the disk is full or data preparation was killed: try again later · 128 + signal when
+asked to stop, after a checkpoint, or when a process of the run was killed
 """
 
 from __future__ import annotations
@@ -41,23 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, whether or not anybody reads what is printed.
+    """Train, even if the reader of the output goes away.
 
-    Returns the exit code of the ranks (see runtime/system/outcome.py), or 2 where there is nothing that could be
-    trained.
+    Returns the exit code of the ranks (see runtime/system/outcome.py), or 2 if there is nothing to train.
     """
     open_streams()
     names = {field.name for field in fields(Training)} - {"changes", "output"}
-    asked = Training(**{name: getattr(args, name) for name in names}, changes=tuple(args.set))
+    training = Training(**{name: getattr(args, name) for name in names}, changes=tuple(args.set))
     if args.spec and os.path.lexists(Path(args.spec) / MANIFEST):
         if args.set:
             print(f"error: {args.spec} is compiled already: -s needs the spec", file=sys.stderr)
             return EXIT_SPEC
-        return train_build(asked, Path(args.spec)).code
+        return train_build(training, Path(args.spec)).code
     phases = load_phases(args.spec, args.set)
     if phases is None or any([is_refused(each) for each in phases]):
         return EXIT_SPEC
     if len(phases) > 1 and args.expect is not None:
         first = phases[0].argument
         return wrong("--expect names one build, and this run has several phases", f"name one: `{first}`")
-    return train_phases(asked, phases).code
+    return train_phases(training, phases).code

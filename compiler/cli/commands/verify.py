@@ -1,12 +1,12 @@
-"""`dsc verify CHECKPOINT|RUN|BUILD`: whether it is whole, and what can load it.
+"""`dsc verify CHECKPOINT|RUN|BUILD`: check that it is intact, and say what can load it.
 
 dsc verify build/quickstart                                    its digest, its files, its versions
 dsc verify runs/quickstart                                     its checkpoints, its data, its metrics
-dsc verify runs/quickstart/checkpoints/step-00000130           every shard, and what may go on from it
+dsc verify runs/quickstart/checkpoints/step-00000130           every shard, and which builds can resume from it
 
-Nothing of it is run, and nothing is written.
+Nothing is executed, and nothing is written.
 
-Exit codes: 0 whole · 1 damaged · 2 the folder is no checkpoint, run or build
+Exit codes: 0 intact · 1 damaged · 2 the folder is not a checkpoint, run or build
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify, in a process of the runtime; its exit code."""
+    """Verify in a process of the runtime. Returns its exit code."""
     return call(["runtime.checkpoint.verify", "--format", args.format, "--", str(args.folder)])

@@ -1,15 +1,15 @@
-"""`dsc watch RUN`: follow a run of another terminal, or of a cluster whose run folder is seen from here.
+"""`dsc watch RUN`: follow a run in another terminal, or on a cluster whose run folder is visible here.
 
-dsc watch runs/quickstart                 a live view to the end of the run: step, loss, speed, load, memory, saves
-dsc watch runs/quickstart --format json   every row and event from the first on, a line each, as they come
-dsc watch --dashboard > dsc.json          a dashboard of Grafana for the series that `metrics { prometheus }` has
-dsc watch --rules > dsc.rules.yml         alert rules of Prometheus for the same series
+dsc watch runs/quickstart                 a live view until the run ends: step, loss, speed, load, memory, checkpoints
+dsc watch runs/quickstart --format json   every row and event from the start, one line each
+dsc watch --dashboard > dsc.json          a Grafana dashboard for the series of `metrics { prometheus }`
+dsc watch --rules > dsc.rules.yml         Prometheus alert rules for the same series
 
-Where the output is no terminal there is a line every 5 s. A run that is over is shown as it ended. A run is also over
-where nothing holds its folder and nothing was written for some time: its processes were killed.
+If the output is not a terminal, a line is printed every 5 s. A run that has ended is shown in its last state. If no
+process holds the run folder and nothing is written for some time, the processes were killed and the run has ended too.
 
-Exit codes: 0 the run has come to its end · 1 a rank of it failed, or its processes were killed · 2 there is no such run
-· 3 it hung · 128 + signal: it was asked to stop · 130 interrupted here
+Exit codes: 0 the run finished · 1 a rank failed, or its processes were killed · 2 there is no such run · 3 the run hung
+· 128 + signal: the run was asked to stop · 130 interrupted here
 """
 
 from __future__ import annotations
@@ -36,57 +36,59 @@ from runtime.system.outcome import printable
 
 POLL_S = 0.25
 PLAIN_EVERY_S = 5.0
-SILENT_S = 10.0  # and several steps: how long nothing is written where processes were killed
-SILENT_STEPS = 5
-BETWEEN_PHASES_S = 600.0  # in which the next phase is compiled; nothing holds the folder meanwhile
+SILENT_S = 10.0  # without new rows for this time, the processes count as killed
+SILENT_STEPS = 5  # but not before the time of so many steps
+BETWEEN_PHASES_S = 600.0  # time to compile the next phase, while no process holds the folder
 EXIT_KILLED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="run folder, written by dsc train")
-    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
+    parser.add_argument("--wait", action="store_true", help="wait for a run that has not started")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
-    parser.add_argument("--dashboard", action="store_true", help="print a dashboard of Grafana, and end")
-    parser.add_argument("--rules", action="store_true", help="print alert rules of Prometheus, and end")
+    parser.add_argument("--dashboard", action="store_true", help="print a Grafana dashboard, and exit")
+    parser.add_argument("--rules", action="store_true", help="print Prometheus alert rules, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Follow the run to its end; the exit code."""
+    """Follow the run to its end. Returns the exit code."""
     if args.dashboard or args.rules:
         if args.run_folder or (args.dashboard and args.rules):
-            return wrong("--dashboard and --rules print one file, of no run", "leave the others out", args.format)
+            return wrong(
+                "--dashboard and --rules print one file each, and need no run", "leave the others out", args.format
+            )
         print(json.dumps(dashboard(), indent=1) if args.dashboard else rules(), end="" if args.rules else "\n")
         return 0
     if args.run_folder is None:
         return wrong("which run?", "name its folder: `dsc watch runs/quickstart`", args.format)
     folder = args.run_folder
     if not args.wait and not any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl")):
-        there = "has no run" if folder.is_dir() else "is not there"
-        hint = "`dsc train` writes the folder of a run; --wait waits for one that has not begun"
-        return wrong(f"{printable(str(folder))} {there}", hint, args.format)
-    return Watching(folder, _shown(args.format)).to_the_end()
+        state = "has no run" if folder.is_dir() else "does not exist"
+        hint = "`dsc train` writes run folders; --wait waits for a run that has not started"
+        return wrong(f"{printable(str(folder))} {state}", hint, args.format)
+    return Watching(folder, _view(args.format)).to_the_end()
 
 
-def _shown(how: str) -> JsonView | Plain | WatchPanel:
-    if how == "json":
+def _view(output_format: str) -> JsonView | Plain | WatchPanel:
+    if output_format == "json":
         return JsonView()
     console = Console(highlight=False)
     return WatchPanel(console) if console.is_terminal and not console.is_dumb_terminal else Plain()
 
 
 class Watching:
-    """A run that is followed, and what shows it."""
+    """Follows a run and shows it in a view."""
 
-    def __init__(self, folder: Path, shown: JsonView | Plain | WatchPanel) -> None:
-        self.folder, self.shown = folder, shown
+    def __init__(self, folder: Path, view: JsonView | Plain | WatchPanel) -> None:
+        self.folder, self.view = folder, view
         self.state, self.follower = RunState(folder), Follower(folder)
         self.heard_s = time.monotonic()
 
     def to_the_end(self) -> int:
-        """The exit code with which the run ended."""
+        """Follow the run until it ends. Returns its exit code."""
         is_first = True
-        with self.shown.opened():
+        with self.view.opened():
             while True:
                 items = self.follower.poll()
                 for item in items:
@@ -94,14 +96,14 @@ class Watching:
                 if items:
                     self.heard_s = time.monotonic()
                 code = self._code(is_first=is_first)
-                self.shown.show(items, self.state, is_first=is_first, is_last=code is not None)
+                self.view.show(items, self.state, is_first=is_first, is_last=code is not None)
                 if code is not None:
                     return code
                 is_first = False
                 time.sleep(POLL_S)
 
     def _code(self, *, is_first: bool) -> int | None:
-        """The exit code of a run that is over; None while it is not."""
+        """The exit code of the run if it has ended, else None."""
         state = self.state
         if state.end is not None and state.is_over:
             return _exit_code(state.end)
@@ -111,13 +113,13 @@ class Watching:
         silent_s = 0.0 if is_first and self._age_s() > silent_s else silent_s
         if time.monotonic() - self.heard_s < silent_s or is_held(self.folder):
             return None
-        if state.end is not None:  # of a phase behind which none followed
+        if state.end is not None:  # the end of a phase, and no other phase followed
             return _exit_code(state.end)
-        self.shown.say("the run has no end, and nothing holds its folder: its processes were killed")
+        self.view.say("the run did not end, and no process holds its folder: its processes were killed")
         return EXIT_KILLED
 
     def _age_s(self) -> float:
-        """Seconds since the run wrote a row or an event."""
+        """Seconds since the run last wrote a row or an event."""
         times = [
             path.stat().st_mtime for name in ("metrics.jsonl", "events.jsonl") if (path := self.folder / name).exists()
         ]
@@ -130,7 +132,7 @@ def _exit_code(end: Mapping[str, Any]) -> int:
 
 
 class JsonView:
-    """Every item as a line."""
+    """Prints every item as a line of JSON."""
 
     def opened(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -145,7 +147,7 @@ class JsonView:
 
 
 class Plain:
-    """Lines: the first, the last, one now and then, and what happened."""
+    """Prints text lines: the first and last step, one every few seconds, and events."""
 
     def __init__(self) -> None:
         self.shown_s, self.step = -PLAIN_EVERY_S, 0
@@ -154,7 +156,7 @@ class Plain:
         return nullcontext()
 
     def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
-        for text in _told(items, is_first=is_first):
+        for text in _event_lines(items, is_first=is_first):
             print(text)
         step, now = state.row.get("step", 0), time.monotonic()
         if step and step != self.step and (is_last or now - self.shown_s >= PLAIN_EVERY_S):
@@ -169,7 +171,7 @@ class Plain:
 
 
 class WatchPanel:
-    """The live view."""
+    """The live view on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -179,7 +181,7 @@ class WatchPanel:
         return self.live
 
     def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
-        for text in _told(items, is_first=is_first):
+        for text in _event_lines(items, is_first=is_first):
             self.console.print(Text(text))
         waiting = "" if state.row else "waiting for the first step"
         note = (told(state.end) if state.end is not None else None) or waiting
@@ -189,8 +191,8 @@ class WatchPanel:
         self.console.print(Text(text))
 
 
-def _told(items: Iterable[FollowedItem], *, is_first: bool) -> list[str]:
-    """What happened since the last look, a line each; before the first look it is history."""
+def _event_lines(items: Iterable[FollowedItem], *, is_first: bool) -> list[str]:
+    """A line for each event since the last poll. Events before the first poll are history and not shown."""
     if is_first:
         return []
     return [text for item in items if item.kind == "event" and (text := told(item.fields))]

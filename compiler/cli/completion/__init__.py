@@ -1,4 +1,4 @@
-"""Completion scripts for shells, made from the parsers of the commands, the schema and the table of codes."""
+"""Shell completion scripts, generated from the command parsers, the schema and the error codes."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from collections.abc import Callable
 from compiler.cli.completion import bash, fish, zsh
 from compiler.cli.completion.command_words import CommandLine
 
-# shell → the script; each says in its first lines how it is installed
+# shell → its script, which says in its first lines how to install it
 SHELLS: dict[str, Callable[[CommandLine], str]] = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}

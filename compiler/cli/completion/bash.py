@@ -1,4 +1,4 @@
-"""The script for bash 4 and newer. bash cuts words at `=`: `--format=json` are three."""
+"""The script for bash 4 and newer. bash splits words at `=`: `--format=json` is three words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _dsc() {
 
 
 def script(line: CommandLine) -> str:
-    """The whole script."""
+    """The completion script."""
     return "\n".join(_lines(line)) + "\n"
 
 
@@ -82,7 +82,7 @@ def _lines(line: CommandLine) -> Iterator[str]:
 
 
 def _positional(command: Command) -> str:
-    """What completes the words of a command that are no options: of specs and keys both."""
+    """The shell code that completes the positional arguments of a command."""
     kinds = [each for each in command.positionals if each.kind]
     if {"specs", "topics"} <= {each.kind for each in kinds}:
         return (
@@ -96,7 +96,7 @@ def _positional(command: Command) -> str:
 
 
 def _values(argument: Argument) -> str:
-    """The command that completes the value of an option."""
+    """The shell code that completes the value of an option."""
     if argument.kind == "words":
         return f'_dsc_reply -W "{" ".join(argument.words)}"'
     return {

@@ -1,4 +1,4 @@
-"""What can be written on the command line, as data: commands, options, and what stands for them."""
+"""The command line as data for completion: commands, options and their values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dsl.schema import BUILT_IN, Model, Node, Spec, Tile, TrainTokenizer
 from dsl.schema.base import fields_of
 
 Kind = Literal["", "words", "specs", "files", "overrides", "topics"]
-SPECS = frozenset({"spec", "specs", "before", "after", "paths"})  # arguments that are .dsc files
-TOPICS = frozenset({"topic", "keys"})  # arguments that are keys; of explain, codes too
+SPECS = frozenset({"spec", "specs", "before", "after", "paths"})  # destinations of arguments that are .dsc files
+TOPICS = frozenset({"topic", "keys"})  # destinations of arguments that are keys; for explain also codes
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An option with its flags, or without flags what stands for itself; `kind` of what is written for it."""
+    """An option, or a positional argument (without flags). `kind`: what its value is; `words`: its choices."""
 
     flags: tuple[str, ...]
     help: str
@@ -38,15 +38,15 @@ class Command:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """All of it."""
+    """All commands, keys and codes."""
 
     commands: tuple[Command, ...]
-    keys: Mapping[str, tuple[str, ...]]  # what -s can set → its choices, if it has some
+    keys: Mapping[str, tuple[str, ...]]  # keys that -s can set → their choices, if any
     codes: tuple[str, ...]
 
 
 def command_line(parsers: Mapping[str, argparse.ArgumentParser]) -> CommandLine:
-    """From the parser of each command."""
+    """Build the data from the parser of each command."""
     commands = tuple(_command(name, parser) for name, parser in parsers.items())
     return CommandLine(commands, dict(_keys(Spec, "")), tuple(CODES))
 
@@ -77,29 +77,30 @@ def _argument(action: argparse.Action) -> Argument:
 
 
 def _short(text: str) -> str:
-    """The first clause of a help text, without what a shell would read."""
+    """The first clause of a help text, without characters that are special in shells."""
     clause = text.partition(";")[0].partition(": ")[0]
     return "".join(c for c in clause if c not in "'\"[]\\`$:").strip()
 
 
 def _keys(cls: type[Node], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The keys that -s can set: all but those of layers, which have no path of their own, and of entries with names."""
+    """The keys that -s can set and their choices: all except keys of layers, which have no fixed path, and named
+    entries."""
     for name, kind in fields_of(cls).items():
-        here = f"{path}.{name}" if path else name
+        key = f"{path}.{name}" if path else name
         if kind.form == "label" or (cls is Model and name == "layers") or kind.form in ("rate", "entries"):
             continue
-        if here == "cluster.more":  # few clusters have it, and only there its keys can be set
+        if key == "cluster.more":  # only few clusters have it, and its keys cannot be set elsewhere
             continue
         blocks = [node for node in kind.nodes if node not in (Tile, TrainTokenizer)]
         if not blocks or kind.form == "batch":
-            yield here, _choices(kind.types)
+            yield key, _choices(kind.types)
             if name == "tokens":
-                yield here.removesuffix("tokens") + "steps", ()
+                yield key.removesuffix("tokens") + "steps", ()
             continue
-        if here in ("model", "cluster", "precision"):
-            yield here, tuple(BUILT_IN) if here == "precision" else ()
-        found = dict(pair for node in blocks for pair in _keys(node, here))
-        yield from found.items()
+        if key in ("model", "cluster", "precision"):
+            yield key, tuple(BUILT_IN) if key == "precision" else ()
+        nested = dict(pair for node in blocks for pair in _keys(node, key))
+        yield from nested.items()
 
 
 def _choices(types: tuple[object, ...]) -> tuple[str, ...]:

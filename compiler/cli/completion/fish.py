@@ -1,4 +1,4 @@
-"""The script for fish: one `complete` for each option and kind of value."""
+"""The script for fish, with a `complete` command for each option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ function __dsc_overrides
 
 
 def script(line: CommandLine) -> str:
-    """The whole script."""
+    """The completion script."""
     return "\n".join(_lines(line)) + "\n"
 
 
@@ -63,7 +63,7 @@ def _command(command: Command) -> Iterator[str]:
 
 
 def _values(argument: Argument) -> str:
-    """How the value of an option is completed."""
+    """The arguments of `complete` for the value of an option."""
     if argument.kind == "words":
         return f"-x -a '{' '.join(argument.words)}'"
     return {

@@ -1,4 +1,4 @@
-"""The script for zsh: one `_arguments` for each command."""
+"""The script for zsh, with an `_arguments` call for each command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ fi
 
 
 def script(line: CommandLine) -> str:
-    """The whole script."""
+    """The completion script."""
     return "\n".join(_lines(line)) + "\n" + TAIL
 
 

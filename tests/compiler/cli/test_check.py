@@ -306,7 +306,7 @@ def test_what_may_not_be_written_is_not_replaced(command: list[str], folder: Pat
     before = {path: (path.read_bytes(), path.stat().st_ino, path.stat().st_mode) for path in folder.glob("*.dsc")}
     for name, why in (
         ("wrong.dsc", "it is read-only"),
-        ("linked.dsc", "it has 2 names (hard links), which would part"),
+        ("linked.dsc", "it has 2 hard links; the others would keep the old content"),
     ):
         assert main([command[0], name, *command[1:]]) == 2
         assert f"{name} cannot be written: {why}" in capsys.readouterr().err

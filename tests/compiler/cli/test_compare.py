@@ -67,7 +67,7 @@ def test_figures_are_those_of_the_rows(make_run: MakeRun, capsys: Captured) -> N
     assert second["loss"] == second["loss_at"] == statistics.fmean(6 - 0.01 * step for step in range(16, 26))
     assert first["validation_loss"] is first["goodput"] is None and first["tokens_per_s"] == 128
     assert document["differences"] == [] and main(["compare", str(long), str(short)]) == 0
-    assert "Their specs have no difference." in capsys.readouterr().out
+    assert "Their specs do not differ." in capsys.readouterr().out
 
 
 def test_differences_have_the_value_of_every_run(make_run: MakeRun, capsys: Captured) -> None:
@@ -140,7 +140,7 @@ def test_what_is_no_run_is_said_and_damage_is_counted(make_run: MakeRun, tmp_pat
     assert main(["compare", str(good), str(empty)]) == 2
     assert f"error: {empty} holds no run that can be compared" in capsys.readouterr().err
     assert main(["compare", str(good), f"{good}/."]) == 2
-    assert "one run alone has no comparison" in capsys.readouterr().err
+    assert "a comparison needs at least two runs" in capsys.readouterr().err
     with (other / "metrics.jsonl").open("a") as file:
         file.write("no row\n{half")
     (other / "spec.resolved").unlink()

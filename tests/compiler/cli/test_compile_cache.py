@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_written_stops_no_build(
     (tmp_path / "shared" / "segments" / name).mkdir(parents=True)
     capsys.readouterr()
     build = compiled("build", "--cache", "shared")
-    assert "warning: shared keeps nothing: " in capsys.readouterr().err and (build / "manifest.json").is_file()
+    assert "warning: nothing is cached in shared: " in capsys.readouterr().err and (build / "manifest.json").is_file()
 
 
 def test_what_is_no_entry_in_a_builds_cache_is_not_removed(

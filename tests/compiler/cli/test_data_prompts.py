@@ -79,12 +79,12 @@ def test_a_prompt_that_is_left_out_says_so(folder: Path, capsys: Captured) -> No
     found = shown(capsys, folder, "--row", "2")
     assert (found["fate"], found["used"]) == ("dropped", 0)
     first = said_by(capsys, folder, "data", "show", "--row", "2").splitlines()[0]
-    assert first.endswith("0 with loss; it is too long and left out")
+    assert first.endswith("0 with loss; too long, left out")
 
 
 def test_prompts_are_in_no_sequence(folder: Path, capsys: Captured) -> None:
     words = ("data", "show", "--sequence", "1")
-    assert "--sequence 1: a prompt is in no sequence with others: --row 1" in said_by(capsys, folder, *words, code=2)
+    assert "--sequence 1: prompts are not packed: use --row 1" in said_by(capsys, folder, *words, code=2)
 
 
 def test_prompts_are_prepared_before_a_run(folder: Path, capsys: Captured) -> None:

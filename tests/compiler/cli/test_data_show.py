@@ -169,9 +169,9 @@ def test_ids_without_a_tokenizer_are_numbers(folder: Path, capsys: Captured) -> 
 @pytest.mark.parametrize(
     ("words", "said_of_it"),
     [
-        (("--sequence", "0"), "no sequence has documents that are kept apart; `pack = true` in `chat` makes them"),
+        (("--sequence", "0"), "sequences do not separate documents; `pack = true` in `chat` turns that on"),
         ((*PACK, "--sequence", "2"), "--sequence 2: the train split has 2 sequences, 0 to 1"),
-        ((*PACK, "--sequence", "0", "--row", "0"), "--row and --sequence: name one of them"),
+        ((*PACK, "--sequence", "0", "--row", "0"), "--row and --sequence exclude each other"),
         (("--row", "4"), "--row 4: the train split has 4 rows, 0 to 3"),
         (("--row", "-1"), "--row -1: the train split has 4 rows"),
         (("--split", "validation"), "--row 0: the validation split has 0 rows"),

@@ -225,7 +225,7 @@ def test_of_phases_beside_a_run_without_the_first_is_compared_and_said(tmp_path:
     tiny, phased = tmp_path / "tiny.dsc", tmp_path / "phased.dsc"
     tiny.write_text((ROOT / "specs" / "tiny.dsc").read_text("utf-8"), "utf-8")
     phased.write_text(PHASED, "utf-8")
-    others = f"its others are {phased}:mine.long, {phased}:mine.last\n"
+    others = f"the others are {phased}:mine.long, {phased}:mine.last\n"
     for words in ((str(phased), str(tiny)), (str(tiny), str(phased), "-s", "train.seed=2")):
         main(["diff", *words])
         assert capsys.readouterr().err == f"note: this is the first phase of mine; {others}"

@@ -71,7 +71,7 @@ def test_what_is_left_apart_is_said(builds: tuple[Path, Path], capsys: pytest.Ca
     _, apart = builds
     assert main(["inspect", str(apart), "--kernels"]) == 0
     out = capsys.readouterr().out
-    assert "left apart, as the run says: residual_norm, route, join" in out and "stands for" not in out
+    assert "not fused, as the spec says: residual_norm, route, join" in out and "stands for" not in out
     assert "by torch: add," in out
 
 
@@ -116,7 +116,7 @@ def test_what_makes_weights_of_few_bits_is_listed(tmp_path: Path, capsys: pytest
     assert main(["inspect", str(tmp_path), "--kernels"]) == 0
     said = capsys.readouterr().out
     assert f"{sum(name.startswith('kernels/') for name in files)} kernel files" in said
-    assert all(f"quantise_blocks by {kernel}, {calls} calls a step" in said for (_, kernel), calls in made.items())
+    assert all(f"quantise_blocks by {kernel}, {calls} calls per step" in said for (_, kernel), calls in made.items())
 
 
 def test_no_name_is_broken(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_bytes_and_the_machine_are_said(builds: tuple[Path, Path], capsys: pytes
     lines = out.splitlines()
     told = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
     assert told == [num_bytes(each) for each in (*saved, sum(saved))] and all(not each.startswith("0") for each in told)
-    assert f"{num_bytes(found['optimizer']['bytes'])} a step on the pipeline rank that updates most" in out
+    assert f"{num_bytes(found['optimizer']['bytes'])} per step on the pipeline rank that updates most" in out
     assert ON_CPUS in out  # tiny is for CPUs
     assert ON_CPUS not in text("tiny", found)
     (builds[0] / "spec.resolved").rename(builds[0] / "spec.other")
@@ -191,7 +191,7 @@ def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
         (["--kernels"], "holds no build (manifest.json: No such file or directory); run dsc compile"),
         (["--kernels", "--format", "svg"], "--kernels has no --format svg: use terminal or json"),
         (["--kernels", "--costs", "plan"], "--program, --costs and --write-costs are for runs"),
-        (["--format", "json"], "--format json is for --kernels"),
+        (["--format", "json"], "--format json needs --kernels"),
     ],
 )
 def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

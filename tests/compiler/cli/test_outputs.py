@@ -58,9 +58,7 @@ def test_what_is_read_is_not_written_over(command: str, folder: Path, capsys: Ca
     for out in (*READ[command], *(["name.of.spec"] if command == "plan" else [])):
         assert main([*COMMANDS[command], "-o", out]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"error: {out.removeprefix('./')} cannot be written: it is what is read, or a spec"), (
-            said
-        )
+        assert said.startswith(f"error: {out.removeprefix('./')} cannot be written: it is an input, or a spec"), said
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -209,7 +207,7 @@ def test_a_trace_says_what_it_leaves(folder: Path, capsys: Captured) -> None:
     Path("trace.json").write_text(trace.model_dump_json(by_alias=True))
     assert main(["calibrate", "spec.dsc", "--trace", "trace.json", "-o", "out.json"]) == 0
     said = capsys.readouterr()
-    assert "the trace does not name, or its layer L0 does not run, " in said.err
-    kept = said.err.partition("does not run, ")[2].partition(": these stay as table cpu has them")[0].split(", ")
+    assert ": not in the trace, or not run by its layer L0; " in said.err
+    kept = said.err.partition("note: ")[2].partition(": not in the trace")[0].split(", ")
     assert "gemm" not in kept and {"wgrad", "norm", "attention"} <= set(kept)
     assert "out.json: 0 rows, 1 class factor\n" in said.out

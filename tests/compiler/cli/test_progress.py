@@ -115,7 +115,8 @@ def test_plan_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: py
     words = ("-s", "train.micro_batch=auto", "-s", "cluster.node.device.memory=100MB")
     assert main(["plan", QUICK, *words, "--format", "json"]) == 0
     assert (
-        texts[0].startswith("looking for the best of ") and "it does not fit: looking for edits that mend it" in texts
+        texts[0].startswith("looking for the best of ")
+        and "it does not fit: looking for edits that make it fit" in texts
     )
     assert texts.count("") == 2 and texts[-1] == ""
     capsys.readouterr()

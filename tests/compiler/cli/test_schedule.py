@@ -146,7 +146,7 @@ def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
     assert run(*words) == 0
     out, err = capsys.readouterr()
     assert str(Schedule.from_text(out).stage_placement) == "v"
-    assert "at most 3 activations" in err and "2 stages a rank: an action has 1/2 of the costs of 1/P" in err
+    assert "at most 3 activations" in err and "2 stages per rank: an action costs 1/2 of the costs of 1/P" in err
 
 
 def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
@@ -163,9 +163,7 @@ def test_many_are_compared_where_they_are_small(capsys: Captured) -> None:
     """All together take as long as they do one after the other."""
     names = "gpipe,1f1b,zb1p,zbv,dualpipev,auto"
     assert run("--compare", names, "--ranks", "128", "--micro-batches", "150") == 2
-    assert (
-        "use --micro-batches 136 or fewer, which take less than a minute, or compare fewer" in capsys.readouterr().err
-    )
+    assert "use --micro-batches 136 or fewer, to finish within a minute, or compare fewer" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):
@@ -290,17 +288,17 @@ def test_bad_sizes_say_what_to_change(
         ((*DUALPIPE, "--costs", "deepseek-v3"), "write F=1,I=1,W=1 or deepseek-v3-high or deepseek-v3-low"),
         ((*DUALPIPE, "--costs", "F=0"), "F costs nothing"),
         ((*DUALPIPE, "--latency", "-1"), "is not a number of 0 or more"),
-        ((*DUALPIPE, "--pairs", "any"), "--pairs any gives all pairs the factor of FB"),
+        ((*DUALPIPE, "--pairs", "any"), "--pairs any applies the factor of FB to all pairs"),
         ((*DUALPIPE, "--pairs", "any", "--costs", "deepseek-v3-low"), "give --costs with FB and no other pair"),
         ((QUICK, *DUALPIPE), "leave --ranks and --micro-batches out\n = hint: -s parallel.pipeline=8"),
-        ((QUICK, "--ranks", "8"), "how many ranks and micro-batches there are: leave --ranks out\n"),
+        ((QUICK, "--ranks", "8"), "has its own ranks and micro-batches: leave --ranks out\n"),
         ((*DUALPIPE, "--costs", "FB=100"), "--costs FB=100: the pair BF takes 100"),
         ((*DUALPIPE, "--costs", "F=1e16"), "--costs F=1e16: F: '1e16' is too large: at most 1e15"),
         ((*DUALPIPE, "--latency", "1e16"), "--latency '1e16' is too large: at most 1e15"),
         ((*DUALPIPE, "--costs", "."), "--costs . is not a regular file, but a folder"),
         ((*DUALPIPE, "--costs", "/dev/null"), "--costs /dev/null is not a regular file"),
-        ((*DUALPIPE, "--costs", "9" * 300), "no such file, and no table of that name"),
-        ((*DUALPIPE, "-s", "train.seed=1"), "-s changes a spec, and there is none"),
+        ((*DUALPIPE, "--costs", "9" * 300), "no such file or cost table"),
+        ((*DUALPIPE, "-s", "train.seed=1"), "-s overrides keys of a spec, and no spec is named"),
         ((QUICK, "--name", "dualpip"), f"unknown schedule 'dualpip': use one of {NAMES}"),
         ((QUICK, "--compare", ""), "unknown schedule ''"),
         ((QUICK, "--compare", "1f1b", "--name", "1f1b"), "leave --name out"),
@@ -373,7 +371,7 @@ def test_sizes_that_are_missing_are_asked_for(
     (tmp_path / "mine.schedule").write_text(capsys.readouterr().out)
     assert run("mine.schedule", "--ranks", "8") == 2
     said = capsys.readouterr().err
-    assert "mine.schedule says how many ranks and micro-batches there are: leave --ranks out" in said
+    assert "mine.schedule has its own ranks and micro-batches: leave --ranks out" in said
     assert "dsc schedule --name 1f1b --ranks 8 --micro-batches 20" in said
     assert run("x" * 300) == 2 and "Errno" not in capsys.readouterr().err
 

@@ -81,7 +81,7 @@ def test_placements_of_auto_are_chosen(more: list[str], placements: set[str], ca
     ("more", "said"),
     [
         (["--copies", "1", "--placement", "bidirectional"], "bidirectional has 2 copies: leave --copies out, or use v"),
-        (["--placement", "loop(2)", "--chunks", "3"], "--placement says how many stages a rank has"),
+        (["--placement", "loop(2)", "--chunks", "3"], "--placement fixes the stages per rank"),
         (["--placement", "w"], "--placement: unknown placement 'w'"),
         (["--placement", "loop(65)"], "--placement loop(65) is out of bounds: use at most loop(64)"),
     ],
@@ -93,7 +93,7 @@ def test_placements_that_cannot_be_are_refused(more: list[str], said: str, capsy
 
 def test_what_is_met_is_said(capsys: Captured) -> None:
     assert main(AUTO) == 0
-    assert "gap 0.0%, so none of these placements within that is shorter" in capsys.readouterr().err
+    assert "gap 0.0%: no schedule on these placements within that cap is shorter" in capsys.readouterr().err
 
 
 def test_auto_for_torch_searches_what_torch_can_say(capsys: Captured) -> None:
@@ -116,7 +116,10 @@ def test_both_ends_are_refused_for_torch_before_a_search(capsys: Captured) -> No
     [
         (["--compare", "auto,zbv", *SIZES, "--format", "torch-csv"], "--format torch-csv is of one schedule"),
         (["specs/quickstart.dsc", "--compare", "auto", "--format", "torch-csv"], "leave --compare out"),
-        (["--name", "auto", *SIZES, "--format", "megatron-layout"], "a layout is of a model's layers: name a SPEC"),
+        (
+            ["--name", "auto", *SIZES, "--format", "megatron-layout"],
+            "a layout needs the layers of a model: name a SPEC",
+        ),
     ],
 )
 def test_a_format_of_one_schedule_is_refused_before_a_search(words: list[str], said: str, capsys: Captured) -> None:
@@ -130,7 +133,7 @@ def test_a_format_of_one_schedule_is_refused_before_a_search(words: list[str], s
         ([], "for placements bidirectional, v, loop(2), loop(3) and loop(4) and at most"),
         (
             ["--placement", "v"],
-            "for placement v and at most 2 activations · gap 0.0%, so none of this placement within",
+            "for placement v and at most 2 activations · gap 0.0%: no schedule on this placement within",
         ),
         (["--copies", "1", "--chunks", "3"], "for placements v, loop(1) and loop(3) and at most"),
     ],
@@ -146,17 +149,18 @@ def test_a_bound_of_unequal_micro_batches_is_of_their_order(tmp_path: Path, caps
     words = ["schedule", "--name", "1f1b", "--ranks", "1", "--micro-batches", "2", "--costs", str(file)]
     assert main(words) == 0
     assert (
-        "so none of this placement within that, in this order of micro-batches, is shorter" in capsys.readouterr().err
+        "no schedule on this placement within that cap and in this order of micro-batches is shorter"
+        in capsys.readouterr().err
     )
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ((), ("the plan takes those of a spec to be equal", "-s schedule.order=cost, where documents = masked")),
+        ((), ("the plan of a spec assumes equal ones", "-s schedule.order=cost, where documents = masked")),
         (
             ("-s", "schedule.order=cost", "-s", "data.documents=masked"),
-            ("with order = cost each step of the run orders its own micro-batches", "leave --order out"),
+            ("with order = cost, each step of the run orders its own micro-batches", "leave --order out"),
         ),
     ],
 )

@@ -173,7 +173,7 @@ def test_mistakes_are_told(tmp_path: Path, capsys: Captured) -> None:
         (["show", "parallel.data"], None, ["E0404"]),
         (["diff", "nope.dsc", TINY], None, ["E0101"]),
         (["diff", TINY, TINY, "-s", "train.btch=3"], None, ["E0201"]),
-        (["diff", TINY], "one spec alone has no difference", []),
+        (["diff", TINY], "there is nothing to compare A with", []),
         (["explain", "zzz"], "there is no code, key or word `zzz`", []),
     ],
 )

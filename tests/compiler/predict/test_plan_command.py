@@ -113,7 +113,7 @@ def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured, monkeypatch: 
     assert main(["plan", QUICK, "--rates", str(tmp_path / "rates.json")]) == 2
     assert "rates.json:1" in capsys.readouterr().err
     assert main(["plan", QUICK, "--rates", "no-such-table"]) == 2
-    assert "there is no table 'no-such-table': use a file, or one of " in capsys.readouterr().err
+    assert "there is no rate table 'no-such-table': use a file, or one of " in capsys.readouterr().err
     for file in ("no/such", "no.json"):
         assert main(["plan", QUICK, "--rates", file]) == 2
         assert f"there is no file {file}" in capsys.readouterr().err

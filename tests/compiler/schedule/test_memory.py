@@ -177,6 +177,6 @@ def test_schedules_stay_within_the_memory(tmp_path: Path, capsys: pytest.Capture
     assert value["peak_bytes"] == [held + 2 * 10**9 * (4 - rank) for rank, held in enumerate(beside)]
     assert replace(costs_of_json(json.dumps(value["costs"])), B=None) == costs_of_json(TABLE)
     assert main([*asked, "42GB", "--name", "1f1b"]) == 0
-    assert "memory 42GB on rank 0, the fullest, 34GB of it beside activations\n" in capsys.readouterr().err
+    assert "memory 42GB on rank 0, the fullest, 34GB of it not activations\n" in capsys.readouterr().err
     assert main([*asked, "42GB", "--name", "1f1b", "--cap", "9"]) == 2
-    assert "both say what a rank may hold: leave one of them out" in capsys.readouterr().err
+    assert "both limit a rank: leave one of them out" in capsys.readouterr().err

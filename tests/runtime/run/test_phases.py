@@ -323,7 +323,7 @@ def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
     assert find_source(f"{straight}@6").spec.model.attention.rope.scaling is not None
     shown = place.dsc("inspect", "straight", "--phase", 2).stdout
     assert "traced" in shown and "rank 1 measured" in shown
-    assert "straight has trained no phase 4" in place.dsc("inspect", "straight", "--phase", 4, code=2).stderr
+    assert "straight has not trained phase 4" in place.dsc("inspect", "straight", "--phase", 4, code=2).stderr
     assert "grow.dsc:grow.to_32, grow.dsc:grow.to_64" in place.dsc("show", "grow.dsc", "train.sequence").stderr
     place.dsc("report", "straight")
     page = (straight / "report.html").read_text("utf-8")
@@ -338,4 +338,4 @@ def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
     assert total["device_hours"] == pytest.approx(2 * seconds / 3600)
     text = place.dsc("plan", "grow.dsc").stdout
     assert "the run  3 phases" in text and "grow.to_64" in text
-    assert "a page is of one phase" in place.dsc("plan", "grow.dsc", "--format", "html", code=2).stderr
+    assert "a page shows one phase" in place.dsc("plan", "grow.dsc", "--format", "html", code=2).stderr

@@ -45,7 +45,7 @@ def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
     for path, text in zip(traces, whole, strict=True):
         kept = [line for line in text.splitlines(keepends=True) if json.loads(line)["step"] != 5]
         path.write_text("".join(kept), "utf-8")
-    assert "--again trains a step of the run again" in place.dsc("trace", "run", 5, code=2).stderr
+    assert "--again trains the step again" in place.dsc("trace", "run", 5, code=2).stderr
     before = digests(place.folder / "run")
     place.dsc("trace", "run", 5, "--again", "-o", "again.json")
     again = json.loads((place.folder / "again.json").read_text("utf-8"))
@@ -55,12 +55,12 @@ def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
     named = [[(event["pid"], event["name"]) for event in each["traceEvents"]] for each in (traced, again)]
     assert named[0] == named[1] and {rank for rank, _ in named[0]} == {0, 1, 2, 3}
     assert all(event["dur"] >= 0 for event in again["traceEvents"] if event["ph"] == "X")
-    assert "run has no row of step 8" in place.dsc("trace", "run", 8, "--again", code=2).stderr
+    assert "run has no row for step 8" in place.dsc("trace", "run", 8, "--again", code=2).stderr
     metrics, row = place.folder / "run" / "metrics.jsonl", rows(place.folder / "run")[4]
     text = metrics.read_text("utf-8")
     metrics.write_text(text.replace(repr(row["loss"]), repr(row["loss"] + 1)), "utf-8")
     said = place.dsc("trace", "run", 5, "--again", "-o", "other.json", code=4)
-    assert "step 5 has other numbers now than in the run" in said.stderr
+    assert "the numbers of step 5 differ from the run" in said.stderr
     assert json.loads((place.folder / "other.json").read_text("utf-8"))["traceEvents"]
     metrics.write_text(text, "utf-8")
     for path, text in zip(traces, whole, strict=True):
@@ -75,18 +75,18 @@ def test_what_differs_is_named(place: Place) -> None:
     metrics.write_text(text.replace(repr(row["loss"]), repr(changed)), "utf-8")
     said = place.dsc("replay", "run", 5, "--out", "why", code=1)
     assert (
-        f"steps 4 to 5: step 5 is the first that differs\n  loss: {changed!r} in the run, {row['loss']!r} now"
+        f"steps 4 to 5: the first difference is in step 5\n  loss: {changed!r} in the run, {row['loss']!r} now"
         in said.stdout
     )
-    assert "what was trained again: why" in said.stderr
+    assert "the new trainings are in why" in said.stderr
     assert rows(place.folder / "why" / "run")[-1]["loss"] == row["loss"]
     said = place.dsc("replay", "run", 5, "--out", "why", code=2)
-    assert "why is there already" in said.stderr
+    assert "why already exists" in said.stderr
     metrics.write_text(text, "utf-8")
 
 
 def test_a_step_that_is_not_there(place: Place) -> None:
-    assert "run has no row of step 8: its steps are 1 to 7" in place.dsc("replay", "run", 8, code=2).stderr
+    assert "run has no row for step 8: its steps are 1 to 7" in place.dsc("replay", "run", 8, code=2).stderr
     (place.folder / "run" / "events.jsonl").unlink()
     assert json.loads(place.dsc("replay", "run", 4, "--format", "json").stdout)["equal"]
     assert "there is no folder none" in place.dsc("replay", "none", 8, code=2).stderr

@@ -180,11 +180,11 @@ def test_the_device_is_that_of_the_run(run: Path, ranks: Ranks, device: str | No
 def test_a_number_that_differs_is_kept_and_named(run: Path, ranks: Ranks, capsys: Captured) -> None:
     ranks.losses = [9.0]
     out, err = said(capsys, 5, code=1)
-    assert out == "steps 4 to 5: step 5 is the first that differs\n  loss: 0.625 in the run, 9.0 now\n"
-    assert err.endswith("what was trained again: run/replay-5\n")
+    assert out == "steps 4 to 5: the first difference is in step 5\n  loss: 0.625 in the run, 9.0 now\n"
+    assert err.endswith("the new trainings are in run/replay-5\n")
     shown = json.loads((run / "replay-5" / "replay.json").read_text("utf-8"))
     assert shown["equal"] is False and shown["differs"][0]["step"] == 5
-    assert "run/replay-5 is there already" in said(capsys, 5, code=2)[1]
+    assert "run/replay-5 already exists" in said(capsys, 5, code=2)[1]
     ranks.losses = [9.0]
     assert document(capsys, 5, "--out", "why/not", code=1)["equal"] is False
     assert Path("why/not/run/metrics.jsonl").exists()
@@ -197,9 +197,9 @@ def test_other_surroundings_are_said(run: Path, ranks: Ranks, capsys: Captured) 
     ranks.start = start(torch="3")
     out, err = said(capsys, 5)
     lines = [f"  build: other in the run, {BUILD} now", "  torch: 2 in the run, 3 now"]
-    lines.append("the run computed this step again, for sums: that error passed")
+    lines.append("the run computed this step again because of sums: a transient error")
     assert out.splitlines() == ["steps 4 to 5: equal to the run, bit for bit", *lines]
-    assert f"the run trained step 5 with build other, and this is {BUILD}: roundings may differ" in err
+    assert f"the run trained step 5 with build other, and this is {BUILD}: rounding may differ" in err
     out, err = said(capsys, 4)
     assert "sums" not in out, "that was at another step"
 
@@ -207,7 +207,7 @@ def test_other_surroundings_are_said(run: Path, ranks: Ranks, capsys: Captured) 
 def test_the_same_bits_on_other_devices_are_real(run: Path, ranks: Ranks, capsys: Captured) -> None:
     out, err = said(capsys, 5, "--swap", "all")
     assert "verdict: real: the same bits with each rank on the device of another, so" in out
-    where = [", each rank on the device 1 further on", ", each rank on its device"]
+    where = [", each rank on the device 1 further on", ", each rank on its own device"]
     assert err == "".join(f"training step 5 again{each}\n" for each in where)
     assert [words[words.index("--out") + 1] for words in ranks.told[1:]] == ["run/replay-5/swapped", "run/replay-5/run"]
     assert not (run / "replay-5").exists()
@@ -220,7 +220,7 @@ def test_an_error_that_passed_is_transient(run: Path, ranks: Ranks, capsys: Capt
     written(run, "metrics.jsonl", [row_of(step, 9.0 if step == 5 else None) for step in range(1, 8)])
     out, err = said(capsys, 5, "--swap", "all", code=4)
     assert "not reproduced on the devices of the run, nor with each rank on the device of another" in out
-    assert "what was trained again: run/replay-5" in err
+    assert "the new trainings are in run/replay-5" in err
     written(run, "events.jsonl", [start(torch="1")])
     assert "unknown: the run cannot be compared" in said(capsys, 5, "--swap", "all", "--out", "other", code=1)[0]
 
@@ -229,7 +229,7 @@ def test_a_third_training_tells_which_device_is_wrong(run: Path, ranks: Ranks, c
     """A third training only runs if two leave the question open."""
     ranks.errs = 1
     out, err = said(capsys, 5, "--swap", "all", code=5)
-    named = "verdict: device: core 1 of node (rank 1) makes other bits of the same numbers than another device"
+    named = "verdict: device: core 1 of node (rank 1) computes other bits from the same inputs than another device"
     assert out.splitlines()[1:] == [named, "  first as rank 0, in 'send 1' of step 5"]
     assert [words[-1] for words in ranks.told[1:]] == ["+1", "+0"]
     ranks.errs_as = [1]
@@ -304,7 +304,7 @@ def test_the_phase_of_the_step_is_compiled(run: Path, ranks: Ranks) -> None:
 
 
 def test_what_cannot_be_replayed(run: Path, ranks: Ranks, capsys: Captured) -> None:
-    assert "run has no row of step 8: its steps are 1 to 7" in said(capsys, 8, code=2)[1]
+    assert "run has no row for step 8: its steps are 1 to 7" in said(capsys, 8, code=2)[1]
     assert "Not a directory" in said(capsys, 5, "--out", "/dev/null/x", code=2)[1]
     assert main(["replay", "none", "5"]) == 2 and "there is no folder none" in capsys.readouterr().err
     (run / "metrics.jsonl").write_text("", "utf-8")
@@ -314,5 +314,5 @@ def test_what_cannot_be_replayed(run: Path, ranks: Ranks, capsys: Captured) -> N
     for step in ("0", "-1", "1.5", "٣", "1" + 19 * "0"):
         with pytest.raises(SystemExit):
             main(["replay", "run", "--", step])
-        assert "is not a step: they are counted from 1" in capsys.readouterr().err
+        assert "is not a step: steps count from 1" in capsys.readouterr().err
     assert not ranks.told

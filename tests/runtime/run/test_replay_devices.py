@@ -97,7 +97,7 @@ def test_what_was_rolled_back_is_trained_again(place: Place) -> None:
     [
         (("--swap", "0,99999"), "error: no rank and no core is numbered 99999"),
         (("--swap", "7,9"), "error: there is no rank 7: the run has ranks 0 to 1"),
-        (("--swap", "1,1"), "argument --swap: '1,1': a rank is exchanged with another one"),
+        (("--swap", "1,1"), "argument --swap: '1,1': name two different ranks"),
         (("--swap", "0;1"), "argument --swap: '0;1' is neither two ranks, such as 1,3, nor all"),
         (("--swap", "0,1", "--device", "cuda"), "--device cuda"),
     ],

@@ -237,15 +237,15 @@ def test_ops_that_are_too_large_are_told(
     monkeypatch.setattr(calibrate_command, "tasks_of", lambda *_: ((), 3))
     assert main(["calibrate", str(SPECS / "tiny.dsc"), "-o", str(tmp_path / "rates.json")]) == 2
     first, second = capfd.readouterr().err.splitlines()
-    assert first == "calibrate: left out as too large for this: 3 ops"
-    assert second == "error: every op of this spec is too large to measure here: take a smaller model"
+    assert first == "calibrate: skipped as too large to measure here: 3 ops"
+    assert second == "error: every op of this spec is too large to measure here: use a smaller model"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--table", "h800"], "--table is for --trace"),
+        (["--table", "h800"], "--table needs --trace"),
         (["--trace", "none.json"], "there is no file"),
         (["--trace", str(TRACE), "--table", "none"], "there is no file"),
         (["--trace", str(TRACE)], "the spec has no layer L10"),

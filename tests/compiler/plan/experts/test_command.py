@@ -152,7 +152,7 @@ def test_one_token_is_as_uneven_as_can_be(tmp_path: Path, capsys: Shown) -> None
 def test_a_load_of_nothing_is_said(tmp_path: Path, capsys: Shown) -> None:
     assert main(["place", str(load_file(tmp_path, [0] * 4)), "--devices", "2", "--format", "json"]) == 0
     shown = capsys.readouterr()
-    assert "warning: no token was counted" in shown.err
+    assert "warning: the load counts no tokens" in shown.err
     assert json.loads(shown.out)["layers"][0]["balance"] == {"device": 1.0, "node": 1.0}
 
 
@@ -165,10 +165,10 @@ def test_a_load_of_nothing_is_said(tmp_path: Path, capsys: Shown) -> None:
         (sizes(0, 1, 2), "--groups 0: at least 1"),
         (("--groups", 8), "--devices is missing"),
         (("--devices", 2, "--nodes", 2, "--groups", 1, "--group-rule", "keep"), "--group-rule ignore"),
-        (("--devices", 2, "-s", "a=1"), "-s changes a spec, and there is none"),
+        (("--devices", 2, "-s", "a=1"), "-s overrides keys of a spec, and no spec is named"),
         (("--devices", 2, "-o", "/dev/null/x"), "/dev/null/x cannot be written: Not a directory"),
         (("--devices", 2, "-o", "/dev"), "/dev cannot be written: it is a folder"),
-        ((QUICKSTART,), "and the model of"),
+        ((QUICKSTART,), "but the model of"),
     ],
 )
 def test_wrong_command_lines(tmp_path: Path, capsys: Shown, flags: tuple[object, ...], message: str) -> None:
@@ -179,7 +179,7 @@ def test_wrong_loads(tmp_path: Path, capsys: Shown) -> None:
     path = load_file(tmp_path, [1] * 8, [1] * 7)
     assert "row 1 has 7 experts, row 0 has 8" in refused(capsys, path, "--devices", 2)
     assert "there is no file" in refused(capsys, tmp_path / "none.json", "--devices", 2)
-    assert "has not reached a checkpoint" in refused(capsys, tmp_path.parent / tmp_path.name / "..", "--devices", 2)
+    assert "has not saved a checkpoint" in refused(capsys, tmp_path.parent / tmp_path.name / "..", "--devices", 2)
     assert "which load?" in refused(capsys)
     assert "leave one of them out" in refused(capsys, path, QUICKSTART, "--load", path)
     assert "there is no file" in refused(capsys, path, tmp_path / "none.dsc")

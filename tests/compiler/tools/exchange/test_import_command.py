@@ -25,7 +25,7 @@ def test_a_spec_with_errors_is_written_with_them(tmp_path: Path, capsys: Capture
     errors = [item for item in check(out) if item.severity == "error"]
     assert errors and all(item.message in said and f"{out}:{item.span.line}" in said for item in errors if item.span)
     assert said.endswith(
-        f"{len(errors)} error{'s' * (len(errors) > 1)} in the spec, which is written: edit it, and run `dsc check`\n"
+        f"{len(errors)} error{'s' * (len(errors) > 1)} in the written spec: edit it, then run `dsc check`\n"
     )
     out.write_text(out.read_text().replace("memory = 80GB", "memory = 1000GB"))
     assert not [item for item in check(out) if item.severity == "error"]
@@ -68,7 +68,7 @@ def test_only_modules_have_functions_to_choose(tmp_path: Path, capsys: Capture) 
     file = tmp_path / "pretrain.sh"
     file.write_text(SCRIPT)
     assert main(["import", "megatron-bridge", str(file), "--config", "a"]) == 2
-    assert "--config is of a module in Python" in capsys.readouterr().err
+    assert "--config is only for Python modules" in capsys.readouterr().err
 
 
 def test_a_text_that_is_no_string_of_a_spec_is_said(tmp_path: Path, capsys: Capture) -> None:

@@ -197,8 +197,8 @@ def test_an_empty_text_says_why(build: Build, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(["generate", str(both.spec), f"{START}ab"]) == 0
     said_ = capsys.readouterr().err
-    assert f"no text: the first token that the model wrote is {first}, which ends a text" in said_
-    assert "the model has a chat template: `--chat` puts the prompt into it" in said_
+    assert f"no text: the first token is {first}, which ends a text" in said_
+    assert "the model has a chat template: `--chat` applies it to the prompt" in said_
 
 
 def json_tokens(capsys: pytest.CaptureFixture[str], *words: str) -> list[int]:

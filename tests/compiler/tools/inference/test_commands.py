@@ -173,7 +173,7 @@ def test_the_text_for_people(trained: Path, capsys: Captured) -> None:
     found = document(capsys, "eval", trained)
     assert main(["eval", str(trained)]) == 0
     said = capsys.readouterr().out
-    assert f"loss           {found['loss']:.4f} nats a token" in said
+    assert f"loss           {found['loss']:.4f} nats per token" in said
     assert f"bits per byte  {found['bits_per_byte']:.4f} ({found['bytes']:,} bytes)" in said
 
 
@@ -292,8 +292,8 @@ def test_text_goes_to_standard_output_and_the_rest_to_standard_error(
     assert main(["generate", str(trained), "import", "--tokens", "20"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"import{expected['text']}\n"
-    assert captured.err.startswith("20 tokens in ") and " drafts taken (" in captured.err
-    assert "longer than the 16 tokens of the sequences that the model was trained on" in captured.err
+    assert captured.err.startswith("20 tokens in ") and " drafts accepted (" in captured.err
+    assert "longer than the sequences that the model was trained on (16 tokens)" in captured.err
     monkeypatch.setattr("sys.stdin", open_text("import"))
     assert main(["generate", str(trained), "-", "--tokens", "20"]) == 0
     assert capsys.readouterr().out == captured.out
@@ -308,11 +308,11 @@ def open_text(text: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--tokens", "0"], "--tokens is at least 1"),
-        (["--temperature", "-1"], "--temperature is from 0 to 100"),
-        (["--temperature", "nan"], "--temperature is from 0 to 100"),
-        (["--top-p", "0"], "--top-p is above 0"),
-        (["--seed", "-1"], "--seed is a whole number"),
+        (["--tokens", "0"], "--tokens must be at least 1"),
+        (["--temperature", "-1"], "--temperature must be from 0 to 100"),
+        (["--temperature", "nan"], "--temperature must be from 0 to 100"),
+        (["--top-p", "0"], "--top-p must be above 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
     ],
 )
 def test_numbers_that_cannot_be(words: list[str], expected: str, capsys: Captured) -> None:

@@ -150,7 +150,7 @@ def test_token_ids_need_no_tokenizer(tmp_path: Path, capsys: Captured) -> None:
     write_tokenizer(tmp_path)  # of more tokens than the model has
     assert document(capsys, "eval", *words) == expected
     assert main(["eval", *map(str, words)]) == 0
-    assert "warning: bits per byte are not known: " in capsys.readouterr().err
+    assert "warning: bits per byte are unknown: " in capsys.readouterr().err
     assert main(["eval", *map(str, words), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 2
 
 

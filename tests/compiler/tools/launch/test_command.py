@@ -64,7 +64,7 @@ def test_nothing_is_left_to_fill_in(two_nodes: Path, tmp_path: Path) -> None:
             "--volume is an option of kubernetes and skypilot, not of slurm",
         ),
         (["torchrun", "--image", "a"], "--image is an option of slurm and kubernetes and skypilot, not of torchrun"),
-        (["slurm", "--time", "60", "--mount", "/a"], "--mount is of a container"),
+        (["slurm", "--time", "60", "--mount", "/a"], "--mount needs a container"),
         (
             ["slurm", "--time", "60", "--gres", "gpu:3"],
             "--gres gpu:3 has 3 devices, and the build takes 0 on each node",

@@ -39,7 +39,7 @@ def test_torchrun_is_asked_for_a_range_of_nodes(launcher: str, two_nodes: Path, 
     [
         (("--elastic", "3"), "--elastic 3 is more than the 2 nodes of the build"),
         (("--elastic", "0"), "'0' is not a number of nodes"),
-        (("--gather", "3"), "--gather is of a run with --elastic"),
+        (("--gather", "3"), "--gather needs --elastic"),
     ],
 )
 def test_what_is_no_elastic_run(words: tuple[str, ...], said: str, two_nodes: Path, capsys: Captured) -> None:
@@ -52,7 +52,7 @@ def test_what_is_no_elastic_run(words: tuple[str, ...], said: str, two_nodes: Pa
 
 def test_one_node_is_not_elastic(one_node: Path, capsys: Captured) -> None:
     assert main(["launch", "torchrun", str(one_node), "--elastic", "1"]) == 2
-    assert "--elastic is of several nodes, and the build is of one" in capsys.readouterr().err
+    assert "--elastic needs several nodes, and the build is for one" in capsys.readouterr().err
 
 
 def test_what_sbatch_reads(two_nodes: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_job_has_the_builds_of_its_phases(builds: dict[str, Path], tmp_path: P
     assert document["run"] == "long" and len(document["builds"]) == 2
     places = [script.index(f"{build} {digest}") for build, digest in zip(words, document["builds"], strict=False)]
     assert places == sorted(places) and f"--out {Path.cwd()}/runs/long\n" in script
-    assert said.err == "note: the files end with phase 2 of 3: name the builds of the others behind it\n"
+    assert said.err == "note: the files end with phase 2 of 3: append the builds of the later phases\n"
 
 
 @pytest.mark.parametrize(

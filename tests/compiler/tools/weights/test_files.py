@@ -135,7 +135,7 @@ def test_weights_without_those_of_mtp_are_a_spec_without_it(tmp_path: Path, capf
     random_model("deepseek_v3", num_nextn_predict_layers=1).save_pretrained(tmp_path / "hf")
     assert config_of(tmp_path / "hf")["num_nextn_predict_layers"] == 1
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
-    said = "the configuration says multi-token prediction, the weights have none"
+    said = "the configuration has multi-token prediction, but the weights do not"
     text = (tmp_path / "m.dsc").read_text("utf-8")
     assert said in capfd.readouterr().err and said in " ".join(text.replace("#", "").split()) and "mtp {" not in text
 
