@@ -182,7 +182,7 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
     assert main(["import", "megatron-bridge", str(recipe), "--vocab", "100"]) == 2
     printed = capsys.readouterr().err
     assert not mark.exists()
-    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is not known" in printed
+    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is unknown" in printed
     for text in ("f(1)[0]", "1 if x else 2", "[0] * 10**9", "x +"):
         with pytest.raises(NotLiteralError):
             list_of(text)

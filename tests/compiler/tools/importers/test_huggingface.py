@@ -318,8 +318,8 @@ def test_a_balancing_loss_that_is_left_out_is_said() -> None:
     del values["aux_loss_alpha"]
     absent, null = imported(values), imported(values | {"aux_loss_alpha": None})
     for found, weight, text in (
-        (absent, 0.001, "0.001 is the default of deepseek_v3, DeepSeek-V3's report has 1e-4"),
-        (null, 0.0, "aux_loss_alpha = null: no loss keeps the load within a sequence even"),
+        (absent, 0.001, "0.001 is the default of deepseek_v3; DeepSeek-V3's report has 1e-4"),
+        (null, 0.0, "aux_loss_alpha = null: no loss balances the experts' load within a sequence"),
     ):
         assert found.model is not None
         ffn = found.model.layers[-1].ffn

@@ -45,6 +45,6 @@ def test_a_size_is_never_assumed() -> None:
     keys = keys_of(null=None, computed=ComputedValue("2 ** 4"), good=7)
     assert [keys.size(name, "model.hidden") for name in ("absent", "null", "computed", "good")] == [1, 1, 1, 7]
     assert [(item.code, item.message) for item in keys.mistakes] == [
-        ("I0202", "`absent` is missing"), ("I0202", "`null` is not known"), ("I0202", "`computed` is not known"),
+        ("I0202", "`absent` is missing"), ("I0202", "`null` is unknown"), ("I0202", "`computed` is unknown"),
     ]  # fmt: skip
     assert told(keys)["good"] == ("said", "7")
