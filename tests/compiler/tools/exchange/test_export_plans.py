@@ -18,11 +18,11 @@ from compiler.tools.exporters.planned import (
     ExportError,
     PythonCall,
     SpecLedger,
+    exported_adamw,
     free_name,
     layers_of,
     plain,
     rendered,
-    told_of_optimizer,
 )
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
@@ -224,8 +224,8 @@ def test_an_optimizer_of_your_own_is_refused() -> None:
     spec = load_spec(ROOT / "specs" / "tiny.dsc")
     row = SimpleNamespace(kind="lion", settings=dict)
     other = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
-    with pytest.raises(ExportError, match="Megatron is told of no optimizer lion"):
-        told_of_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="optimizer lion cannot be exported to Megatron"):
+        exported_adamw(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- what is lost
@@ -277,13 +277,13 @@ YARN = YarnScaling(factor=4, original=64)
     ("scaling", "titan", "megatron"),
     [
         (None, None, None),
-        (LinearScaling(factor=4), "has YaRN alone", "has YaRN alone"),
-        (YARN, "multiplies no sines", None),
-        (YARN.model_copy(update={"attention_factor": 1.0}), None, "in Megatron sines have the factor"),
+        (LinearScaling(factor=4), "supports only YaRN", "supports only YaRN"),
+        (YARN, "does not scale the sines", None),
+        (YARN.model_copy(update={"attention_factor": 1.0}), None, "Megatron scales the sines"),
         (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 0.7}), None, None),
-        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 1.0}), "multiplies no sines", None),
-        (YARN.model_copy(update={"mscale_all_dim": 0.7}), "multiplies no sines", "in Megatron sines have the factor"),
-        (YARN.model_copy(update={"truncate": False}), "multiplies no sines", "the ramp ends at whole pairs"),
+        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 1.0}), "does not scale the sines", None),
+        (YARN.model_copy(update={"mscale_all_dim": 0.7}), "does not scale the sines", "Megatron scales the sines"),
+        (YARN.model_copy(update={"truncate": False}), "does not scale the sines", "its ramp ends at whole pairs"),
     ],
 )
 def test_a_scaled_rotation_is_lost_where_the_other_has_another(
