@@ -1,4 +1,4 @@
-"""`dsc export torchtitan` and `dsc export megatron-bridge`: what is set, by the names of the released packages."""
+"""`dsc export torchtitan` and `dsc export megatron-bridge`: the exported settings, by the released packages' names."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture)
     ("system", "more"), [("torchtitan", {"parallel.zero", "parallel.overlap_reduce"}), ("megatron-bridge", set())]
 )
 def test_what_the_other_system_has_is_no_loss(system: str, more: set[str], tmp_path: Path, capsys: Capture) -> None:
-    """The other system can do all that this spec asks for, and reads other data."""
+    """The other system supports everything in this spec except its data."""
     assert main(["export", system, BENCH, "-o", str(tmp_path / "out"), "--format", "json"]) == 0
     losses = parsed(capsys.readouterr().out, "export")["losses"]
     data = {"data.source", "data.tokenizer", "data.validation", "data.documents"}
@@ -306,7 +306,7 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
 
 @pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
 def test_every_value_of_a_spec_is_said_or_lost(system: str, capsys: Capture) -> None:
-    """What no exporter knows, such as a key that is new, counts as lost and as a change."""
+    """A value unknown to the exporters, such as a new key, counts as lost and as a change."""
     spec = load_spec(BENCH)
     ledger = SpecLedger(spec)
     assert {loss.path for loss in ledger.losses(system)} == {leaf.path for leaf in leaves(spec)}

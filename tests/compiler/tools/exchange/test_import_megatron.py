@@ -1,4 +1,4 @@
-"""What `dsc import megatron-bridge` says of what a configuration has without writing it, or writes in other words."""
+"""`dsc import megatron-bridge`: Megatron's defaults for absent keys, and alternative spellings of keys."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_key_of_a_named_precision_may_be_set_anew() -> None:
 
 
 def test_attention_is_what_is_written() -> None:
-    """Latent attention that is set, or not, by name stands against what the class of the model says."""
+    """An explicit `multi_latent_attention` overrides the class of the model."""
     for kind, value, name in (("gqa", "False", "MLA"), ("mla", "True", "GPT")):
         text = RECIPE.replace("MLA", name).replace("qk_layernorm=True", f"multi_latent_attention={value}")
         assert read_back(of_recipe(text).text).model.attention.kind == kind
@@ -133,7 +133,7 @@ def test_queries_of_a_recipe_are_grouped_by_their_number() -> None:
     [("softmax", 2, False), ("softmax", 4, True), ("sigmoid", 4, False), ("sigmoid", 2, True)],
 )
 def test_scores_of_groups_are_those_of_their_best_experts(score: str, chosen: int, lost: bool) -> None:
-    """Here of one expert with softmax and of two with sigmoid; in Megatron of as many as a group may give a token."""
+    """Here a group's score is its best expert (softmax) or two best (sigmoid); in Megatron, topk / group_topk best."""
     router = f"moe_router_topk={chosen}, moe_router_num_groups=4, moe_router_group_topk=2"
     experts = f"num_layers=4, num_moe_experts=8, moe_router_score_function={score!r}, {router}"
     told = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
@@ -158,7 +158,7 @@ def test_null_is_no_size() -> None:
 
 
 def test_what_is_computed_is_in_the_ledger(tmp_path: Path, capsys: Capture) -> None:
-    """And a spec with a default in its place is written with --lossy alone."""
+    """Only with --lossy is a spec written, with a default instead."""
     script, out = tmp_path / "s.sh", tmp_path / "s.dsc"
     script.write_text(SCRIPT.replace("--adam-beta2 0.95", "--adam-beta2 $B"))
     command = ["import", "megatron-bridge", str(script), "--devices", "2", "-D", "DATA=a", "-o", str(out)]

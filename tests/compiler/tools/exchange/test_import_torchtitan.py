@@ -1,4 +1,4 @@
-"""`dsc import torchtitan`: what was exported comes back, and every key of a configuration is accounted for."""
+"""`dsc import torchtitan`: round trips of exports, and a ledger entry for every key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ option = 3
 
 @st.composite
 def exportable(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A spec that can be exported to torchtitan, and what is changed of it."""
+    """A spec exportable to torchtitan, and overrides of it."""
     path, changes = draw(overrides())
     if path == QUICK:
         names = ["1f1b", "dualpipev", "zbv", "zb1p", "interleaved", "interleaved_zb", "gpipe", "vhalf"]
@@ -107,7 +107,7 @@ def read(files: dict[str, str], config: str | None = None, devices: int | None =
 
 
 def exported_files(*changes: str) -> dict[str, str]:
-    """What the quickstart is exported to, in memory."""
+    """The exported files of the quickstart, in memory."""
     exported = exporter.export(_planned(run_of(load(QUICK, overrides=["schedule.name=1f1b", *changes]))))
     return {name: content.decode() for name, content in exported.files.items()}
 
@@ -232,7 +232,7 @@ def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told
 
 @pytest.mark.parametrize(("degree", "written", "lost"), [(1, "false", False), (2, "false", True), (2, "true", False)])
 def test_rows_that_tensor_ranks_do_not_split_are_lost(degree: int, written: str, lost: bool) -> None:
-    """One rank has nothing to split, whatever its job says."""
+    """One rank has nothing to split, whatever the job file says."""
     lines = f"tensor_parallel_degree = {degree}\nenable_sequence_parallel = {written}"
     told = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
     assert (told["parallelism.enable_sequence_parallel"] == "not expressible") == lost
@@ -428,7 +428,7 @@ def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: 
 @settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
-    """Whatever a job has for its values, an import ends with a text and a ledger."""
+    """An import returns a text and a ledger for any values in a job file."""
     odd = ["0", "-1", "1e300", "nan", "9" * 400, "true", '"none"', '"x }"', "[0]", "[[1]]", "0.5", '""', "2020-01-01"]
     lines = JOB.splitlines()
     chosen = data.draw(

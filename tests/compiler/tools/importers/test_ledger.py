@@ -1,4 +1,4 @@
-"""The ledger of a plan: a key that is written is said, lost or not known, and null is as if it were absent."""
+"""The ledger of a plan import: a present key is said, lost or unknown; null counts as absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def keys_of(**values: object) -> Keys:
 
 
 def told(keys: Keys) -> dict[str, tuple[str, str]]:
-    """The kind and the value that the ledger has of each key."""
+    """Key → kind and value in the ledger."""
     keys.rest()
     return {entry.key: (entry.kind, entry.value) for entry in keys.ledger()}
 
