@@ -1,5 +1,5 @@
-"""What an editor asks of a spec: pure features on text and analyses, and one server that speaks the protocol.
+"""Editor support for specs: pure functions on text and analyses, and a language server.
 
-`structure` reads text that need not parse; `completion`, `hover`, `navigation` and `actions` answer from it and from
-`dsl.load.analyse`, in offsets of characters; `protocol` turns the answers into messages; `server` keeps the documents.
+`outline` reads text that need not parse; `completion`, `hover`, `navigation` and `actions` work on it and on
+`dsl.load.analyse`, in character offsets; `protocol` converts the results to LSP messages; `server` keeps the documents.
 """

@@ -1,4 +1,4 @@
-"""Edits that mend a mistake, as an editor offers them."""
+"""Quick fixes for diagnostics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
 
 @dataclass(frozen=True)
 class CodeAction:
-    """Edits to make together, and what they mend."""
+    """Edits to make together, and the diagnostic that they fix."""
 
     title: str
     edits: tuple[Edit, ...]
     mends: Diagnostic
-    preferred: bool  # what to take if one had to be taken without asking
+    preferred: bool  # whether an editor may apply it without asking
 
 
 def actions(documents: Iterable[OpenDocument], at: Span) -> tuple[CodeAction, ...]:
-    """What mends the mistakes of some documents that a span of a text touches."""
+    """The fixes for diagnostics of some documents that a span touches."""
     touched: dict[Diagnostic, OpenDocument] = {}
     for document in documents:
         for item in document.diagnostics:
@@ -33,7 +33,7 @@ def actions(documents: Iterable[OpenDocument], at: Span) -> tuple[CodeAction, ..
 
 
 def _mending(document: OpenDocument, item: Diagnostic, source: Source) -> Iterator[CodeAction]:
-    """The edit its hint says, then the ways out of a conflict, the smallest change first."""
+    """The edit in the diagnostic's hint, then the resolutions of its conflict, the smallest change first."""
     seen: set[tuple[Edit, ...]] = set()
     edit = edit_of(item)
     ways: list[tuple[Edit, ...]] = [(edit,)] if edit is not None else []
@@ -46,7 +46,7 @@ def _mending(document: OpenDocument, item: Diagnostic, source: Source) -> Iterat
 
 
 def _is_sure(document: OpenDocument, item: Diagnostic, edit: Edit) -> bool:
-    """Whether an edit is one to make without asking: that of a spelling must mend something, and break nothing."""
+    """Whether an edit can be made without asking. A spelling correction must fix something and break nothing."""
     if not corrects_spelling(item):
         return True
     changed = edit.span.source
@@ -59,8 +59,8 @@ def _is_sure(document: OpenDocument, item: Diagnostic, edit: Edit) -> bool:
 
 
 def _title(edits: tuple[Edit, ...], source: Source) -> str:
-    """What is written, and in which file if that is another one."""
-    return " and ".join(f"{_said(edit)}{_elsewhere(edit.span.source, source)}" for edit in edits)
+    """A description of edits, with the file of each if it is not `source`."""
+    return " and ".join(f"{_description(edit)}{_elsewhere(edit.span.source, source)}" for edit in edits)
 
 
 def _elsewhere(edited: Source, source: Source) -> str:
@@ -69,13 +69,13 @@ def _elsewhere(edited: Source, source: Source) -> str:
     return f" in {os.path.relpath(edited.name, os.path.dirname(source.name) or '.')}"  # noqa: PTH120
 
 
-def _said(edit: Edit) -> str:
-    """An edit in a few words: the whole statement, as a number alone says little."""
+def _description(edit: Edit) -> str:
+    """An edit in a few words, with the whole statement, as a number alone says little."""
     if not edit.text:
         return f"remove `{_short(edit.span.text.strip())}`"
     before = before_value(edit.span)
-    given = f"{before}{edit.text}" if before.rstrip().endswith("=") else edit.text
-    return f"{'write' if edit.span.text else 'add'} `{_short(given.strip().rstrip(','))}`"
+    statement = f"{before}{edit.text}" if before.rstrip().endswith("=") else edit.text
+    return f"{'write' if edit.span.text else 'add'} `{_short(statement.strip().rstrip(','))}`"
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What may stand in a block: its class of the schema, its keys, and the text to insert for one."""
+"""The keys that a block may have: its schema class, its keys, and the text to insert for each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
 from dsl.schema.base import FieldType, fields_of, keys_of
 from dsl.text.syntax import KINDS, NAMED
 
-# --- A proposal of the completion
+# --- Completion items
 
 ItemKind = Literal["key", "block", "value", "name", "unit", "word", "file", "reference"]
 
 
 @dataclass(frozen=True)
 class CompletionItem:
-    """What takes the place of characters `start` to `end`: the label, or a snippet where the client knows them."""
+    """A proposal that replaces characters `start` to `end` with its label, or with its snippet if the client supports
+    snippets."""
 
     label: str
     kind: ItemKind
@@ -34,12 +35,12 @@ class CompletionItem:
     end: int = 0
 
 
-# --- block keys
+# --- Keys
 
 BATCH_KEYS = {
-    "from": ("from = 3072", "sequences of the first step"),
-    "to": ("to = 15360", "sequences of a step once it has grown"),
-    "over": ("over = 469B tokens", "tokens over which it grows"),
+    "from": ("from = 3072", "sequences in the first step"),
+    "to": ("to = 15360", "sequences per step at the end of the ramp"),
+    "over": ("over = 469B tokens", "length of the ramp in tokens"),
 }
 PHASES = {
     "warmup": "warmup 2000 steps to 2.2e-4",
@@ -53,12 +54,12 @@ NUMBER = re.compile(r"(?<= )[0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Inside:
-    """What a block is: the file, a block of a class or blocks of one by their names, or a form without such keys."""
+    """The kind of a block: the file, a block with a schema class, one of named blocks of a class, or a special form."""
 
     form: Literal["file", "class", "names", "batch", "rate", "unknown"]
     cls: type[Node] = Node
-    path: str = ""  # with the kinds of the blocks: model.attention.mla; of a run or a phase of it, nothing
-    of_phase: bool = False  # whether it is in a phase of a run, which says what is otherwise than before
+    path: str = ""  # path with the kinds of blocks, such as model.attention.mla; "" for a run or its phase
+    of_phase: bool = False  # whether it is in a phase of a run, which only has the keys that change
 
     def at(self, key: str) -> str:
         """The path of a key, as `dsl.reference` has it."""
@@ -66,7 +67,7 @@ class Inside:
 
 
 def inside(path: Sequence[outline.OutlineNode]) -> Inside:
-    """What the innermost of some nested blocks is."""
+    """The kind of the innermost of some nested blocks."""
     if not path:
         return Inside("file")
     root = path[0].key
@@ -112,18 +113,18 @@ def kinds_of(kind: FieldType) -> dict[str, type[Node]]:
 
 
 def is_block(kind: FieldType) -> bool:
-    """Whether a field is written with braces, always or sometimes."""
+    """Whether a field can be written with braces."""
     blocks = kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer"
     return bool(blocks) or kind.form in ("layers", "entries", "rate", "batch")
 
 
-def given(block: outline.OutlineNode) -> set[str]:
-    """Keys a block has already, and those that would say the same."""
+def present_keys(block: outline.OutlineNode) -> set[str]:
+    """The keys that a block has already, and alternatives to them."""
     keys = {node.key for node in block.body} - {"layers", PHASE}
     return keys | {ALTERNATIVES[key] for key in keys if key in ALTERNATIVES}
 
 
-OURS = ("within",)  # keys that dsc writes, and no user
+OURS = ("within",)  # keys that only dsc writes
 
 
 def every_key(cls: type[Node]) -> tuple[str, ...]:
@@ -132,27 +133,27 @@ def every_key(cls: type[Node]) -> tuple[str, ...]:
 
 
 def keys(cls: type[Node]) -> tuple[str, ...]:
-    """The keys of a block that a user writes, those that must be given first."""
+    """The keys of a block that a user can write, required keys first."""
     names = [name for name in every_key(cls) if name not in OURS]
     return tuple(sorted(names, key=lambda name: not required(cls, name)))
 
 
 def keys_in(where: Inside) -> tuple[str, ...]:
-    """The keys of a block at its place: a phase has none of those of its whole run, or of runs without phases."""
-    of_train = (*WHOLE_OF_TRAIN, GRPO) if where.path == "train" else ()
-    whole = (WHOLE if where.cls is Spec else of_train) if where.of_phase else ()
+    """The keys allowed in a block. A phase lacks the keys of the whole run and of runs without phases."""
+    train_keys = (*WHOLE_OF_TRAIN, GRPO) if where.path == "train" else ()
+    whole = (WHOLE if where.cls is Spec else train_keys) if where.of_phase else ()
     return tuple(name for name in keys(where.cls) if name not in whole)
 
 
 def required(cls: type[Node], key: str) -> bool:
-    """Whether a key must be written: it has no default, nor one that follows from other keys."""
+    """Whether a key must be written: it has neither a default nor a value derived from other keys."""
     kind = fields_of(cls).get(key)
     return kind is not None and kind.required and kind.form != "label" and key not in derive.DEFAULTS.get(cls, {})
 
 
-# ---------------------------------------------------------------- what to insert
+# ---------------------------------------------------------------- text to insert
 def text_of(cls: type[Node], key: str) -> str:
-    """A statement for a key, without placeholders: its example, or what the schema lets one write."""
+    """A statement for a key, without placeholders: its example, or a valid statement from the schema."""
     if key == "steps":
         return "steps = 1000"
     example = (cls.model_fields[key].examples or [""])[0]
@@ -168,16 +169,16 @@ def text_of(cls: type[Node], key: str) -> str:
 
 
 def block_text(head: str, cls: type[Node]) -> str:
-    """A block with the keys it must have."""
+    """A block with its required keys."""
     lines = [text_of(cls, name) for name in fields_of(cls) if required(cls, name)]
     body = "".join(f"\n{line}" for line in lines).replace("\n", "\n  ")
     return f"{head} {{{body}\n}}"
 
 
 def snippet(cls: type[Node], key: str) -> str:
-    """The text of `text_of`, with the values to fill in marked as the protocol marks them in a snippet."""
+    """`text_of` as an LSP snippet, with placeholders for the values to fill in."""
     if key in NAMED and cls is Spec:
-        return f"{key} = $1"  # a name of the user's, so that the names there are come up
+        return f"{key} = $1"  # a name defined by the user: left empty, so that completion proposes the defined names
     kind = fields_of(cls).get(key)
     choices = values(kind) if kind is not None else []
     if kind is not None and choices and get_origin(kind.types[0]) is not tuple:
@@ -186,12 +187,12 @@ def snippet(cls: type[Node], key: str) -> str:
 
 
 def phase_snippet(name: str) -> str:
-    """A line of the learning rate, its numbers to be filled in."""
+    """A line of the learning rate, with placeholders for its numbers."""
     return placeholders(PHASES[name], NUMBER)
 
 
 def placeholders(text: str, places: re.Pattern[str] = VALUE) -> str:
-    """A snippet in which each value of a text is a place to fill in."""
+    """A snippet with a placeholder for each value of a text."""
     parts, last = [], 0
     for number, match in enumerate(places.finditer(text), 1):
         parts += [escaped(text[last : match.start()]), f"${{{number}:{escaped(match[0])}}}"]
@@ -200,12 +201,12 @@ def placeholders(text: str, places: re.Pattern[str] = VALUE) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that a snippet takes as it is."""
+    """A text escaped for use in a snippet."""
     return re.sub(r"[$}\\]", r"\\\g<0>", text)
 
 
 def values(kind: FieldType) -> list[str]:
-    """The words that a value may be, if they are known."""
+    """The words allowed as a value; [] if it is not one of a fixed set."""
     for wanted in kind.types:
         if get_origin(wanted) is Literal:
             return list(get_args(wanted))
@@ -217,7 +218,7 @@ def values(kind: FieldType) -> list[str]:
 
 
 def default(cls: type[Node], key: str) -> str:
-    """The default of a key as it is written; "" if it has none, or none that can be written in a line."""
+    """The default of a key in spec syntax; "" if it has none, or none that fits on a line."""
     info = cls.model_fields[key]
     if info.is_required() or info.default is None or isinstance(info.default, Node):
         return ""
@@ -225,7 +226,7 @@ def default(cls: type[Node], key: str) -> str:
 
 
 def written(kind: FieldType, value: Any) -> str:
-    """A value of a field as one writes it in a line; "" if it takes a block."""
+    """A value of a field in spec syntax on one line; "" if it needs a block."""
     if isinstance(value, Batch):
         return f"{value.start}" if value.start == value.end else ""
     block = isinstance(value, Node) and not isinstance(value, (Tile, TrainTokenizer))

@@ -1,4 +1,4 @@
-"""What may be written at the cursor. Only tokens and braces are looked at, so the text need not parse."""
+"""Completion at the cursor. It uses only tokens and braces, so the text need not parse."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dsl.schema import BUILT_IN, Node, Spec, StoredUnit
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.text.syntax import KINDS, NAMED
 
-# --- What may be written as a value: words, names, units after a number, references, phases
+# --- Values: words, names, units after a number, references, phases
 
 TOKENS, STEPS = StoredUnit("token", bare=True), StoredUnit("step", bare=True)
 OPERATORS = ("+", "-", "*", "/", "(")
 
 
 def value_items(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterable[CompletionItem]:
-    """Proposals behind the `=` of a statement."""
+    """Proposals after the `=` of a statement."""
     statement = place.statement
     assert statement is not None and statement.equals is not None
     before = [token for token in place.before if token.start > statement.equals.start]
@@ -54,7 +54,7 @@ def _of_field(
         yield from _words(where.at(key), kind, place, first)
     elif kind.form == "tokenizer" and first:
         yield CompletionItem(
-            "train(4096)", "value", "trained on the data, with so many entries", snippet="train(${1:4096})"
+            "train(4096)", "value", "train one on the data, with this vocabulary size", snippet="train(${1:4096})"
         )
         yield CompletionItem('"tokenizer.json"', "value", "a file", snippet='"${1:tokenizer.json}"')
     elif str in kind.types and first:
@@ -64,7 +64,7 @@ def _of_field(
         if word and kind.optional:
             yield CompletionItem("none", "value", "without")
         if word and key in derive.DEFAULTS.get(where.cls, {}):
-            yield CompletionItem("auto", "value", "what the rest leaves")
+            yield CompletionItem("auto", "value", "derived from other keys")
         yield from _numbers(document, place, before, kind.unit, float in kind.types)
 
 
@@ -76,7 +76,7 @@ def _names(document: OpenDocument, kind: str) -> Iterator[CompletionItem]:
 
 
 def _words(path: str, kind: FieldType, place: CursorPlace, first: bool) -> Iterator[CompletionItem]:
-    """The words of an enum, once each in a list."""
+    """The words of an enum; in a list, those that it lacks."""
     statement = place.statement
     assert statement is not None
     if get_origin(kind.types[0]) is not tuple:
@@ -86,18 +86,18 @@ def _words(path: str, kind: FieldType, place: CursorPlace, first: bool) -> Itera
     elif first:
         yield CompletionItem("[ ]", "value", "a list", snippet="[$0]")
     else:
-        given = {token.text for token in statement.value if token is not place.token}
+        present = {token.text for token in statement.value if token is not place.token}
         yield from (
             CompletionItem(word, "value", texts.choice(path, word))
             for word in block_keys.values(kind)
-            if word not in given
+            if word not in present
         )
 
 
 def _numbers(
     document: OpenDocument, place: CursorPlace, before: list[OutlineToken], unit: StoredUnit | None, share: bool = False
 ) -> Iterator[CompletionItem]:
-    """Units behind a number; names of numbers elsewhere."""
+    """Units after a number; elsewhere names of numbers."""
     token = place.token
     if token is not None and token.kind == "number":
         yield from _units(token, unit, share)
@@ -109,7 +109,7 @@ def _numbers(
 
 # ---------------------------------------------------------------- units
 def _units(token: OutlineToken, unit: StoredUnit | None, share: bool = False) -> Iterator[CompletionItem]:
-    """A number with each unit that its field takes."""
+    """A number with each unit that its field accepts."""
     match = units.NUMBER.match(token.text)
     assert match is not None
     if unit is not None:
@@ -128,7 +128,7 @@ def _unit_word(number: OutlineToken, unit: StoredUnit | None) -> Iterator[Comple
 
 # ---------------------------------------------------------------- references
 def _references(document: OpenDocument, place: CursorPlace) -> Iterator[CompletionItem]:
-    """`let`s, keys of the blocks around; with a dot, the keys of what the name before it means."""
+    """`let`s and keys of the enclosing blocks; after a dot, the keys of the block before it."""
     typed = place.token.text if place.token is not None else ""
     if "." in typed:
         yield from _dotted(place, typed.split(".")[:-1])
@@ -141,13 +141,13 @@ def _references(document: OpenDocument, place: CursorPlace) -> Iterator[Completi
             if statement is not place.statement and (is_let or (block is not document.file and statement.equals)):
                 shown = " ".join(token.text for token in statement.value)
                 seen.setdefault(name, CompletionItem(name, "reference", f"= {shown}"))
-    for name in document.names_of(LET):  # of imported files too
+    for name in document.names_of(LET):  # also from imported files
         seen.setdefault(name, CompletionItem(name, "reference", LET))
     yield from seen.values()
 
 
 def _dotted(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
-    """Keys of the block that a dotted name leads to, as the schema knows it."""
+    """The keys of the block that a dotted name refers to, from the schema."""
     path = place.block.path()
     around = [block_keys.inside(path[: index + 1]).cls for index in range(len(path))]
     found: tuple[type[Node], ...] = ()
@@ -158,7 +158,7 @@ def _dotted(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
     for part in parts[1:]:
         found = tuple(inner for cls in found if part in fields_of(cls) for inner in fields_of(cls)[part].nodes)
     seen: dict[str, CompletionItem] = {}
-    for cls in found:  # kinds of a block share keys
+    for cls in found:  # the kinds of a block share keys
         for name, kind in fields_of(cls).items():
             if kind.form not in ("label", "layers", "rate"):
                 meaning = cls.model_fields[name].description or ""
@@ -166,9 +166,9 @@ def _dotted(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
     yield from seen.values()
 
 
-# ---------------------------------------------------------------- text that reads like the paper
+# ---------------------------------------------------------------- phases and learning rates
 def _duration(place: CursorPlace, before: list[OutlineToken]) -> Iterator[CompletionItem]:
-    """Units of a duration that is being written."""
+    """Units of the duration at the cursor."""
     for unit in (TOKENS, STEPS):
         if place.token is not None and place.token.kind == "number":
             yield from _units(place.token, unit)
@@ -177,20 +177,20 @@ def _duration(place: CursorPlace, before: list[OutlineToken]) -> Iterator[Comple
 
 
 def _phases(before: list[OutlineToken], place: CursorPlace) -> Iterator[CompletionItem]:
-    """`0.3 until 10T tokens then 0.1`."""
+    """The words of a value by phases, such as `0.3 until 10T tokens then 0.1`."""
     words = [token.text for token in before]
     last = next((word for word in reversed(words) if word in ("until", "then")), "")
-    behind = words[len(words) - words[::-1].index(last) :] if last else words
+    rest = words[len(words) - words[::-1].index(last) :] if last else words
     if last == "until":
         yield from _duration(place, before)
-        if behind:
-            yield CompletionItem("then", "word", "the value that comes after")
-    elif behind:
+        if rest:
+            yield CompletionItem("then", "word", "the value that follows")
+    elif rest:
         yield CompletionItem("until", "word", "where this value ends, in tokens or steps")
 
 
 def rate_items(place: CursorPlace) -> Iterator[CompletionItem]:
-    """A line of the learning rate: its shape, then clauses, each at most once."""
+    """The words of a learning-rate line: its shape, then clauses, each at most once."""
     before, words = list(place.before), [token.text for token in place.before]
     if not words:
         alone = place.statement is None or len(place.statement.head) < 2
@@ -209,10 +209,10 @@ def rate_items(place: CursorPlace) -> Iterator[CompletionItem]:
             yield CompletionItem(name, "word")
 
 
-# --- completion
+# --- All proposals
 
-Lister = Callable[[str], list[str]]  # path of a folder → the names in it, those of folders with a `/` at the end
-STATEMENTS = {  # of a file
+Lister = Callable[[str], list[str]]  # path of a folder → names in it, with a `/` after subfolders
+STATEMENTS = {  # top-level statements
     "run": "run ${1:pretrain} {\n  model = $2\n  cluster = $3\n  precision = ${4:bf16}\n  $0\n}",
     "model": "model ${1:name} {\n  $0\n}",
     "cluster": "cluster ${1:name} {\n  $0\n}",
@@ -224,7 +224,7 @@ PHASE_SNIPPET = "phase ${1:long} {\n  train { sequence = ${2:32_768}, batch = ${
 
 
 def complete(document: OpenDocument, offset: int, lister: Lister) -> tuple[CompletionItem, ...]:
-    """Proposals for the cursor before character `offset`, best first. They are not narrowed to what is typed so far."""
+    """Proposals for the cursor before character `offset`, best first, not filtered by the typed text."""
     place = outline.place(document.source.text, document.file, offset)
     if place.comment:
         return ()
@@ -248,16 +248,16 @@ def _items(document: OpenDocument, place: CursorPlace, offset: int, lister: List
 
 
 def _keys(where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
-    """Keys of a block that it has not yet; only the word where the rest of the statement is there already."""
+    """The keys that a block lacks; only the word if the rest of the statement exists already."""
     statement = place.statement
-    stands = statement is not None and (
+    is_complete = statement is not None and (
         statement.equals is not None or statement.opened is not None or len(statement.head) > 1
     )
-    taken = set() if where.form == "file" else block_keys.given(place.block)
+    taken = set() if where.form == "file" else block_keys.present_keys(place.block)
     taken -= {statement.key} if statement is not None else set()
     for item in _all_keys(where):
         if item.label not in taken:
-            yield replace(item, snippet="") if stands else item
+            yield replace(item, snippet="") if is_complete else item
 
 
 def _all_keys(where: Inside) -> Iterator[CompletionItem]:
@@ -279,14 +279,14 @@ def _all_keys(where: Inside) -> Iterator[CompletionItem]:
 
 
 def _labels(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
-    """Words between a key and its brace: the kind of a block, what it extends."""
+    """Words between a key and its brace: the kind of a block, or `extends` and a name."""
     assert place.statement is not None
     key, before = place.statement.key, [token.text for token in place.before]
     if where.form == "file":
         if before[-1:] == ["extends"]:
             yield from (CompletionItem(name, "name", key) for name in document.names_of(key) if [name] != before[1:2])
         elif key in KINDS and len(before) == 2:
-            yield CompletionItem("extends", "word", "take from another one what this one does not say")
+            yield CompletionItem("extends", "word", "inherit missing keys from another block")
     elif where.form == "class" and len(before) == 1 and key in fields_of(where.cls):
         for name, cls in block_keys.kinds_of(fields_of(where.cls)[key]).items():
             snippet = (
@@ -296,7 +296,7 @@ def _labels(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterat
 
 
 def _imports(document: OpenDocument, place: CursorPlace, offset: int, lister: Lister) -> Iterator[CompletionItem]:
-    """Specs and folders beside the document, or in the folder that is typed so far."""
+    """Specs and folders next to the document, or in the folder typed so far."""
     token = place.token
     typed = token.text[1 : offset - token.start] if token is not None and token.kind == "string" else ""
     folder = typed.rpartition("/")[0]
@@ -304,5 +304,5 @@ def _imports(document: OpenDocument, place: CursorPlace, offset: int, lister: Li
     for name in lister(here):
         if name.endswith((".dsc", "/")) and posixpath.join(here, name) != document.source.name:
             path = f'"{posixpath.join(folder, name)}"'
-            snippet = f'{block_keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # go on behind the slash
+            snippet = f'{block_keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # continue after the slash
             yield CompletionItem(path, "file", snippet=snippet)

@@ -1,4 +1,4 @@
-"""What is known of the word under the pointer: what it means, and what it comes to in this run."""
+"""Hover texts: the meaning of a word and its value in this run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dsl.schema import BUILT_IN, Cluster, Model, Precision, Spec
 from dsl.schema.base import fields_of
 from dsl.text.syntax import KINDS, NAMED
 
-# --- A named block in a few lines: what a model counts, a cluster has, a precision keeps, a run does
+# --- Summaries of named blocks
 
 
 def summary(analysis: Analysis, kind: str, name: str) -> str:
-    """Markdown about a named block; "" if it is unknown, or has mistakes of its own."""
+    """A Markdown summary of a named block; "" if it is unknown or has errors."""
     definitions = analysis.definitions
     if definitions.broken or (kind, name) not in definitions.blocks:
         return ""
@@ -100,7 +100,7 @@ class Hover:
 
 
 def hover(document: OpenDocument, offset: int) -> Hover | None:
-    """About the word at character `offset`, or None where nothing is known of it."""
+    """The hover text for the word at character `offset`; None if there is none."""
     place = outline.place(document.source.text, document.file, offset)
     token, statement = place.token, place.statement
     if place.comment or token is None or statement is None:
@@ -164,7 +164,7 @@ def _key(document: OpenDocument, where: Inside, statement: outline.OutlineNode) 
 
 
 def _label(document: OpenDocument, where: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
-    """The kind of a block, the range of layers."""
+    """The text for a label: the kind of a block, or a range of layers."""
     if statement.key == "layers":
         return _joined(*_values(document, statement))
     if statement.key == PHASE and where.cls is Spec and not where.of_phase:
@@ -205,7 +205,7 @@ def _values(document: OpenDocument, statement: outline.OutlineNode) -> tuple[str
 
 
 def _with_values(document: OpenDocument, statement: outline.OutlineNode, title: str) -> str:
-    """What a statement comes to; nothing where that is what it says."""
+    """The values of a statement; "" if its source text already says them."""
     values = _values(document, statement)
     return _joined(texts.title(title, ""), *values) if values else ""
 

@@ -1,4 +1,4 @@
-"""Where a name is defined, where it is used, and the outline of a text."""
+"""Definitions and references of names, and the outline of a text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SymbolKind = Literal["run", "model", "cluster", "precision", "block", "key", "le
 
 @dataclass(frozen=True)
 class Symbol:
-    """An entry of the outline: characters `start` to `end`, of which the name ends at `head_end`."""
+    """An entry of the outline: characters `start` to `end`; its head ends at `head_end`."""
 
     name: str
     detail: str
@@ -30,7 +30,8 @@ class Symbol:
 
 
 def definition(document: OpenDocument, offset: int) -> Span | None:
-    """What the word at character `offset` names: a block, a parent, a value; of an import, the start of its file."""
+    """The definition of the word at character `offset`: a block, a parent or a value; for an import, the start of its
+    file. None if there is none."""
     place = outline.place(document.source.text, document.file, offset)
     token, statement = place.token, place.statement
     if place.comment or token is None or statement is None:
@@ -42,17 +43,17 @@ def definition(document: OpenDocument, offset: int) -> Span | None:
         return document.names.get(name)
     if token.kind != "word" or token in statement.head[:1]:
         return None
-    return _used(document, token) or _seen(document, place.block, token)
+    return _resolved(document, token) or _visible(document, place.block, token)
 
 
 def references(documents: Iterator[OpenDocument] | list[OpenDocument], at: Span) -> tuple[Span, ...]:
-    """Every place in some documents, and in what they import, that names what is defined at a span; itself first."""
+    """All references, in some documents and their imports, to the definition at a span; the definition comes first."""
     found = {_key(at): at}
     for document in documents:
         for view in document.analysis.views:
             for used, item in view.context.uses.items():
-                named = item.name.span if isinstance(item, Let) else item.key.span
-                if _key(named) == _key(at):
+                defined = item.name.span if isinstance(item, Let) else item.key.span
+                if _key(defined) == _key(at):
                     found.setdefault(_key(used), used)
         for source in document.analysis.definitions.sources:
             for used, name in _names(source):
@@ -63,7 +64,7 @@ def references(documents: Iterator[OpenDocument] | list[OpenDocument], at: Span)
 
 
 def symbols(file: outline.OutlineNode) -> tuple[Symbol, ...]:
-    """The outline: blocks, and the keys in them."""
+    """The outline: blocks and their keys."""
     return tuple(_symbol(node) for node in file.body if node.head)
 
 
@@ -79,7 +80,7 @@ def _file(document: OpenDocument, token: OutlineToken) -> Span | None:
 
 
 def _name(statement: outline.OutlineNode, token: OutlineToken) -> tuple[str, str] | None:
-    """The (kind, name) that a token is, where a block is named, extended or defined."""
+    """The (kind, name) of a token that names a block or `let`, where it is defined, extended or used; else None."""
     kind, words = statement.key, statement.head
     is_file = statement.parent is not None and not statement.parent.head
     if is_file and (kind in KINDS or kind == LET) and token in words[1:2]:
@@ -92,7 +93,7 @@ def _name(statement: outline.OutlineNode, token: OutlineToken) -> tuple[str, str
 
 
 def _names(source: Source) -> Iterator[tuple[Span, tuple[str, str]]]:
-    """Every place of a text where a block is named."""
+    """All places of a text that name a block or `let`."""
     for statement in outline.read(source.text).walk():
         for token in (*statement.head[1:], *statement.value[:1]):
             name = _name(statement, token)
@@ -100,8 +101,8 @@ def _names(source: Source) -> Iterator[tuple[Span, tuple[str, str]]]:
                 yield span(source, token), name
 
 
-def _used(document: OpenDocument, token: OutlineToken) -> Span | None:
-    """What a name in an expression was resolved to."""
+def _resolved(document: OpenDocument, token: OutlineToken) -> Span | None:
+    """The definition that a name in an expression was resolved to."""
     for view in document.analysis.views:
         for used, item in view.context.uses.items():
             if used.source.name == document.source.name and used.start == token.start:
@@ -109,8 +110,8 @@ def _used(document: OpenDocument, token: OutlineToken) -> Span | None:
     return None
 
 
-def _seen(document: OpenDocument, block: outline.OutlineNode, token: OutlineToken) -> Span | None:
-    """The definition of a name by the text alone, where nothing was resolved: a key of an outer block, or a `let`."""
+def _visible(document: OpenDocument, block: outline.OutlineNode, token: OutlineToken) -> Span | None:
+    """The definition of a name by the text alone, if nothing was resolved: a key of an outer block, or a `let`."""
     for around in reversed(block.path()):
         for statement in around.body:
             is_let = statement.key == LET and len(statement.head) > 1

@@ -1,7 +1,7 @@
-"""The structure of a text that need not parse: its words, and the statements that braces and lines make of them.
+"""A fault-tolerant parser: tokens, and the statements formed by braces and lines, of a text that need not parse.
 
-Where one types, braces are open and values missing. So statements end at a newline or a comma, a brace that closes
-nothing is passed over, and `model x {` at the start of a line begins a block of the file whatever is still open.
+While the user types, braces are open and values are missing. So statements end at a newline or a comma, an unmatched
+closing brace is ignored, and `model x {` at the start of a line begins a top-level block whatever is still open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dsl.text.parser import MAX_DEPTH, MAX_WORDS
 from dsl.text.syntax import KINDS
 
 TokenKind = Literal["word", "number", "string", "comment", "newline", "sign"]
-OF_TERMINALS: dict[str, TokenKind] = {  # of the grammar; the others are signs
+OF_TERMINALS: dict[str, TokenKind] = {  # terminal of the grammar → kind; all others are signs
     "WORD": "word",
     "NUMBER": "number",
     "STRING": "string",
@@ -44,7 +44,8 @@ class OutlineToken:
 
 @dataclass(eq=False, repr=False)
 class OutlineNode:
-    """A statement. Of a block, `opened` and `closed` are the places of its braces; the file itself is one, without."""
+    """A statement. For a block, `opened` and `closed` are the offsets of its braces. The file is a node without head
+    and braces."""
 
     head: list[OutlineToken] = field(default_factory=list)  # key and labels, or the words of a line
     equals: OutlineToken | None = None
@@ -53,7 +54,7 @@ class OutlineNode:
     closed: int | None = None
     body: list[OutlineNode] = field(default_factory=list)
     parent: OutlineNode | None = None
-    end: int = 0  # of the last token, braces included
+    end: int = 0  # end of the last token, braces included
 
     @property
     def key(self) -> str:
@@ -70,11 +71,11 @@ class OutlineNode:
         return texts[: texts.index("extends")] if "extends" in texts else texts
 
     def path(self) -> list[OutlineNode]:
-        """This block and those around it, outermost first, without the file."""
+        """The enclosing blocks and this one, outermost first, without the file."""
         return [*(self.parent.path() if self.parent is not None else []), *([self] if self.head else [])]
 
     def walk(self) -> Iterator[OutlineNode]:
-        """This statement and all in it."""
+        """This statement and all statements in it."""
         pending = [self]
         while pending:
             node = pending.pop()
@@ -83,7 +84,7 @@ class OutlineNode:
 
 
 def tokens(text: str) -> list[OutlineToken]:
-    """The tokens of a text, without spaces. As many as a spec may have; the rest of the text is not looked at."""
+    """The tokens of a text without spaces, at most as many as a spec may have; the rest of the text is ignored."""
     found: list[OutlineToken] = []
     for match in table.load().pattern.finditer(text):
         terminal, start, end = str(match.lastgroup), match.start(), match.end()
@@ -99,7 +100,7 @@ def tokens(text: str) -> list[OutlineToken]:
 
 
 def read(text: str) -> OutlineNode:
-    """The statements of a text, as the body of a node that stands for the file."""
+    """Parse a text. Returns the node of the file, with the statements as its body."""
     return _OutlineReader([token for token in tokens(text) if token.kind != "comment"], text).run()
 
 
@@ -134,7 +135,7 @@ class _OutlineReader:
         return token.text == "}" and token.kind == "sign"
 
     def _fresh(self, index: int) -> bool:
-        """Whether a line reads like a new statement, so that an open bracket was forgotten."""
+        """Whether a line looks like a new statement, so that an open bracket must have been forgotten."""
         following = self.tokens[index : index + 2]
         if not following or following[0].text == "}":
             return True
@@ -187,15 +188,15 @@ class _OutlineReader:
         self.block, self.depth = self.block.parent, self.depth - 1
 
 
-# ---------------------------------------------------------------- a place in it
+# ---------------------------------------------------------------- cursor
 @dataclass(frozen=True)
 class CursorPlace:
-    """Where a cursor stands: in which block, on which statement of it if any, and after which token of that."""
+    """The position of a cursor: its block, its statement if there is one, and the tokens around it."""
 
     block: OutlineNode
     statement: OutlineNode | None
-    token: OutlineToken | None  # the one the cursor touches: within it, or right at its end
-    before: tuple[OutlineToken, ...]  # of the statement, those that end at or before the cursor and are not `token`
+    token: OutlineToken | None  # the token that the cursor is in or at the end of
+    before: tuple[OutlineToken, ...]  # tokens of the statement before the cursor, without `token`
     comment: bool = False
 
 
@@ -218,7 +219,7 @@ def place(text: str, file: OutlineNode, offset: int) -> CursorPlace:
 
 
 def in_comment(text: str, offset: int) -> bool:
-    """Whether a cursor stands in a comment."""
+    """Whether a cursor is in a comment."""
     line = text.rfind("\n", 0, offset) + 1
     end = text.find("\n", offset)
     found = tokens(text[line : end if end >= 0 else len(text)])
@@ -230,14 +231,14 @@ def _is_text(token: OutlineToken) -> bool:
 
 
 def _holds(node: OutlineNode, offset: int) -> bool:
-    """Whether a place is between the braces of a block; one that is not closed goes on to where its file does."""
+    """Whether an offset is between the braces of a block. An unclosed block extends as far as `_limit` allows."""
     if node.opened is None or offset <= node.opened:
         return False
     return offset <= node.closed if node.closed is not None else offset <= _limit(node)
 
 
 def _limit(node: OutlineNode) -> int:
-    """Where a block without a closing brace ends: before the next statement of the block around it, or with it."""
+    """The end of an unclosed block: before the next statement of the enclosing block, or at that block's end."""
     around = node.parent
     if around is None:
         return node.end
@@ -254,7 +255,7 @@ def _start(node: OutlineNode) -> int:
 
 
 def _head_end(node: OutlineNode, text: str) -> int:
-    """The end of a statement on its own line, spaces after it included; of a block, its brace."""
+    """The end of a statement, including the spaces after it; for a block, its opening brace."""
     if node.opened is not None:
         return node.opened
     end = node.end
@@ -263,34 +264,34 @@ def _head_end(node: OutlineNode, text: str) -> int:
     return end
 
 
-# --- One open text with all that features ask about: its structure, the names it can see, what resolving it gives
+# --- Open documents: structure, visible names and analysis
 
 LET = "let"
 
 
 @dataclass(frozen=True)
 class OpenDocument:
-    """A text as it is now. What it names is found even where it does not parse."""
+    """The current state of a text. Its names are available even if it does not parse."""
 
     path: str
     source: Source
     file: OutlineNode
-    names: Mapping[tuple[str, str], Span]  # (kind or "let", name) → the name where it is defined, imports included
+    names: Mapping[tuple[str, str], Span]  # (kind or "let", name) → span of its definition, imports included
     analysis: Analysis
     reader: Reader = field(repr=False)
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """The diagnostics of `dsc check`: mistakes or, where there are none, what training would refuse."""
+        """The diagnostics of `dsc check`: errors or, if there are none, what training would refuse."""
         wrong = self.analysis.diagnostics or mistakes_of(self.analysis, self.path)
         return wrong or refusals(self.analysis)
 
     def names_of(self, kind: str) -> list[str]:
-        return [name for of, name in self.names if of == kind]
+        return [name for name_kind, name in self.names if name_kind == kind]
 
 
 def document(path: str, reader: Reader) -> OpenDocument:
-    """The document of a file. `reader` gives texts, those of the editor before those of the disk."""
+    """Analyse a file. `reader`: returns texts, preferring open editor buffers to files on disk."""
     source, _ = reader(path)
     file = read(source.text)
     names: dict[tuple[str, str], Span] = {}
@@ -310,13 +311,13 @@ def span(source: Source, token: OutlineToken) -> Span:
 def _collect(
     names: dict[tuple[str, str], Span], source: Source, file: OutlineNode, reader: Reader, seen: set[str]
 ) -> None:
-    """Names of imported files first, as a later definition is the one that is changed."""
+    """Collect names, imported files first, so that later definitions override theirs."""
     for statement in file.body:
         if statement.key != "import" or len(statement.head) != 2:
             continue
         path = target(source, statement.head[1].text.strip('"'))
         if "\0" in path:
-            continue  # no text of a file: that is told
+            continue  # not a valid path, which is a diagnostic
         real = os.path.realpath(path)
         if path.endswith(".dsc") and real not in seen and len(seen) < MAX_FILES:
             seen.add(real)

@@ -1,4 +1,4 @@
-"""Answers to messages of the language server protocol, and back: places, diagnostics, proposals, edits."""
+"""Conversion to and from types of the language server protocol: positions, diagnostics, completions, edits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from compiler.tools.editor.hover import Hover
 from compiler.tools.editor.navigation import Symbol
 from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, statement_of
 
-# --- Characters of a text to the lines and columns of an editor, and back
+# --- Character offsets to lines and columns of an editor, and back
 #
 # The protocol counts columns in UTF-16 units unless the client agrees to another encoding; an astral character (😀) is
 # two units there. Lines end at LF, CR LF or CR.
 
 LINE_END = re.compile(r"\r\n|\n|\r")
-UNITS = {  # position encoding → units of a character
+UNITS = {  # position encoding → units per character
     "utf-8": lambda character: len(character.encode("utf-8", "replace")),
     "utf-16": lambda character: 1 + (ord(character) > 0xFFFF),
     "utf-32": lambda character: 1,
@@ -33,7 +33,7 @@ UNITS = {  # position encoding → units of a character
 
 @dataclass(frozen=True)
 class ClientLines:
-    """The lines of a text, in the encoding of a client."""
+    """The lines of a text, with columns in a client's position encoding."""
 
     text: str = field(repr=False)
     encoding: str = "utf-16"
@@ -43,13 +43,13 @@ class ClientLines:
         return (0, *(match.end() for match in LINE_END.finditer(self.text)))
 
     def position(self, offset: int) -> tuple[int, int]:
-        """(line, column) of a character, both from 0."""
+        """(line, column) of a character offset, both counted from 0."""
         line = bisect_right(self.starts, offset) - 1
         units = UNITS[self.encoding]
         return line, sum(map(units, self.text[self.starts[line] : offset]))
 
     def offset(self, line: int, column: int) -> int:
-        """The character at a position; what lies beyond its line or the text is taken to be at the end of it."""
+        """The character offset of a position, clamped to the end of its line or of the text."""
         if line >= len(self.starts):
             return len(self.text)
         start = self.starts[max(0, line)]
@@ -62,7 +62,7 @@ class ClientLines:
         return end
 
 
-# --- protocol
+# --- Protocol types
 
 ITEM_KINDS = {
     "key": lsp.CompletionItemKind.Property,
@@ -89,20 +89,20 @@ SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSe
 
 
 def path_of(uri: str) -> str:
-    """The path of a document; one that is no file (untitled) is called by its URI, beside the working folder.
+    """The path of a document; for one that is not a file (untitled), its URI as a name in the working folder.
 
-    Never raises: what no file can be called, with a NUL or half a character, is written so that it can.
+    Never raises: NULs and lone surrogates, which no file name can have, are escaped.
     """
     try:
         path = uris.to_fs_path(uri) or uri
-    except ValueError:  # of urllib, as for `file://[`
+    except ValueError:  # from urllib, for example for `file://[`
         path = uri
     return path.replace("\0", "%00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True)
 class Client:
-    """What a client takes, and what it calls its open documents."""
+    """The capabilities of a client, and its names of open documents."""
 
     encoding: str = "utf-16"
     snippets: bool = False
@@ -120,7 +120,7 @@ class Client:
         return self._lines[source]
 
     def uri(self, source: Source) -> str:
-        """What the client calls a file."""
+        """The client's URI of a file."""
         opened = self.open.get(os.path.realpath(source.name))
         return opened[0] if opened is not None else str(uris.from_fs_path(os.path.realpath(source.name)))
 
@@ -142,7 +142,7 @@ class Client:
 def client_of(
     capabilities: lsp.ClientCapabilities, encoding: str, opened: Mapping[str, tuple[str, int | None]]
 ) -> Client:
-    """What the capabilities of a client say of it."""
+    """The client with the given capabilities and open documents."""
     document = capabilities.text_document or lsp.TextDocumentClientCapabilities()
     completion = document.completion and document.completion.completion_item
     formats = (document.hover and document.hover.content_format) or [lsp.MarkupKind.Markdown]
@@ -157,14 +157,14 @@ def client_of(
 
 
 def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnostic:
-    """A mistake; one without a place is put at the start of `source`, the document that was looked at."""
+    """Convert a diagnostic. One without a span is put at the start of `source`, the analysed document."""
     span = item.span or Span(source, 0, 0)
     facts = [f"hint: {item.hint}"] if item.hint else []
     facts += [f"note: {note.message}" for note in item.notes if note.span is None]
     related = [(note.span, note.message) for note in item.notes if note.span is not None]
     related += [(place, f"`{statement_of(place)}`") for note in item.notes for place in note.places]
     if item.conflict is not None:
-        related += [(line, f"`{line.text}` is part of what cannot hold together") for line in item.conflict.lines]
+        related += [(line, f"`{line.text}` is part of the conflict") for line in item.conflict.lines]
     return lsp.Diagnostic(
         range=client.range(span.source, span.start, span.end),
         message="\n".join([item.message, *facts]),
@@ -179,7 +179,8 @@ def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnost
 
 
 def completion(client: Client, source: Source, items: Iterable[CompletionItem]) -> lsp.CompletionList:
-    """Proposals in their order. After a number they are asked for again with each character."""
+    """Convert completion items, keeping their order. Lists with units are incomplete, so the client asks again after
+    each character."""
     found = [_item(client, source, index, item) for index, item in enumerate(items)]
     incomplete = any(item.kind == lsp.CompletionItemKind.Unit for item in found)
     return lsp.CompletionList(is_incomplete=incomplete, items=found)
@@ -205,7 +206,7 @@ def hover(client: Client, source: Source, found: Hover) -> lsp.Hover:
 
 
 def symbol(client: Client, source: Source, found: Symbol) -> lsp.DocumentSymbol:
-    """An entry of the outline, with those in it. They are as deep as brackets may be, so this may recurse."""
+    """Convert an outline entry with its children. Recursion is safe, as the parser limits the nesting."""
     return lsp.DocumentSymbol(
         name=found.name,
         detail=found.detail or None,
@@ -217,7 +218,7 @@ def symbol(client: Client, source: Source, found: Symbol) -> lsp.DocumentSymbol:
 
 
 def replaced(client: Client, source: Source, text: str) -> list[lsp.TextEdit]:
-    """The edit that makes a text of a source: of the lines that differ, so that the rest keeps its marks."""
+    """The edit that turns a source into `text`. It replaces only the lines that differ, to keep marks in the rest."""
     old, new = source.text.splitlines(keepends=True), text.splitlines(keepends=True)
     if old == new:
         return []

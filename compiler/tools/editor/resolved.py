@@ -1,4 +1,4 @@
-"""What a statement comes to: `data = auto` is 128, `steps = 130` is 266,240 tokens."""
+"""Resolved values of statements: `data = auto` is 128, `steps = 130` is 266,240 tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNITS = {"byte": "bytes", "byte/s": "bytes/s", "flop/s": "FLOPS", "token": "toke
 
 
 def values(analysis: Analysis, source: Source, statement: Statement) -> tuple[str, ...]:
-    """What a statement gives each run of the file, in words; runs that agree are one, those that do not are named."""
+    """The values of a statement as text: one, or if the runs of the file differ, one for each value with its runs."""
     start = statement.value[0].start if statement.value else statement.start
     found: dict[str, dict[str, None]] = {}
     for view in analysis.views:
@@ -41,7 +41,7 @@ def values(analysis: Analysis, source: Source, statement: Statement) -> tuple[st
 
 
 def reference(analysis: Analysis, source: Source, token: OutlineToken) -> tuple[Attribute | Let, str] | None:
-    """What a name in an expression stands for, and its value if that is a number."""
+    """The definition of a name in an expression, and its value if that is a number, else ""."""
     for view in analysis.views:
         for span, target in view.context.uses.items():
             if span.source.name == source.name and span.start == token.start:
@@ -50,14 +50,14 @@ def reference(analysis: Analysis, source: Source, token: OutlineToken) -> tuple[
 
 
 def phase(analysis: Analysis, statement: Statement) -> str:
-    """Which phase of its run a block is, and where it begins; "" where that is not known."""
+    """The number of a `phase` block and where it begins; "" if unknown."""
     head = statement.parent.head if statement.parent is not None else []
     name = SEPARATOR.join(each[1].text for each in (head, statement.head) if len(each) > 1)
     for view in analysis.views:
         within = getattr(getattr(view.spec, "train", None), "within", None)
         if within is not None and label_of(view.context.run) == name:
             begin = f"{_steps(within.first_step)}, {within.first_token:,} tokens"
-            return f"`{name}`, phase {within.number} of {within.phases}, begins behind {begin}"
+            return f"`{name}`, phase {within.number} of {within.phases}, begins after {begin}"
     return ""
 
 
@@ -75,7 +75,7 @@ def let(analysis: Analysis, source: Source, statement: Statement) -> str:
 
 
 def _begins(path: str, span: Span, statement: Statement, start: int) -> bool:
-    """Whether a value is written where a statement is; a layer range is known by its label."""
+    """Whether the value at `path` comes from a statement; a layer range is recognized by its label."""
     if statement.key == "layers":
         return path.startswith("model.layers.") and statement.start < span.start < (statement.opened or 0)
     return span.start == start
@@ -100,7 +100,7 @@ def _fraction(value: Fraction) -> str:
 
 
 def _value(view: ResolvedView, path: str, statement: Statement) -> str:
-    """The value at a path in words, or "" if it failed, or is what is written."""
+    """The value at a path as text; "" if it failed, or the source text already says it."""
     parent: Any = None
     value: Any = view.spec
     for part in path.split("."):
@@ -108,7 +108,7 @@ def _value(view: ResolvedView, path: str, statement: Statement) -> str:
         if isinstance(value, tuple):
             value = value[int(part)] if int(part) < len(value) else None
         else:
-            value = getattr(value, part, None)  # what failed is absent
+            value = getattr(value, part, None)  # values that failed are absent
         if value is None:
             return ""
     ramp = derive.ramp_of(view.context.silent())
@@ -124,7 +124,7 @@ def _value(view: ResolvedView, path: str, statement: Statement) -> str:
 
 
 def _plain(statement: Statement) -> bool:
-    """Whether a value is one number without a unit: it says itself what it is."""
+    """Whether a value is a single number without a unit, which needs no explanation."""
     first = statement.value[0] if len(statement.value) == 1 else None
     return first is not None and first.kind == "number" and not units.split(first.text)[1]
 
@@ -142,7 +142,7 @@ def _text(kind: FieldType, value: Any, ramp: Ramp | None) -> str:
         return ""
     unit = kind.unit.name if kind.unit is not None else ""
     text = f"{value:,}" if isinstance(value, int) else number(value)
-    if unit == "step" and ramp is not None and len(ramp.sizes) == 1:  # else it depends on when
+    if unit == "step" and ramp is not None and len(ramp.sizes) == 1:  # otherwise it depends on the step
         return f"{_steps(int(value))} = {ramp.tokens_at(int(value)):,} tokens"
     return f"{text} {UNITS[unit]}" if unit else text
 

@@ -1,7 +1,7 @@
-"""The language server: keeps the open documents, answers from them, and publishes what is wrong with them.
+"""The language server: keeps the open documents, answers requests about them, and publishes their diagnostics.
 
-Texts are analysed on one thread beside the loop that reads messages, each state of the documents once. Files are
-read, never written; nothing listens but on stdin.
+A worker thread next to the event loop analyses texts, each state of the documents once. The server reads files, never
+writes them, and listens only on stdin.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dsl.messages.diagnostics import Span, SpecError
 from dsl.resolve.files import over
 from dsl.text.formatter import formatted
 
-DELAY_S = 0.15  # after a keystroke, before what is wrong is published
-MAX_LISTED = 1000  # entries of a folder that are proposed
+DELAY_S = 0.15  # from a keystroke to publishing diagnostics
+MAX_LISTED = 1000  # proposed entries of a folder
 TRIGGERS = ['"', "/", ".", "=", " "]
 WATCHED = "**/*.dsc"
 
@@ -36,12 +36,12 @@ log = logging.getLogger("dsc.lsp")
 
 
 class EditorSession:
-    """One client: its documents are those of the server's workspace, `generation` counts their states."""
+    """The session of a client. Its documents are those of the server's workspace; `generation` counts their states."""
 
     def __init__(self, server: LanguageServer) -> None:
         self.server = server
         self.generation = 0
-        self.analyses: dict[str, asyncio.Future[OpenDocument]] = {}  # of this generation, by URI
+        self.analyses: dict[str, asyncio.Future[OpenDocument]] = {}  # URI → analysis of this generation
         self.pool = ThreadPoolExecutor(max_workers=1)
         self.waiting: asyncio.TimerHandle | None = None
         self.published: dict[str, tuple[int | None, list[lsp.Diagnostic]]] = {}
@@ -59,7 +59,7 @@ class EditorSession:
         return protocol.client_of(self.server.client_capabilities, encoding, opened)
 
     async def document(self, uri: str) -> OpenDocument:
-        """A document as it is now. Asked for again in the same state, it is not analysed again."""
+        """The current state of a document, analysed once per generation."""
         if uri not in self.analyses:
             texts = {
                 os.path.realpath(protocol.path_of(each)): text.source
@@ -70,7 +70,7 @@ class EditorSession:
         return await asyncio.shield(self.analyses[uri])
 
     def changed(self, delay: float) -> None:
-        """Some text is another: forget what was known, and publish soon."""
+        """A text has changed: drop all analyses and schedule publishing."""
         self.generation += 1
         self.analyses.clear()
         if self.waiting is not None:
@@ -79,18 +79,18 @@ class EditorSession:
 
     def _start(self) -> None:
         task = asyncio.get_running_loop().create_task(guarded(self.server, self.publish)())
-        self.tasks.add(task)  # a task that nobody holds may be collected
+        self.tasks.add(task)  # an unreferenced task may be garbage-collected
         task.add_done_callback(self.tasks.discard)
 
     async def publish(self) -> None:
-        """What is wrong with the open documents and what they import, each in its file; and what no longer is."""
+        """Publish the diagnostics of the open documents and their imports, each in its file, and clear old ones."""
         generation, client = self.generation, self.client()
         found: dict[str, list[lsp.Diagnostic]] = {uri: [] for uri, _ in client.open.values()}
         for uri in tuple(found):
             current = await guarded(self.server, self.document)(uri)
             if generation != self.generation:
-                return  # a later state is about to be published
-            if current is None:  # why is told; the others are published all the same
+                return  # a later state will be published
+            if current is None:  # the failure was logged; publish the others
                 continue
             for item in current.diagnostics:
                 source = item.span.source if item.span is not None else current.source
@@ -123,7 +123,7 @@ class EditorSession:
         self.changed(DELAY_S)
 
     async def initialized(self, params: lsp.InitializedParams) -> None:
-        """Have the client tell of specs that change on the disk, if it can."""
+        """Ask the client to report specs that change on disk, if it can."""
         workspace = self.server.client_capabilities.workspace
         watching = workspace and workspace.did_change_watched_files
         if not (watching and watching.dynamic_registration):
@@ -173,7 +173,7 @@ class EditorSession:
         try:
             text = formatted(current.source)
         except SpecError:
-            return None  # it does not parse; that is told where it does not
+            return None  # it does not parse, which is published as a diagnostic
         return protocol.replaced(client, current.source, text)
 
     async def actions(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
@@ -182,17 +182,17 @@ class EditorSession:
         documents = [current, *[await self.document(uri) for uri, _ in client.open.values()]]
         at = Span(current.source, start, end)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self.pool, actions.actions, documents, at)  # some are tried
+        found = await loop.run_in_executor(self.pool, actions.actions, documents, at)  # tries some edits
         return [protocol.action(client, each, current.source) for each in found]
 
     async def exit(self, params: Any) -> None:
-        """End at once, also where the client keeps our stdin open: nothing is to be cleaned up."""
+        """Exit at once, even if the client keeps stdin open: there is nothing to clean up."""
         logging.shutdown()
         os._exit(0 if self.server.protocol._shutdown else 1)
 
 
 def server() -> LanguageServer:
-    """A server with every feature; `start_io` serves."""
+    """A server with all features; call `start_io` to serve."""
     language_server = LanguageServer(
         "dsc", metadata.version("dsc-trainer"), text_document_sync_kind=lsp.TextDocumentSyncKind.Full, max_workers=2
     )
@@ -228,7 +228,7 @@ def _features(session: EditorSession) -> dict[str, tuple[Handler, Any]]:
 
 
 def guarded(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """A handler that logs its errors instead of answering with them: an editor loses a hover, not the server."""
+    """Wrap a handler to log exceptions and return None: an error costs the editor one answer, not the server."""
 
     @wraps(handler)
     async def safe(*args: Any) -> Any:
@@ -245,7 +245,7 @@ def guarded(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> C
 
 
 def listed(folder: str) -> list[str]:
-    """The names in a folder, folders with a `/`; none where it cannot be read."""
+    """The names in a folder, with a `/` after subfolders; [] if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.name + "/" * entry.is_dir() for _, entry in zip(range(MAX_LISTED), entries, strict=False)]

@@ -1,4 +1,4 @@
-"""Documentation of keys and blocks as an editor shows it: Markdown, from the reference of the language."""
+"""Documentation of keys and blocks as Markdown, from the language reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dsl.reference.topics import WORDS
 
 
 def key(path: str) -> str:
-    """What a key means, what it takes, its default; "" if there is no such key."""
+    """The meaning, values and default of a key; "" if there is no such key."""
     found = keys().get(path)
     if found is None:
         return ""
@@ -19,18 +19,18 @@ def key(path: str) -> str:
 
 
 def choice(path: str, word: str) -> str:
-    """What a word means as the value of a key."""
+    """The meaning of a word as the value of a key; "" if it is unknown."""
     found = keys().get(path)
     return dict(found.choices).get(word, "") if found is not None else ""
 
 
 def block(path: str) -> str:
-    """What a block is; "" if there is none at that path."""
+    """The meaning of a block; "" if there is none at that path."""
     return next((each.meaning for each in blocks() if each.path == path), "")
 
 
 def word(name: str) -> str:
-    """What a word of the language means, with its example."""
+    """The meaning of a word of the language, with an example."""
     found = next(each for each in WORDS if each.text == name)
     return f"{found.meaning}\n\n{_code(found.example)}"
 

@@ -1,9 +1,9 @@
-"""A planned step as Chakra execution traces (MLCommons, arXiv 2305.14516): a file for each rank.
+"""Exports a planned step as Chakra execution traces (MLCommons, arXiv 2305.14516), one file per rank.
 
-A node is an instruction of the program: a call of a segment, an exchange, a message, a copy to the host or back, and
-behind the last action the sums of gradients, the update and the gathering of weights. Starts and durations are those of
-`dsc plan`, in whole microseconds: a rank's instructions go in their order over its two lanes, and a step of its
-schedule takes what the plan says.
+A node is an instruction of the program: a segment call, an exchange, a message, a copy to or from the host, and after
+the last action the gradient reductions, the update and the all-gather of weights. Starts and durations come from
+`dsc plan`, in whole microseconds: a rank runs its instructions in order on two lanes (compute and communication), and
+each step of its schedule takes the planned time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from compiler.predict.predict import TimedPlan
 from compiler.tools.exporters.chakra_nodes import Traced, TraceNode, groups_on
 from compiler.tools.exporters.planned import Exported, ExportError, LostValue
 
-# --- Chakra execution traces on the wire: messages of the schema of MLCommons Chakra 0.0.4, each behind its length
+# --- The file format: length-prefixed messages of the MLCommons Chakra 0.0.4 schema
 #
-# The schema is schema/protobuf/et_def.proto of github.com/mlcommons/chakra, package ChakraProtoMsg; here are the fields
-# that are written, by their numbers. A file is a `GlobalMetadata` and then a `Node` after another.
+# The schema is schema/protobuf/et_def.proto of github.com/mlcommons/chakra, package ChakraProtoMsg; FIELDS has the
+# numbers of the fields that are written. A file is a `GlobalMetadata` followed by `Node` messages.
 
-Values = dict[str, tuple[str, Any]]  # of attributes: name → (field of the value, value)
+Values = dict[str, tuple[str, Any]]  # attribute name → (protobuf field of the value, value)
 VERSION = "0.0.4"
 PACKAGE = "ChakraProtoMsg"
-# message → its fields: name → (number, type; a name of a message, or of a type of protobuf; whether it is repeated)
+# message → field name → (field number, protobuf type or message name, whether repeated)
 FIELDS: Mapping[str, Mapping[str, tuple[int, str, bool]]] = {
     "AttributeProto": {
         "name": (1, "string", False),
@@ -48,14 +48,14 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str, bool]]] = {
         "attr": (10, "AttributeProto", True),
     },
 }
-VALUES = ("int32_val", "int64_val", "uint64_val", "bool_val", "string_val")  # of a `oneof`: an attribute has one
+VALUES = ("int32_val", "int64_val", "uint64_val", "bool_val", "string_val")  # members of a `oneof`
 NODES = {"MEM_LOAD": 2, "MEM_STORE": 3, "COMP": 4, "COMM_SEND": 5, "COMM_RECV": 6, "COMM_COLL": 7}
 COLLECTIVES = {"ALL_REDUCE": 0, "ALL_GATHER": 2, "ALL_TO_ALL": 6, "REDUCE_SCATTER": 7}
 
 
 @cache
 def messages() -> Mapping[str, Any]:
-    """The class of each message. ModuleNotFoundError where protobuf is not installed."""
+    """The class of each message. Raises ModuleNotFoundError if protobuf is not installed."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -77,7 +77,9 @@ def messages() -> Mapping[str, Any]:
                 added.type = getattr(kinds, f"TYPE_{kind.upper()}")
             if field in VALUES:
                 added.oneof_index = 0
-    pool = descriptor_pool.DescriptorPool()  # one of its own: another package may have the whole schema in the default
+    pool = (
+        descriptor_pool.DescriptorPool()
+    )  # not the default pool, where another package may have registered the full schema
     pool.Add(file)
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in FIELDS}
 
@@ -89,7 +91,7 @@ def attributes(values: Values) -> list[Any]:
 
 
 def framed(message: Any) -> bytes:
-    """The bytes of a message behind their number, a varint."""
+    """A serialized message, prefixed with its length as a varint."""
     content: bytes = message.SerializeToString(deterministic=True)
     length, head = len(content), bytearray()
     while length > 0x7F:
@@ -114,8 +116,11 @@ def node(
     behind: Iterable[int],
     values: Values,
 ) -> bytes:
-    """A node of a file. `span`: its start and end in microseconds; `needs`: all that it waits for; `behind`: what of
-    that is before it only because a lane does one thing at a time."""
+    """A serialized node.
+
+    `span`: start and end in microseconds; `needs`: numbers of all nodes that it waits for; `behind`: those of `needs`
+    that it waits for only because a lane runs one node at a time.
+    """
     start, end = span
     return framed(
         messages()["Node"](
@@ -131,26 +136,26 @@ def node(
     )
 
 
-# --- chakra
+# --- The files
 
 NOTES = (
-    LostValue("targets and records", "their sums over all ranks", "the plan counts no time for them: left out", False),
+    LostValue("targets and records", "their sums over all ranks", "left out: the plan assigns them no time", False),
 )
 
 
 class TraceFiles(Mapping[str, bytes]):
-    """The files of all ranks, each made when it is asked for: those of thousands of ranks fill no memory."""
+    """The files of all ranks, each built when it is read, so that thousands of ranks do not fill the memory."""
 
     def __init__(self, traced: Traced) -> None:
         self._traced, self._mesh = traced, traced.plan.mesh
         self._names = {f"{traced.found.spec.name}.{rank}.et": rank for rank in range(self._mesh.world)}
-        self._encoded = lru_cache(1)(self._new_encoded)  # files are asked for by pipeline rank
+        self._encoded = lru_cache(1)(self._new_encoded)  # files are read in the order of pipeline ranks
         self._groups = cache(partial(groups_on, traced))
 
     def __getitem__(self, name: str) -> bytes:
         rank, column = self._mesh.coordinates(self._names[name])
-        groups = {name: list(of(column)) for name, of in self._groups(rank).items()}
-        about = {
+        groups = {name: list(ranks_at(column)) for name, ranks_at in self._groups(rank).items()}
+        header = {
             "rank": ("int64_val", self._names[name]),
             "world_size": ("int64_val", self._mesh.world),
             "process_groups": ("string_val", json.dumps(groups)),
@@ -158,7 +163,7 @@ class TraceFiles(Mapping[str, bytes]):
         nodes = (
             each if isinstance(each, bytes) else self._message(*each, rank, column) for each in self._encoded(rank)
         )
-        return b"".join((metadata(about), *nodes))
+        return b"".join((metadata(header), *nodes))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -167,7 +172,7 @@ class TraceFiles(Mapping[str, bytes]):
         return len(self._names)
 
     def _new_encoded(self, rank: int) -> list[bytes | tuple[int, TraceNode]]:
-        """The nodes of a pipeline rank as bytes, and those that differ from column to column with their numbers."""
+        """The nodes of a pipeline rank: as bytes, or as (number, node) for messages, which differ between columns."""
         return [
             (number, each) if each.kind.startswith("COMM_") else _encoded(number, each, each.kind, _values(each))
             for number, each in enumerate(self._traced.rank(rank))
@@ -186,7 +191,7 @@ class TraceFiles(Mapping[str, bytes]):
 
 
 def _values(each: TraceNode) -> Values:
-    """What is said of a node that is alike on all columns."""
+    """The attributes of a node that is the same on all columns."""
     if each.kind == "COMP":
         return {"num_ops": ("int64_val", each.flops), "tensor_size": ("uint64_val", each.size)}
     if each.kind in COLLECTIVES:
@@ -211,12 +216,12 @@ def _encoded(number: int, each: TraceNode, kind: str, values: Values) -> bytes:
 
 
 def _micros(time_ns: int) -> int:
-    """Whole microseconds. Later stays later, or becomes equal, so that no node overlaps what it waits for."""
+    """Whole microseconds. Rounding keeps the order, so no node overlaps one that it waits for."""
     return (time_ns + 500) // 1000
 
 
 def needs_protobuf() -> None:
-    """Raise ExportError where protobuf is not installed, which files are written with."""
+    """Raise ExportError if protobuf, which writes the files, is not installed."""
     try:
         messages()
     except ModuleNotFoundError:
@@ -224,5 +229,5 @@ def needs_protobuf() -> None:
 
 
 def export(found: TimedPlan) -> Exported:
-    """The traces of a timed plan, which need protobuf."""
+    """The traces of a timed plan. Reading a file needs protobuf."""
     return Exported(TraceFiles(Traced(found)), NOTES)

@@ -1,6 +1,6 @@
-"""The nodes of a planned step on each pipeline rank: what runs when, what it reads, what it sends.
+"""The trace nodes of a planned step on each pipeline rank, with times, dependencies and sizes.
 
-All columns of a pipeline rank run the same, so their nodes are one list; only whom they talk to differs.
+All columns of a pipeline rank run the same nodes, so they share one list; only the peers of messages differ.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from runtime.contract.mesh import Mesh
 
 NS, TAIL = 10**9, -1
 TYPES = {"all_reduce": "ALL_REDUCE", "reduce_scatter": "REDUCE_SCATTER", "all_gather": "ALL_GATHER"}
-OF_ROWS = {"rows": "tp", "sequences": "cp", "choices": "sq"}  # kinds of instructions that move rows → axis of the mesh
+OF_ROWS = {"rows": "tp", "sequences": "cp", "choices": "sq"}  # suffix of an instruction that moves rows → mesh axis
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """What a rank does at a time. Numbers of nodes are their places in the list of the rank."""
+    """One node of a rank's trace. Nodes are numbered by their index in the rank's list."""
 
     name: str
-    kind: str  # a type of node of Chakra, or of collective
+    kind: str  # a node type or collective type of Chakra
     start_ns: int
     end_ns: int
-    step: int  # of the schedule of the rank; TAIL behind the last
-    needs: tuple[int, ...] = ()  # the nodes whose results it reads
-    behind: tuple[int, ...] = ()  # the nodes before it on its lane, or for which its lane waited
+    step: int  # index in the rank's schedule; TAIL after the last
+    needs: tuple[int, ...] = ()  # nodes whose results it reads
+    behind: tuple[int, ...] = ()  # nodes before it on its lane, or that its lane waited for
     flops: int = 0
-    size: int = 0  # bytes: read and written by what computes; sent by the rank, or of the whole of a collective
-    group: str = ""
-    peer: int = -1  # pipeline rank of a message
+    size: int = 0  # bytes read and written (compute), sent (message), or of the whole buffer (collective)
+    group: str = ""  # process group of a collective
+    peer: int = -1  # the other pipeline rank of a message
     tag: int = 0
 
 
 class Traced:
-    """A timed plan, with its program."""
+    """A timed plan with its program."""
 
     def __init__(self, found: TimedPlan) -> None:
         self.found, self.plan = found, found.plan
@@ -62,12 +62,12 @@ class Traced:
         return tuple(_TraceRank(self, rank).run())
 
     def groups(self, rank: int) -> tuple[Group, ...]:
-        """The trained parameters of a pipeline rank, by who holds them."""
+        """The trained parameters of a pipeline rank, grouped by holders."""
         return groups_of(self.plan, rank)
 
     @cached_property
     def sums(self) -> Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]]:
-        """(pipeline ranks, stages) → start and end, in seconds, of the sum of their gradients under the backward."""
+        """(pipeline ranks, stages) → start and end in seconds of their gradient reduction during the backward."""
         spec, found = self.found.spec, self.found
         if not (self.plan.overlap_reduce and spec.has_hosts):
             return {}
@@ -77,7 +77,7 @@ class Traced:
 
 
 def groups_on(traced: Traced, rank: int) -> dict[str, Callable[[int], Iterator[int]]]:
-    """The process groups of a pipeline rank by name: column → the world ranks of its group."""
+    """The process groups of a pipeline rank by name, each as a function from a column to the group's world ranks."""
     plan, mesh = traced.plan, traced.plan.mesh
     found: dict[str, Callable[[int], Iterator[int]]] = {}
 
@@ -98,8 +98,8 @@ def groups_on(traced: Traced, rank: int) -> dict[str, Callable[[int], Iterator[i
 
 
 def axes_of(mesh: Mesh) -> dict[str, range]:
-    """The columns in one group with column 0, by axis of the mesh: experts, tensor and context ranks, and those with
-    parts of the same sequences."""
+    """The columns in one group with column 0, by mesh axis: expert, tensor and context parallel ranks, and the ranks
+    that share sequences (`sq`)."""
     return {
         "ep": range(mesh.expert_group),
         "tp": range(mesh.tp),
@@ -109,7 +109,7 @@ def axes_of(mesh: Mesh) -> dict[str, range]:
 
 
 def name_of(group: Group) -> str:
-    """The name of a group that shares parameters: its pipeline ranks and the columns that share with column 0."""
+    """The name of a group that holds the same parameters: its pipeline ranks, and its columns for column 0."""
     ranks = "+".join(map(str, group.holders.pipeline_ranks))
     return f"ranks {ranks} columns {_text(group.holders.columns)}"
 
@@ -119,26 +119,26 @@ def _text(columns: Columns) -> str:
 
 
 def shifted(columns: Columns, column: int) -> Iterator[int]:
-    """The columns that share with `column` what `columns` share with their first, column 0."""
+    """The group of `column`, by analogy to `columns`, the group of column 0."""
     if isinstance(columns, range) and len(columns) == 1:
         return iter((column,))
-    of, length = (columns, 1) if isinstance(columns, range) else (columns.firsts, columns.length)
-    block = of.step * len(of)
-    first = column // block * block + column % of.step // length * length
-    return (at + k for at in range(first, first + block, of.step) for k in range(length))
+    firsts, length = (columns, 1) if isinstance(columns, range) else (columns.firsts, columns.length)
+    block = firsts.step * len(firsts)
+    first = column // block * block + column % firsts.step // length * length
+    return (at + k for at in range(first, first + block, firsts.step) for k in range(length))
 
 
 class _TraceRank:
-    """One pipeline rank: its nodes are made in the order of its steps."""
+    """Builds the nodes of one pipeline rank in the order of its steps."""
 
     def __init__(self, traced: Traced, rank: int) -> None:
         self._t, self._number = traced, rank
         self._nodes: list[TraceNode] = []
-        self._makers: dict[tuple[int, int, str], int] = {}  # (stage, micro-batch, value) → the node that makes it
-        self._local: dict[int, int] = {}  # tag of a message to this very rank → the node that makes it
-        self._compute: tuple[int, ...] = ()  # the last node of each lane
-        self._link: tuple[int, ...] = ()
-        self._copied: dict[str, tuple[int, ...]] = {}  # the last O, and the last R
+        self._makers: dict[tuple[int, int, str], int] = {}  # (stage, micro-batch, value) → the node that produces it
+        self._local: dict[int, int] = {}  # tag of a message within this rank → the node that produces its value
+        self._compute: tuple[int, ...] = ()  # the last node of the compute lane
+        self._link: tuple[int, ...] = ()  # the last node of the communication lane
+        self._copied: dict[str, tuple[int, ...]] = {}  # kind of copy, O or R → its last node
         self._waited: set[int] = set()  # exchanges for which the compute lane has waited since its last node
         placement = traced.schedule.stage_placement
         self._messages = messages_of(traced.lowering.rates[0].fabric, traced.plan, placement)
@@ -202,7 +202,7 @@ class _TraceRank:
                 self._receive(i, stage, micro_batch, at, start)
 
     def _spans_of(self, body: Body) -> tuple[list[tuple[Instruction, int, int]], int]:
-        """When its instructions start and end, and how long it is."""
+        """The (instruction, start, end) of a body, and its length."""
         if body.name not in self._spans:
             sends = [0] * len(body.actions)
             for i in body.instructions:
@@ -217,7 +217,7 @@ class _TraceRank:
         return self._t.times[self._number]
 
     def _add(self, node: TraceNode, start: int, end: int, step: int, exchanges: bool) -> int:
-        """Put a node on its lane; its number."""
+        """Append a node to its lane. Returns its number."""
         behind = {*self._compute, *self._waited, *(self._link if exchanges else ())}
         needs = tuple(sorted(node.needs))
         order = tuple(sorted(behind.difference(needs)))
@@ -253,14 +253,14 @@ class _TraceRank:
             size = sent * sum(tensor_bytes(("R", *b.shape[1:]), b.dtype) for b in moved)
             group, kind = "ep", "ALL_TO_ALL"
         else:
-            way, _, of = i.kind.partition("_")
-            group, kind = OF_ROWS[of], "ALL_GATHER" if way == "gather" else "REDUCE_SCATTER"
+            way, _, moved_kind = i.kind.partition("_")
+            group, kind = OF_ROWS[moved_kind], "ALL_GATHER" if way == "gather" else "REDUCE_SCATTER"
             degree = len(axes_of(self._t.plan.mesh)[group]) if way == "scatter" else 1
             size = degree * sum(buffer.fixed_bytes for buffer in writes)
         return [(_blank(name, kind, reads, size=size, group=group), (0, 10**6))]
 
     def _sharded(self, i: Instruction, name: str, reads: tuple[int, ...]) -> list[tuple[TraceNode, tuple[int, int]]]:
-        """The collectives of divided weights or gradients, one for each group of holders, one after the other."""
+        """The collectives of sharded weights or gradients, one after the other, one per group of holders."""
         here = self._t.plan.sharded[i.site]
         buffer = here.weights if i.kind == "gather" else here.gradients
         assert buffer is not None
@@ -297,7 +297,7 @@ class _TraceRank:
         self._add(node, mapped(begins), mapped(ends), at, exchanges=True)
 
     def _receive(self, i: Instruction, stage: int, micro_batch: int, at: int, start: int) -> None:
-        """A receive takes no time: it ends when the message is there, which no step of this rank is before."""
+        """A receive takes no time: the step starts only once its message has arrived."""
         tag = self._tag(i.phase, stage - 1 if i.phase == "F" else stage + 1, micro_batch)
         key = stage, micro_batch, i.writes[0].name
         if i.peer == self._number:
@@ -312,11 +312,11 @@ class _TraceRank:
         self._makers[key] = len(self._nodes) - 1
 
     def _tag(self, phase: str, stage: int, micro_batch: int) -> int:
-        """The number of a message: of the output of a stage, or of the gradient of its input."""
+        """The tag of a message: the output of a stage, or the gradient of its input."""
         return 2 * (stage * self._t.schedule.num_micro_batches + micro_batch) + (phase != "F")
 
     def _copy(self, at: int, step: Action, body: Body, start: int, end: int) -> None:
-        """What a forward saved goes to the host, or comes back, beside all else."""
+        """Copy what a forward saved to the host or back, concurrently with both lanes."""
         i = body.instructions[0]
         saved = self._t.lowering.chains(step.stage, self._number)
         names = i.reads or tuple(buffer.name for buffer in i.writes)
@@ -332,14 +332,14 @@ class _TraceRank:
         if step.kind == "O":
             self._waited.add(len(self._nodes) - 1)
 
-    # ------------------------------------------------------------ behind the last action
+    # ------------------------------------------------------------ after the last action
 
     def _tail(self, ends_with: Sequence[tuple[int, ...]]) -> None:
-        """The sums of gradients, the norm, the update, and the gathering of weights."""
+        """The gradient reductions, the norm, the update, and the all-gather of weights."""
         traced, spec, tail = self._t, self._t.found.spec, self._t.found.tails[self._number]
         size, weight = ITEMSIZE[spec.precision.gradients], ITEMSIZE[spec.precision.parameter]
         reduce_s, groups = traced.found.rates[0].fabric.reduce_s, traced.groups(self._number)
-        how = reduction_of(spec)
+        reduction = reduction_of(spec)
         now, last = float(traced.makespan_ns), ends_with[-1]
 
         def add(name: str, kind: str, seconds: float, needs: Sequence[int], **fields: object) -> int:
@@ -361,7 +361,7 @@ class _TraceRank:
         sums: list[int] = []
         summed = [group for group in (group.kept(spec, 2) for group in groups) if len(group.holders) > 1]
         summed.sort(key=lambda group: traced.sums.get((group.holders.pipeline_ranks, group.stages), (0.0, 0.0)))
-        whole, done = Counter[object](), Counter[object]()  # elements that are summed in one span
+        whole, done = Counter[object](), Counter[object]()  # elements reduced in one span, in all and so far
         for group in summed:
             whole[group.holders.pipeline_ranks, group.stages] += group.elements
         for group in summed:
@@ -376,11 +376,11 @@ class _TraceRank:
                 begin, end = first, begin + (end - begin) * done[key] / whole[key]
                 needs = (*ends_with[after.get(group.stages, -1)], *sums[-1:])
                 ns = round(begin * NS), round(end * NS)
-                self._nodes.append(TraceNode(name, TYPES[how], *ns, TAIL, needs, **fields))  # type: ignore[arg-type]
+                self._nodes.append(TraceNode(name, TYPES[reduction], *ns, TAIL, needs, **fields))  # type: ignore[arg-type]
                 sums.append(len(self._nodes) - 1)
             else:
-                seconds = reduce_s(number, group.holders, how) * traced.found.shared
-                last = (add(name, TYPES[how], seconds, last, **fields),)
+                seconds = reduce_s(number, group.holders, reduction) * traced.found.shared
+                last = (add(name, TYPES[reduction], seconds, last, **fields),)
         if sums:
             now += tail.reduction_s * NS
         last = (*last, *sums)
@@ -396,5 +396,5 @@ class _TraceRank:
 
 
 def _blank(name: str, kind: str, needs: tuple[int, ...], **fields: object) -> TraceNode:
-    """Return a node that has no time yet."""
+    """A node without times."""
     return TraceNode(name, kind, 0, 0, TAIL, needs, **fields)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""A plan as a recipe of Megatron-Bridge 0.3.1: a module with a function that returns its `ConfigContainer`.
+"""Exports a plan as a Megatron-Bridge 0.3.1 recipe: a module with a function that returns a `ConfigContainer`.
 
-The keys are those of its configuration classes and of Megatron-Core 0.16. Its schedules are 1F1B, with and without
-interleaving, on stages that `pipeline_model_parallel_layout` states.
+The keys are those of its configuration classes and of Megatron-Core 0.16. It schedules 1F1B, plain or interleaved, on
+the stages in `pipeline_model_parallel_layout`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from compiler.tools.exporters.planned import (
     Ramped,
     SpecLedger,
     comments,
+    exported_adamw,
     free_name,
     latent_attention,
     layers_of,
     ramped,
     rendered,
-    says_runs,
-    says_sizes,
-    told_of_optimizer,
+    say_run,
+    say_sizes,
 )
 from dsl.facts.schedules import PLAIN, PLAIN_CHUNKED
 from dsl.schema import Moe, Rope, Spec
 from dsl.schema.rotation import YarnScaling
 
-# --- A model as the arguments of Megatron-Bridge's `MLAModelProvider`, whose keys are those of Megatron-Core
+# --- The model as arguments of Megatron-Bridge's `MLAModelProvider`, which have Megatron-Core's names
 
 SYSTEM = "megatron-bridge"
 Settings = dict[str, Any]
 
 
 def model_settings(spec: Spec, ledger: SpecLedger) -> Settings:
-    """The arguments. ExportError for a model that Megatron's cannot be."""
+    """The arguments of `MLAModelProvider`. Raises ExportError for a model that Megatron cannot build."""
     model, attention = spec.model, latent_attention(spec, SYSTEM)
     layers, mtp = layers_of(spec, SYSTEM), spec.model.mtp
-    says_sizes(ledger)
+    say_sizes(ledger)
     ledger.say("model.layers.*.ffn.kind", "model.layers.*.ffn.inner", "model.tied")
     if mtp is not None and len(mtp.weight) > 1:
-        ledger.lose("model.mtp.weight", f"it has one value in Megatron: {mtp.weight[0].value:g}")
+        ledger.lose("model.mtp.weight", f"constant in Megatron: {mtp.weight[0].value:g}")
     ledger.say("model.mtp.*")
     dense = layers.dense_ffn or layers.moe
     assert dense is not None
@@ -87,7 +87,7 @@ def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
         )
     for key in ("experts", "shared", "shared_inner", "shared_gate", "top_k", "score", "scale", "groups", "top_groups"):
         ledger.say(f"model.layers.*.ffn.{key}")
-    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts bound the nodes of a token here too", changes=False)
+    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts also bound the nodes per token", changes=False)
     if moe.groups > 1 and moe.top_k // moe.top_groups != (1 if moe.score == "softmax" else 2):
         why = f"Megatron scores a group by the sum of its {moe.top_k // moe.top_groups} best experts"
         ledger.note("model.layers.*.ffn.top_groups", str(moe.top_groups), why)
@@ -96,9 +96,9 @@ def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
     ledger.say("model.layers.*.ffn.normalize")
     rate = moe.balance.bias_rate
     if rate is not None and len(rate) > 1:
-        ledger.lose("model.layers.*.ffn.balance.bias_rate", f"it has one value in Megatron: {rate[0].value:g}")
+        ledger.lose("model.layers.*.ffn.balance.bias_rate", f"constant in Megatron: {rate[0].value:g}")
     if rate is not None and moe.score != "sigmoid":
-        ledger.lose("model.layers.*.ffn.balance.bias_rate", "Megatron has a bias with sigmoid scores alone")
+        ledger.lose("model.layers.*.ffn.balance.bias_rate", "Megatron supports a bias only with sigmoid scores")
         rate = None
     ledger.say("model.layers.*.ffn.balance.*")
     shared = moe.shared * (moe.shared_inner or moe.inner)
@@ -125,7 +125,7 @@ def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
 
 
 def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
-    """The rotation. Without YaRN its factor is 1, which leaves the softmax scale alone."""
+    """RoPE. Without YaRN `rotary_scaling_factor` is 1, which leaves the softmax scale unchanged."""
     if rope is None:
         raise ExportError("Megatron's latent attention rotates, this does not", "write `rope { theta = 10_000 }`")
     ledger.say("model.attention.rope.theta")
@@ -133,7 +133,7 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
     scaling = rope.scaling
     if not isinstance(scaling, YarnScaling):
         if scaling is not None:
-            ledger.lose("model.attention.rope.scaling.*", "Megatron's latent attention has YaRN alone")
+            ledger.lose("model.attention.rope.scaling.*", "Megatron's latent attention supports only YaRN")
         return said | {"rotary_scaling_factor": 1.0}
     both = scaling.mscale is not None and scaling.mscale_all_dim is not None
     if (
@@ -141,7 +141,7 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
         or not scaling.truncate
         or (scaling.mscale_all_dim is not None and not both)
     ):
-        why = "in Megatron sines have the factor m(mscale) / m(mscale_all_dim), and the ramp ends at whole pairs"
+        why = "Megatron scales the sines by m(mscale) / m(mscale_all_dim), and its ramp ends at whole pairs"
         ledger.lose("model.attention.rope.scaling.*", why)
     ledger.say("model.attention.rope.scaling.*")
     return said | {
@@ -155,23 +155,23 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
     }
 
 
-# --- megatron bridge
+# --- The recipe
 
 VERSION = "0.3.1"
 MODULE, LAYOUT = "recipe.py", "layout.txt"
 BF16, FP32 = Code("torch.bfloat16"), Code("torch.float32")
-# Ops of `recompute` that Megatron computes again by a name of its own.
+# Op of `recompute` → Megatron's name for it.
 RECOMPUTED = {"rmsnorm": "layernorm", "mla_up": "mla_up_proj", "swiglu": "moe_act", "shared": "shared_experts"}
 RECOMPUTED |= {"dense": "mlp"}
-BLOCKWISE = {  # precision keys under which Megatron's recipe `blockwise` computes the same
+BLOCKWISE = {  # precision values that match Megatron's FP8 recipe `blockwise`
     "linear": "e4m3", "scale": "fp32", "tensor_scale": False, "gradient_rounding": "nearest", "hadamard": False,
 }  # fmt: skip
 
 
 def export(planned: PlannedSpec) -> Exported:
-    """The recipe, the layout, and what they do not say. ExportError for a model that Megatron's cannot be."""
+    """The recipe, the layout and the losses. Raises ExportError for a model that Megatron cannot build."""
     spec, ledger = planned.spec, SpecLedger(planned.spec)
-    says_runs(ledger)
+    say_run(ledger)
     model = model_settings(spec, ledger) | _parallel(planned, ledger) | _recompute(spec, ledger)
     precision, optimizer = _precision(spec, ledger)
     parts = _run(planned, optimizer, ledger)
@@ -193,17 +193,15 @@ def export(planned: PlannedSpec) -> Exported:
 
 
 def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
-    """Degrees and stages, with the schedule where Megatron has it."""
+    """The arguments for degrees, stages and schedule."""
     spec, parallel = planned.spec, planned.spec.parallel
     chunks = len(planned.stages) // parallel.pipeline
     ledger.say("parallel.pipeline", "parallel.data", "parallel.tensor", "parallel.context", "parallel.expert")
     ledger.say("parallel.expert_tensor", "parallel.layout", "schedule.chunks", "parallel.overlap_reduce")
     if parallel.zero > 1:
-        ledger.lose(
-            "parallel.zero", "the recipe divides optimizer states alone: see `use_megatron_fsdp`", changes=False
-        )
+        ledger.lose("parallel.zero", "the recipe shards only optimizer states: see `use_megatron_fsdp`", changes=False)
     ledger.lose("parallel.route", "set `moe_token_dispatcher_type` and its backend", changes=False)
-    ledger.lose("parallel.placement", "Megatron places experts by number", changes=False)
+    ledger.lose("parallel.placement", "Megatron places experts in order", changes=False)
     ledger.say("parallel.zero")
     runs = PLAIN if chunks == 1 else PLAIN_CHUNKED
     if planned.spec.schedule.name != runs and parallel.pipeline > 1:
@@ -226,7 +224,7 @@ def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
 
 
 def _recompute(spec: Spec, ledger: SpecLedger) -> Settings:
-    """What is computed again: whole layers, or ops that Megatron has a name for."""
+    """Activation recomputation: whole layers, or the ops that Megatron has a name for."""
     ledger.say("recompute_layers")
     if "layer" in spec.recompute:
         ledger.say("recompute")
@@ -242,7 +240,7 @@ def _recompute(spec: Spec, ledger: SpecLedger) -> Settings:
 
 
 def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
-    """Arguments of `MixedPrecisionConfig`, and what the optimizer keeps in which dtype."""
+    """The arguments of `MixedPrecisionConfig`, and the dtypes of the optimizer states."""
     precision = spec.precision
     wide = FP32 if precision.compute == "fp32" else BF16
     said: Settings = {"fp32" if wide == FP32 else "bf16": True, "params_dtype": wide, "pipeline_dtype": wide}
@@ -269,7 +267,7 @@ def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
             ledger.say(f"precision.{key}")
         why = "scales are powers of two unless NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 is set"
         ledger.note("precision.scale", "fp32", why)
-        ledger.lose("precision.promote", "Transformer Engine decides itself")
+        ledger.lose("precision.promote", "Transformer Engine decides")
     if precision.moments not in ("fp32", "bf16"):
         return said, {}
     ledger.say("precision.moments")
@@ -280,21 +278,21 @@ def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
 
 
 def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[str, Settings]:
-    """What is set of the parts of a configuration."""
+    """The settings of each part of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    found, adam = ramped(planned, ledger, SYSTEM), told_of_optimizer(spec, ledger, SYSTEM)
+    found, adam = ramped(planned, ledger, SYSTEM), exported_adamw(spec, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
-        ledger.lose("train.batch", f"it does not grow in this recipe, which says {train.batch.end}")
+        ledger.lose("train.batch", f"this recipe has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
-    ledger.lose("train.grpo.*", "this recipe trains on text, and not by rewards")
-    ledger.lose("train.ema.*", "Megatron keeps no moving average of the weights here", changes=False)
-    ledger.lose("train.health.*", "Megatron answers a bad loss in another way")
+    ledger.lose("train.grpo.*", "this recipe trains on text, without rewards")
+    ledger.lose("train.ema.*", "this recipe keeps no moving average of the weights", changes=False)
+    ledger.lose("train.health.*", "Megatron responds to a bad loss in another way")
     ledger.lose("train.initial", "give the weights to `checkpoint.pretrained_checkpoint`, in Megatron's form")
-    ledger.lose("train.within.*", "a recipe has no phases: this is one of several")
+    ledger.lose("train.within.*", "a recipe has no phases: this is only one of them")
     ledger.lose("adapter.*", "set `peft` of the returned configuration")
     ledger.lose("data.*", "set `dataset` and `tokenizer` of the returned configuration", changes=False)
     if found.warmup or found.decay:
-        ledger.note("train.rate", f"{found.peak:g}", "rates of Megatron are one step late", changes=False)
+        ledger.note("train.rate", f"{found.peak:g}", "Megatron's learning rates are one step late", changes=False)
     parts: dict[str, Settings] = {
         "train": {
             "train_iters": planned.steps,
@@ -325,7 +323,7 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
     }
     if checkpoint := train.checkpoint:
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
-        ledger.lose("train.checkpoint.*", "Megatron's checkpoints do not have it", changes=False)
+        ledger.lose("train.checkpoint.*", "Megatron's checkpoints lack it", changes=False)
         parts["checkpoint"] = {"save_interval": checkpoint.every, "most_recent_k": checkpoint.keep}
     if validate := train.validate:
         ledger.say("train.validate.every", "train.validate.batches")
@@ -335,7 +333,7 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
 
 
 def _scheduler(found: Ramped) -> Settings:
-    """The rate, in iterations."""
+    """The learning rate, in iterations."""
     said: Settings = {"lr_warmup_iters": found.warmup, "lr_decay_iters": found.steps, "lr_warmup_init": 0.0}
     if not found.decay:
         return said | {"lr_decay_style": "constant"}
@@ -351,7 +349,7 @@ def _scheduler(found: Ramped) -> Settings:
 TEMPLATE = """\
 # A recipe for Megatron-Bridge {version}, written by dsc: {name}() for {world} devices.
 #
-# What Megatron-Bridge is not told:
+# What this export drops or changes:
 {lost}
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What exporters share: what is exported, and the parts of a recipe in the forms that other systems have."""
+"""Shared by the exporters: the ledger of lost values, Python literals as text, and a recipe in other systems' terms."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from dsl.leaves import leaves
 from dsl.schema import AdamW, Dense, Mla, Moe, RatePhase, Spec
 from runtime.contract.rate import learning_rate
 
-# --- What an export to another system says of a spec, and what it does not: every value of the spec is accounted for
+# --- The ledger of an export: every value of the spec is either exported or recorded as lost
 
-OFF = ("0", "false", "none", "[]")  # what is off is no loss where the other system does not have it
-# Blocks whose values say what is computed. A value of another block says where, how fast, and what is kept of it.
+OFF = ("0", "false", "none", "[]")  # losing a feature that is off is no loss
+# Blocks whose values determine what is computed. Other blocks say where it runs, how fast, and what is stored.
 COMPUTED = ("model", "precision", "train", "adapter", "recompute", "schedule", "parallel", "data")
 
 
 @dataclass(frozen=True)
 class LostValue:
-    """A value of a spec that the other system cannot be told, or is told otherwise."""
+    """A value of a spec that the export drops or changes."""
 
     path: str
     value: str
     why: str
-    changes: bool  # whether what is computed, or the plan itself, becomes another
+    changes: bool  # whether the loss changes the computation or the plan
 
 
 class SpecLedger:
-    """The values of a spec that nothing has been said of yet, and those that are lost."""
+    """The values of a spec that are not accounted for yet, and those that are lost."""
 
     def __init__(self, spec: Spec) -> None:
         self._left = {leaf.path: leaf.text for leaf in leaves(spec)}
         self._losses: list[LostValue] = []
 
     def say(self, *patterns: str) -> None:
-        """Take note that the export says the values at these paths, where `*` is any part of a path."""
+        """Record that the export carries the values at these paths; `*` matches any part of a path."""
         for pattern in patterns:
             for path in self._matching(pattern):
                 del self._left[path]
 
     def lose(self, pattern: str, why: str, *, changes: bool = True) -> None:
-        """Take note that the export does not say the values at these paths. What is off, or not there, is no loss."""
+        """Record that the export drops the values at these paths. Absent values and values in `OFF` are no loss."""
         for path in self._matching(pattern):
             value = self._left.pop(path)
             if value not in OFF:
                 self._losses.append(LostValue(path, value, why, changes))
 
     def note(self, path: str, value: str, why: str, *, changes: bool = True) -> None:
-        """Take note of a loss that is not at one path alone."""
+        """Record a loss that does not belong to a single path."""
         self._losses.append(LostValue(path, value, why, changes))
 
     def losses(self, system: str) -> tuple[LostValue, ...]:
-        """All that is lost, what changes the computation first. What nothing was said of counts as lost."""
+        """All losses, those that change the computation first. Values not accounted for count as lost."""
         unsaid = [
-            LostValue(path, text, f"this export to {system} has no word for it", path.partition(".")[0] in COMPUTED)
+            LostValue(path, text, f"this export to {system} cannot express it", path.partition(".")[0] in COMPUTED)
             for path, text in self._left.items()
         ]
         return tuple(sorted([*self._losses, *unsaid], key=lambda loss: not loss.changes))
@@ -72,41 +72,41 @@ class SpecLedger:
 
 
 def comments(losses: Iterable[LostValue]) -> list[str]:
-    """A line for each loss: ASCII, printable, whatever the spec says."""
+    """One line of printable ASCII for each loss."""
     return [
         plain(f"{'CHANGED' if loss.changes else 'note'}: {loss.path} = {loss.value}: {loss.why}") for loss in losses
     ]
 
 
 def plain(text: str, most: int = 2000) -> str:
-    """A text on one line of printable ASCII, of at most so many characters."""
+    """A text as one line of printable ASCII, cut to `most` characters."""
     shown = text.encode("ascii", "backslashreplace").decode("ascii")
     shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
     return shown if len(shown) <= most else shown[: most - 3] + "..."
 
 
-# --- Python as text: calls whose arguments are values. Nothing of a spec becomes code: a value is written by `repr`
+# --- Python as text: calls whose arguments are values. No value of a spec becomes code: each is written as a literal
 
 INDENT, WIDTH = "    ", 88
 
 
 @dataclass(frozen=True)
 class Code:
-    """An expression that an exporter wrote itself, such as the name of a class."""
+    """A Python expression written by the exporter itself, such as the name of a class."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A call of a function by its name, with arguments by name."""
+    """A call of a named function with keyword arguments."""
 
     function: str
     arguments: Mapping[str, Any]
 
 
 def rendered(value: Any, indent: str = "") -> str:
-    """The text of a value. TypeError for what is not plain data, a `PythonCall` or a `Code`."""
+    """The Python text of a value. Raises TypeError unless it is plain data, a `PythonCall` or a `Code`."""
     if isinstance(value, Code):
         return value.text
     if isinstance(value, PythonCall):
@@ -117,14 +117,14 @@ def rendered(value: Any, indent: str = "") -> str:
         ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
         return _wrapped(ends[0], [("", each) for each in value], ends[1], indent)
     if type(value) is float and not math.isfinite(value):
-        raise TypeError(f"{value} has no literal")
+        raise TypeError(f"{value} has no Python literal")
     if value is None or type(value) in (bool, int, float, str):
         return ascii(value)
-    raise TypeError(f"{type(value).__name__} is no value of a configuration")
+    raise TypeError(f"{type(value).__name__} is not a value of a configuration")
 
 
 def _wrapped(head: str, items: Sequence[tuple[str, Any]], tail: str, indent: str) -> str:
-    """On one line where that is short enough, else an item a line."""
+    """The items on one line if they fit, else one per line."""
     one = head + ", ".join(before + rendered(value) for before, value in items) + tail
     if "\n" not in one and len(indent) + len(one) <= WIDTH:
         return one
@@ -134,73 +134,78 @@ def _wrapped(head: str, items: Sequence[tuple[str, Any]], tail: str, indent: str
 
 
 def free_name(name: str, template: str) -> str:
-    """The name of a run as that of a function in a module, which has no other use for it. ValueError where it is no
-    name."""
+    """A function name for a run, with `_` appended if the template, builtins or keywords use it already.
+
+    Raises ValueError if the name is not an identifier.
+    """
     if not (name.isascii() and name.isidentifier()):
-        raise ValueError(f"{name!r} is no name of a function")
+        raise ValueError(f"{name!r} is not a function name")
     taken = {*re.findall(r"\w+", template), *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
     while name in taken:
         name += "_"
     return name
 
 
-# --- planned
+# --- A planned spec in other systems' terms
 
-SAMPLES = 1000  # steps at which a rate is compared with that of the export
-NEAR = 1e-9  # relative: rates are the same but for rounding
+SAMPLES = 1000  # steps at which the exported learning rate is compared with the spec's
+NEAR = 1e-9  # relative tolerance for rounding of learning rates
 
 
 @dataclass(frozen=True)
 class PlannedSpec:
-    """A spec, with the schedule and the stages of its plan."""
+    """A spec with the schedule and stages of its plan."""
 
     spec: Spec
     schedule: Schedule
-    stages: tuple[tuple[int, int], ...]  # (begin, end) of the layers of each
-    layout: str  # the stages in Megatron's words
-    replaced: str = ""  # the schedule of the spec, if the other system does not have it and this one stands in
+    stages: tuple[tuple[int, int], ...]  # (begin, end) of each stage's layers
+    layout: str  # the stages in Megatron's layout syntax
+    replaced: str = ""  # the spec's schedule, if the other system lacks it and `schedule` replaces it
 
     @property
     def steps(self) -> int:
-        """Steps of the run at its largest batch."""
+        """Steps of the run, batch ramp included."""
         return ramp.of(self.spec).steps_for(self.spec.train.tokens)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Files by name, and what they do not say."""
+    """The exported files by name, and the losses."""
 
     files: Mapping[str, bytes]
     losses: tuple[LostValue, ...] = field(default=())
 
 
 class ExportError(ValueError):
-    """A spec that cannot be exported at all; the message says why, `hint` what to change."""
+    """A spec cannot be exported at all. The message says why, `hint` what to change."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
 
 
-def told_of_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
-    """The optimizer that another system is told, which is AdamW: that of the rest, where matrices have another."""
+def exported_adamw(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
+    """The AdamW settings to export. If matrices have another optimizer, AdamW of the other parameters is used for all.
+
+    Raises ExportError if there is no AdamW.
+    """
     optimizer, *rest = spec.train.optimizer.rows
     if rest:
-        why = f"{system} is told AdamW for all parameters, with the settings of the others"
+        why = f"{system} gets AdamW for all parameters, with the settings of the others"
         for name in ("kind", *optimizer.settings()):
             ledger.lose(f"train.optimizer.{name}", why)
-    ledger.lose("train.optimizer.qk_clip", f"{system} is told of no bound of logits")
+    ledger.lose("train.optimizer.qk_clip", f"this export to {system} has no bound on attention logits")
     ledger.say("train.optimizer.*")
     found = [optimizer, *rest][-1]
     if not isinstance(found, AdamW):
-        raise ExportError(f"{system} is told of no optimizer {found.kind}", "it knows AdamW")
+        raise ExportError(f"the optimizer {found.kind} cannot be exported to {system}", "use adamw")
     return found
 
 
 # ---------------------------------------------------------------- the learning rate
 @dataclass(frozen=True)
 class Ramped:
-    """A rate that warms up from 0, stays at its peak, and decays to the end of the run. In steps."""
+    """A learning rate with a linear warm-up from 0, a plateau and one decay to the end of the run. Lengths in steps."""
 
     peak: float
     warmup: int
@@ -211,14 +216,14 @@ class Ramped:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Steps of the run."""
         return self.warmup + self.stable + self.decay
 
 
 def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
-    """The rate of a run as a warm-up, a plateau and a decay; where it is another, the nearest, and that is lost.
+    """The learning rate as a warm-up, a plateau and a decay. Another shape is approximated and recorded as lost.
 
-    torchtitan's and Megatron's rates count steps, and a warm-up reaches its peak at its last one, as here.
+    torchtitan and Megatron count steps, and a warm-up reaches its peak at its last step, as here.
     """
     spec, steps = planned.spec, planned.steps
     phases = list(spec.train.rate)
@@ -247,16 +252,16 @@ def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     off = _steps_off(spec, found, tokens)
     if off is None:
         decay = f", {found.decay} of {shape} to {least:g}" if found.decay else ""
-        said = f"{found.warmup} steps of warm-up to {peak:g}, {found.stable} at it{decay}"
-        ledger.note("train.rate", written, f"{system} has a warm-up, a plateau and one decay: it is told {said}")
+        exported = f"{found.warmup} steps of warm-up to {peak:g}, {found.stable} at it{decay}"
+        ledger.note("train.rate", written, f"{system} has a warm-up, a plateau and one decay: it gets {exported}")
     elif off:
         ledger.note("train.rate", written, f"its phases end within a step: {system} has whole steps", changes=False)
     return found
 
 
 def _steps_off(spec: Spec, found: Ramped, tokens: int) -> int | None:
-    """By how many steps two rates are apart at most, at steps all over the run, its corners among them: 0, 1, or None
-    for more."""
+    """The largest shift in steps between the spec's and the exported rate: 0, 1, or None for more. Compares steps over
+    the whole run, corners included."""
     if spec.train.batch.start != spec.train.batch.end:
         return None
     steps, rate = found.steps, spec.train.rate
@@ -274,7 +279,7 @@ def _steps_off(spec: Spec, found: Ramped, tokens: int) -> int | None:
 
 
 def rate_at(found: Ramped, step: int) -> float:
-    """The rate of a step, counted from 1."""
+    """The exported learning rate at a step, counted from 1."""
     if step <= found.warmup:
         return found.peak * step / found.warmup
     done = (step - found.warmup - found.stable) / found.decay if found.decay else 0.0
@@ -287,7 +292,7 @@ def rate_at(found: Ramped, step: int) -> float:
 # ---------------------------------------------------------------- the model
 @dataclass(frozen=True)
 class ExportedLayers:
-    """A model whose first layers are dense, and all others alike."""
+    """The layers of a model: `dense` identical dense layers, then identical MoE layers, `total` in all."""
 
     dense: int
     total: int
@@ -296,40 +301,40 @@ class ExportedLayers:
 
 
 def layers_of(spec: Spec, system: str) -> ExportedLayers:
-    """The layers of a model, dense ones first. ExportError where they are in another order, or of other kinds."""
+    """The layers of a model, dense ones first. Raises ExportError if they have another order or more kinds."""
     model = spec.model
     ffns = [model.ffn(index) for index in range(model.num_layers)]
     dense = next((index for index, ffn in enumerate(ffns) if not isinstance(ffn, Dense)), len(ffns))
     alike = len(dict.fromkeys(ffns[:dense])) <= 1 and len(dict.fromkeys(ffns[dense:])) <= 1
-    hint = "export a model of dense layers, and behind them of layers with experts that are alike"
+    hint = "export a model of identical dense layers followed by identical MoE layers"
     if not alike or any(span.attention is not None for span in model.layers):
-        raise ExportError(f"{system} has one kind of dense layer, and behind those one of layers with experts", hint)
+        raise ExportError(f"{system} has one kind of dense layer, followed by one kind of MoE layer", hint)
     first, last = ffns[0], ffns[-1]
     if not isinstance(first, (Dense, Moe)) or not isinstance(last, (Dense, Moe)):
-        raise ExportError("a torch module of your own is not exported", hint)
+        raise ExportError("a user-defined torch module cannot be exported", hint)
     return ExportedLayers(
         dense, len(ffns), first if isinstance(first, Dense) else None, last if isinstance(last, Moe) else None
     )
 
 
 def latent_attention(spec: Spec, system: str) -> Mla:
-    """The attention of the model; ExportError where it is not latent, or has an indexer."""
+    """The attention of the model. Raises ExportError if it is not MLA, or has an indexer."""
     attention = spec.model.attention
     if not isinstance(attention, Mla):
         raise ExportError(
-            f"this export to {system} is of models with latent attention, {spec.model.name} has {attention.kind}",
+            f"this export to {system} supports only latent attention, {spec.model.name} has {attention.kind}",
             "`dsc export hf` writes its weights and configuration, which that system imports",
         )
     if any(isinstance(each, Mla) and each.indexer for _, each in spec.model.attentions):
         raise ExportError(
-            f"this export to {system} is of attention to all tokens, {spec.model.name} has an indexer",
+            f"this export to {system} supports only attention to all tokens, {spec.model.name} has an indexer",
             "`dsc export hf` writes its weights and configuration",
         )
     return attention
 
 
-def says_runs(ledger: SpecLedger) -> None:
-    """Say what is about this run of dsc alone: names, and where it runs."""
+def say_run(ledger: SpecLedger) -> None:
+    """Record as exported what matters only to a run of dsc: names, and where it runs."""
     ledger.say(
         "name",
         "model",
@@ -346,8 +351,8 @@ def says_runs(ledger: SpecLedger) -> None:
     )
 
 
-def says_sizes(ledger: SpecLedger) -> None:
-    """Say the sizes of a model with latent attention, which every system has."""
+def say_sizes(ledger: SpecLedger) -> None:
+    """Record as exported the sizes of a model with latent attention, which every system has."""
     ledger.say("model.vocab", "model.hidden", "model.init_std", "model.norm_eps", "model.layers.?", "model.layers.??")
     ledger.say(
         "model.attention.kind",

@@ -1,7 +1,7 @@
-"""A plan as a configuration of torchtitan 0.3.0: a module with a function that returns its `Trainer.Config`.
+"""Exports a plan as a configuration of torchtitan 0.3.0: a module with a function that returns a `Trainer.Config`.
 
-The model is built by torchtitan's own `build_mla_moe_layers`, so it is one of latent attention with experts. The
-schedule is a CSV that `torch.distributed.pipelining` loads.
+torchtitan's `build_mla_moe_layers` builds the model, so only MLA models with experts can be exported. The schedule is
+a CSV that `torch.distributed.pipelining` loads.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from compiler.tools.exporters.planned import (
     Ramped,
     SpecLedger,
     comments,
+    exported_adamw,
     free_name,
     latent_attention,
     layers_of,
     ramped,
     rendered,
-    says_runs,
-    says_sizes,
-    told_of_optimizer,
+    say_run,
+    say_sizes,
 )
 from dsl.schema import Mla, Rope, Spec
 from dsl.schema.rotation import YarnScaling
 
-# --- The text of the module that an export to torchtitan writes; `str.format` fills it with what was rendered
+# --- The template of the exported module, filled by `str.format`
 
 TEMPLATE = """\
 # A configuration for torchtitan {version}, written by dsc. In its folder:
 #
 #   PYTHONPATH=. torchrun ... -m torchtitan.train --module config_registry --config {name}
 #
-# What torchtitan is not told:
+# What this export drops or changes:
 {lost}
 from functools import partial
 from pathlib import Path
@@ -95,14 +95,14 @@ def {name}() -> Trainer.Config:
 VERSION = "0.3.0"
 SYSTEM = "torchtitan"
 MODULE, CSV = "config_registry.py", "schedule.csv"
-UNDECAYED = r"(norm[^.]*\.weight|\.bias)$"  # names of parameters that are not decayed
+UNDECAYED = r"(norm[^.]*\.weight|\.bias)$"  # names of parameters without weight decay
 
 
 def export(planned: PlannedSpec) -> Exported:
-    """The module, the schedule, and what they do not say. ExportError for a model that torchtitan's cannot be."""
+    """The module, the schedule and the losses. Raises ExportError for a model that torchtitan cannot build."""
     spec, ledger = planned.spec, SpecLedger(planned.spec)
     attention, layers = latent_attention(spec, SYSTEM), layers_of(spec, SYSTEM)
-    says_runs(ledger)
+    say_run(ledger)
     model = _model(spec, attention, layers, ledger)
     config = _config(planned, ledger)
     losses = ledger.losses(SYSTEM)
@@ -114,7 +114,7 @@ def export(planned: PlannedSpec) -> Exported:
 
 # ---------------------------------------------------------------- the model
 def _model(spec: Spec, attention: Mla, layers: ExportedLayers, ledger: SpecLedger) -> dict[str, Any]:
-    """Arguments of `build_mla_moe_layers`, and what the emitted module sets besides."""
+    """The arguments of `build_mla_moe_layers`."""
     model, dim, moe = spec.model, attention.head_dim, layers.moe
     if moe is None:
         raise ExportError("torchtitan's deepseek_v3 has experts, this model has none", "export a model with experts")
@@ -122,17 +122,17 @@ def _model(spec: Spec, attention: Mla, layers: ExportedLayers, ledger: SpecLedge
         raise ExportError("torchtitan's deepseek_v3 has shared experts, this model has none", "write `shared = 1`")
     if moe.score == "sqrt_softplus":
         raise ExportError("torchtitan has no scores sqrt_softplus", "write `score = sigmoid` or `score = softmax`")
-    says_sizes(ledger)
+    say_sizes(ledger)
     for key in ("kind", "inner", "experts", "shared", "top_k", "score", "normalize", "scale", "groups", "top_groups"):
         ledger.say(f"model.layers.*.ffn.{key}")
-    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts bound the nodes of a token here too", changes=False)
+    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts also bound the nodes per token", changes=False)
     ledger.lose("model.layers.*.ffn.balance.sequence_loss", "torchtitan has no balancing loss, only a bias")
     if moe.groups > 1 and moe.score == "softmax":
-        why = "torchtitan scores a group by the sum of its two best experts; with softmax it is the best here"
+        why = "torchtitan scores a group by the sum of its two best experts; dsc, with softmax, by its best expert"
         ledger.note("model.layers.*.ffn.groups", str(moe.groups), why)
     rate = moe.balance.bias_rate
     if rate is not None and len(rate) > 1:
-        ledger.lose("model.layers.*.ffn.balance.bias_rate", f"it has one value in torchtitan: {rate[0].value:g}")
+        ledger.lose("model.layers.*.ffn.balance.bias_rate", f"constant in torchtitan: {rate[0].value:g}")
     ledger.say("model.layers.*.ffn.balance.bias_rate")
     return {
         "n_layers": layers.total,
@@ -172,7 +172,7 @@ def _mscale(rope: Rope | None) -> float:
 
 
 def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
-    """The rotation. Its sines have no factor in torchtitan, so that of the spec must be 1."""
+    """RoPE. torchtitan does not scale the sines, so the spec's factor must be 1."""
     if rope is None:
         raise ExportError("torchtitan rotates queries and keys, this model does not", "write `rope { theta = 10_000 }`")
     ledger.say("model.attention.rope.theta")
@@ -186,7 +186,9 @@ def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
             scaling.attention_factor is None and scaling.mscale == scaling.mscale_all_dim is not None
         )
         if not factor_is_one:
-            ledger.lose("model.attention.rope.scaling.*", "torchtitan multiplies no sines: `mscale = mscale_all_dim`")
+            ledger.lose(
+                "model.attention.rope.scaling.*", "torchtitan does not scale the sines: set `mscale = mscale_all_dim`"
+            )
         ledger.say("model.attention.rope.scaling.*")
         said |= {
             "scaling": "yarn",
@@ -197,25 +199,25 @@ def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
             "truncate": scaling.truncate,
         }
     elif scaling is not None:
-        ledger.lose("model.attention.rope.scaling.*", "torchtitan's latent attention has YaRN alone")
+        ledger.lose("model.attention.rope.scaling.*", "torchtitan's latent attention supports only YaRN")
     return PythonCall("ComplexRoPE.Config", said)
 
 
 # ---------------------------------------------------------------- the run
 def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
-    """Arguments of `Trainer.Config`."""
+    """The arguments of `Trainer.Config`."""
     spec = planned.spec
     train, found = spec.train, ramped(planned, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
-        ledger.lose("train.batch", f"a batch does not grow in torchtitan: it is told {train.batch.end}")
+        ledger.lose("train.batch", f"torchtitan has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
-    ledger.lose("train.grpo.*", "this recipe trains on text, and not by rewards")
-    ledger.lose("train.ema.*", "torchtitan keeps no moving average of the weights here", changes=False)
-    ledger.lose("train.health.*", "torchtitan has no such answer to a bad loss")
+    ledger.lose("train.grpo.*", "this recipe trains on text, without rewards")
+    ledger.lose("train.ema.*", "this recipe keeps no moving average of the weights", changes=False)
+    ledger.lose("train.health.*", "torchtitan has no such response to a bad loss")
     ledger.lose("train.initial", "give the weights to `checkpoint.initial_load_path`, in torchtitan's form")
-    ledger.lose("train.within.*", "torchtitan has no phases: this is one of several")
+    ledger.lose("train.within.*", "torchtitan has no phases: this is only one of them")
     ledger.lose("train.validate.*", "set `validator` of the returned config", changes=False)
-    ledger.lose("adapter.*", "torchtitan's converter for LoRA has other matrices")
+    ledger.lose("adapter.*", "torchtitan's LoRA converter adapts other matrices")
     ledger.lose("data.*", "set `dataloader` and `hf_assets_path` of the returned config", changes=False)
     arguments: dict[str, Any] = {
         "model_spec": Code("model_spec()"),
@@ -229,9 +231,9 @@ def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
     }
     if checkpoint := train.checkpoint:
         if checkpoint.keep < 2:
-            ledger.lose("train.checkpoint.keep", "torchtitan keeps two at least", changes=False)
+            ledger.lose("train.checkpoint.keep", "torchtitan keeps at least two", changes=False)
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
-        ledger.lose("train.checkpoint.*", "torchtitan's checkpoints do not have it", changes=False)
+        ledger.lose("train.checkpoint.*", "torchtitan's checkpoints lack it", changes=False)
         kept = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
         arguments["checkpoint"] = PythonCall("CheckpointManager.Config", kept)
     if spec.model.mtp is not None and "mtp" not in _lost_mtp(spec, ledger):
@@ -241,21 +243,21 @@ def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
 
 
 def _lost_mtp(spec: Spec, ledger: SpecLedger) -> tuple[str, ...]:
-    """("mtp",) where multi-token prediction is lost: torchtitan has none in a pipeline."""
+    """("mtp",) if multi-token prediction is lost, which torchtitan does not support with pipeline stages."""
     mtp = spec.model.mtp
     assert mtp is not None
     if spec.parallel.pipeline > 1:
-        ledger.lose("model.mtp.*", "torchtitan does no multi-token prediction in a pipeline: it is left out")
+        ledger.lose("model.mtp.*", "torchtitan does not support multi-token prediction in a pipeline: left out")
         return ("mtp",)
     if len(mtp.weight) > 1:
-        ledger.lose("model.mtp.weight", f"it has one value in torchtitan: {mtp.weight[0].value:g}")
+        ledger.lose("model.mtp.weight", f"constant in torchtitan: {mtp.weight[0].value:g}")
     ledger.say("model.mtp.*")
     return ()
 
 
 def _optimizer(spec: Spec, found: Ramped, ledger: SpecLedger) -> PythonCall:
-    """AdamW in two groups: what is decayed, and norms and biases, which are not."""
-    adam = told_of_optimizer(spec, ledger, SYSTEM)
+    """AdamW with two groups: norms and biases without weight decay, and all other parameters."""
+    adam = exported_adamw(spec, ledger, SYSTEM)
     kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
     def group(pattern: str, decay: float) -> PythonCall:
@@ -269,10 +271,10 @@ def _optimizer(spec: Spec, found: Ramped, ledger: SpecLedger) -> PythonCall:
 
 
 def _scheduler(planned: PlannedSpec, found: Ramped, ledger: SpecLedger) -> PythonCall:
-    """The rate. torchtitan decays as if there were one step more, which `total_steps` takes back."""
+    """The learning rate. torchtitan decays as if there were one more step; `total_steps` compensates for it."""
     total, early = found.steps, int(found.decay > 0 and found.stable > 0)
     if found.decay and not found.stable:
-        text = f"{found.shape} right behind the warm-up"
+        text = f"{found.shape} right after the warm-up"
         ledger.note("train.rate", text, "torchtitan's decay is one step late", changes=False)
     total -= early
     said: dict[str, Any] = {"warmup_steps": found.warmup, "total_steps": total}
@@ -290,7 +292,7 @@ def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     ledger.say("precision.compute", "precision.linear", "precision.accumulate")
     if precision.linear not in ("bf16", "fp32"):
         written = f"{precision.linear}, with its tiles and scales"
-        ledger.note("precision.linear", written, "products are told bf16: torchtitan's converters have other tiles")
+        ledger.note("precision.linear", written, "exported as bf16: torchtitan's converters have other tiles")
         ledger.lose("precision.attention_output", "torchtitan keeps it in bf16")
     ledger.say(
         "precision.activation_tile",
@@ -302,7 +304,7 @@ def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     ledger.say("precision.hadamard", "precision.promote", "precision.attention_output")
     wide = "float32" if precision.compute == "fp32" else "bfloat16"
     if precision.compute == "fp64":
-        ledger.note("precision.compute", "fp64", "torchtitan computes in bfloat16 or float32: it is told bfloat16")
+        ledger.note("precision.compute", "fp64", "torchtitan computes in bfloat16 or float32: exported as bfloat16")
     for role, dtypes in (("gradients", ("fp32",)), ("master", ("fp32",)), ("moments", ("fp32", "bf16"))):
         if getattr(precision, role) in dtypes:
             ledger.say(f"precision.{role}")
@@ -329,16 +331,16 @@ def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     ledger.say("parallel.pipeline", "parallel.data", "parallel.tensor", "parallel.context", "parallel.expert")
     ledger.say("parallel.layout", "schedule.*")
     if parallel.expert_tensor > 1:
-        ledger.lose("parallel.expert_tensor", "torchtitan's experts are whole", changes=False)
+        ledger.lose("parallel.expert_tensor", "torchtitan does not shard an expert's weights", changes=False)
     if shards and parallel.zero < 2:
-        why = "torchtitan shards gradients and, at rest, weights too: FSDP2"
+        why = "torchtitan uses FSDP2, which shards gradients and, between uses, weights"
         ledger.note("parallel.zero", str(parallel.zero), why, changes=False)
     ledger.say("parallel.zero", "parallel.expert_tensor")
     overlaps = "true" if parallel.overlap_reduce else "false"
-    ledger.note("parallel.overlap_reduce", overlaps, "torchtitan decides itself", changes=False)
+    ledger.note("parallel.overlap_reduce", overlaps, "torchtitan decides", changes=False)
     ledger.say("parallel.overlap_reduce")
-    ledger.lose("parallel.route", "torchtitan sends each row to the rank of its expert", changes=False)
-    ledger.lose("parallel.placement", "torchtitan places experts by number", changes=False)
+    ledger.lose("parallel.route", "torchtitan sends each token to the rank of its expert", changes=False)
+    ledger.lose("parallel.placement", "torchtitan places experts in order", changes=False)
     said: dict[str, Any] = {
         "data_parallel_replicate_degree": 1 if shards else parallel.data,
         "data_parallel_shard_degree": parallel.data if shards else 1,
@@ -350,10 +352,10 @@ def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     }
     if parallel.pipeline > 1:
         if planned.replaced:
-            why = f"torch has no stage on two ranks: {planned.schedule.name} stands in for it"
+            why = f"torch cannot hold a stage on two ranks: replaced by {planned.schedule.name}"
             ledger.note("schedule.name", planned.replaced, why)
         is_v = planned.schedule.stage_placement == V
-        # torchtitan places stages by the name, a V for DualPipeV; the order is that of the CSV
+        # torchtitan derives the stage placement from the name (V-shaped for DualPipeV), the order from the CSV
         name = "DualPipeV" if is_v else "1F1B" if len(planned.stages) == parallel.pipeline else "Interleaved1F1B"
         said |= {
             "module_fqns_per_model_part": _modules(planned),
@@ -373,14 +375,14 @@ def _modules(planned: PlannedSpec) -> list[list[str]]:
 
 
 def _recompute(spec: Spec, ledger: SpecLedger) -> Any:
-    """Whole layers, or nothing; single ops have other names in torchtitan."""
+    """Activation checkpointing: whole layers, torchtitan's own selection, or none."""
     if not spec.recompute:
         ledger.say("recompute")
         return None
     if spec.recompute == ("layer",) and spec.recompute_layers is None:
         ledger.say("recompute")
         return PythonCall("FullAC.Config", {})
-    ledger.lose("recompute", "torchtitan chooses the ops itself: selective", changes=False)
+    ledger.lose("recompute", "torchtitan's SelectiveAC chooses the ops", changes=False)
     ledger.lose("recompute_layers", "torchtitan recomputes every layer alike", changes=False)
     return PythonCall("SelectiveAC.Config", {})
 

@@ -16,14 +16,14 @@ from compiler.tools.importers.rotation import FULL, SLIDING, rotations
 from dsl.schema import Compressed, DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
 
 Attention = Mla | Gqa | Compressed | DeltaNet
-INDEXED = "indexed_attention"  # of layers to all tokens, as far as an indexer chooses them
+INDEXED = "indexed_attention"  # layer type: attention to the tokens that an indexer chooses
 
 
 def attentions(
     reader: ConfigReader, family: ConfigFamily, hidden: int, context: int, num_layers: int
 ) -> tuple[tuple[Attention, ...], int | None, Attention]:
-    """The attention of each layer, the tokens of a sequence before the context was extended, if it was, and the
-    attention of the block of multi-token prediction."""
+    """The attention of each layer, the context length before its extension (None without one), and the attention of
+    the multi-token prediction block."""
     if family.attention == "compressed":
         return deepseek_v4.attentions(reader, num_layers)
     kind: type[Node] = Mla if family.attention == "mla" else Gqa
@@ -40,14 +40,14 @@ def attentions(
     else:
         found = _gqa(reader, family, hidden, num_heads, turned[FULL])
     linear, net = linear_layers(reader, family, num_layers)
-    without = _without_position(reader, family, num_layers)
-    kinds = [FULL] * num_layers if family.linear else _kinds(reader, family, num_layers, without)
+    unrotated = _layers_without_rotation(reader, family, num_layers)
+    kinds = [FULL] * num_layers if family.linear else _kinds(reader, family, num_layers, unrotated)
     window = _window(reader, family, context)
 
     def of_layer(layer: int) -> Attention:
         if net is not None and layer in linear:
             return net
-        changes: dict[str, Any] = {"rope": None if layer in without else turned[kinds[layer]]}
+        changes: dict[str, Any] = {"rope": None if layer in unrotated else turned[kinds[layer]]}
         if window is not None:
             changes["window"] = window if kinds[layer] == SLIDING else None
         return found.model_copy(update=changes)
@@ -58,7 +58,7 @@ def attentions(
 
 def _mla(reader: ConfigReader, family: ConfigFamily, num_heads: int, rope: Rope | None) -> Mla:
     at = "model.attention"
-    reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
+    reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many key heads as query heads
     return Mla(
         heads=num_heads,
         query_rank=reader.number(f"{at}.query_rank", Mla, "query_rank", "q_lora_rank", null=None),
@@ -87,12 +87,10 @@ def _gqa(reader: ConfigReader, family: ConfigFamily, hidden: int, num_heads: int
     if not width:
         width = max(2, min(4096, hidden // num_heads))
         if width * num_heads != hidden and {"model.hidden", "model.attention.heads"} <= set(reader.origins):
-            message = (
-                f"`hidden_size` = {hidden:,} does not divide into {num_heads:,} heads, and `head_dim` is not given"
-            )
+            message = f"`hidden_size` = {hidden:,} does not divide into {num_heads:,} heads, and `head_dim` is missing"
             reader.complain("I0203", message, reader.origins.get("model.hidden"))
     kv_heads = num_heads
-    if f"{at}.heads" in reader.origins:  # else nothing is known that the default of the model type could follow from
+    if f"{at}.heads" in reader.origins:  # the default of kv_heads depends on a valid number of heads
         kv_heads = reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads)
     else:
         reader.used.add("num_key_value_heads")
@@ -118,7 +116,7 @@ def _qk_norm(reader: ConfigReader, family: ConfigFamily) -> Literal["head", "wid
 
 
 def _scale(reader: ConfigReader, family: ConfigFamily, width: int) -> float | None:
-    """The factor of q·k, where it is another one than the root of the width says."""
+    """The factor of q·k; None if it is the usual width**-0.5."""
     if not family.scale:
         return None
     value = float(reader.number("model.attention.scale", Scalar, "value", family.scale))
@@ -127,9 +125,9 @@ def _scale(reader: ConfigReader, family: ConfigFamily, width: int) -> float | No
 
 
 class Scalar(Node):
-    """What a config says of the scale of scores."""
+    """Bounds of the config's value for the scale of attention scores."""
 
-    value: Annotated[float, Field(ge=1e-6, le=1e3)]  # the scale, which is this or its root, is at most as large
+    value: Annotated[float, Field(ge=1e-6, le=1e3)]  # the scale is this value, or value**-0.5
 
 
 def _softcap(reader: ConfigReader, family: ConfigFamily) -> float | None:
@@ -142,7 +140,7 @@ def _softcap(reader: ConfigReader, family: ConfigFamily) -> float | None:
 
 
 def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | None:
-    """The window of layers that have one; None where there is none, or none that is shorter than the context."""
+    """The attention window in tokens; None if there is none, or it covers the whole context."""
     if not family.windows:
         return None
     window = reader.get("sliding_window")
@@ -151,7 +149,7 @@ def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | N
     if not used or (isinstance(length, int) and length >= context):
         return None
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        meaning = f"attention to the last {shown(length)} tokens, which is no number of tokens"
+        meaning = f"attention to the last {shown(length)} tokens, which is not a number of tokens"
         reader.refuse("attention", "sliding_window", meaning)
         return None
     if window is not None:
@@ -159,8 +157,8 @@ def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | N
     return length
 
 
-def _without_position(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> set[int]:
-    """Layers whose queries and keys are not rotated."""
+def _layers_without_rotation(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> set[int]:
+    """Indices of layers whose queries and keys are not rotated."""
     if not family.skips_rotation:
         return set()
     every = reader.count("no_rope_layer_interval", 1, 2**20, family.skips_rotation)
@@ -174,8 +172,8 @@ def _without_position(reader: ConfigReader, family: ConfigFamily, num_layers: in
     return {layer for layer, each in enumerate(turned[:num_layers]) if not each}
 
 
-def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, without: set[int]) -> list[str]:
-    """`full_attention` or `sliding_attention` of each layer. `without`: layers without position."""
+def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, unrotated: set[int]) -> list[str]:
+    """`full_attention` or `sliding_attention` for each layer. `unrotated`: layers without RoPE."""
     if family.windows == "all":
         return [SLIDING] * num_layers
     listed = reader.get("layer_types")
@@ -185,8 +183,8 @@ def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, without:
         every = reader.count("sliding_window_pattern", 1, 2**20, every)
     if listed is None:
         if family.skips_rotation:
-            return [SLIDING if layer in without else FULL for layer in range(num_layers)]
-        if every:  # all but each N-th layer
+            return [SLIDING if layer in unrotated else FULL for layer in range(num_layers)]
+        if every:  # all but every N-th layer
             return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
         if family.slides_early:
             return [FULL if layer % 2 or layer >= begin else SLIDING for layer in range(num_layers)]
@@ -195,7 +193,9 @@ def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, without:
     values = [FULL if family.indexes and value == INDEXED else value for value in values]
     other = next((value for value in values if value not in (SLIDING, FULL)), None)
     if other is not None:
-        reader.refuse("attention", "layer_types", f"layers of {shown(other)}; a spec has full and sliding attention")
+        reader.refuse(
+            "attention", "layer_types", f"layers of {shown(other)}; a spec supports full and sliding attention"
+        )
     elif len(values) != num_layers:
         reader.complain("I0203", f"`layer_types` has {len(values)} entries for {num_layers} layers", listed.span)
     else:

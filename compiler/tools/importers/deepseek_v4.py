@@ -1,6 +1,6 @@
-"""A configuration of DeepSeek-V4 (arXiv 2606.19348): what each layer attends to, and which experts a table chooses.
+"""Imports DeepSeek-V4 configs (arXiv 2606.19348): attention by layer, and layers whose experts a hash table chooses.
 
-The rules are those of `DeepseekV4Config` of `transformers` 5.23, which reads the keys of the published files as well:
+The rules follow `DeepseekV4Config` of `transformers` 5.23, which also reads the keys of the published files:
 `compress_ratios` for `layer_types`, `num_hash_layers` for `mlp_layer_types`.
 """
 
@@ -30,18 +30,18 @@ from dsl.schema import (
 from dsl.schema.model import MAX_LAYER, Clamp
 
 WINDOW, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
-OF_RATIO = {0: WINDOW, 4: CSA, 128: HCA}  # of `compress_ratios`
+OF_RATIO = {0: WINDOW, 4: CSA, 128: HCA}  # entry of `compress_ratios` → kind of layer
 RATES = {CSA: ("compress_rate_csa", 4), HCA: ("compress_rate_hca", 128)}
 TABLE, SCORES = "hash_moe", "moe"
 SCORE = {"sqrtsoftplus": "sqrt_softplus", "sigmoid": "sigmoid", "softmax": "softmax"}
-BIAS_RATE = 0.001  # of the report
+BIAS_RATE = 0.001  # from the DeepSeek-V4 report
 
 
 # ---------------------------------------------------------------- experts
 
 
 def layers(reader: ConfigReader) -> tuple[LayerRange, ...]:
-    """All layers, whose experts are chosen by a table in some, the first ones, and by their scores in the others."""
+    """All layers as ranges: experts are chosen by a table in the first layers, and by scores in the others."""
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
     kinds = _listed(reader, "mlp_layer_types", num_layers, (TABLE, SCORES), "ffn")
     by_table = reader.count("num_hash_layers", 0, MAX_LAYER + 1, 3)
@@ -66,13 +66,13 @@ def _moe(reader: ConfigReader) -> Moe:
     if method != "noaux_tc":
         reader.refuse("ffn", "topk_method", "such a model chooses by scores and a bias, as noaux_tc does")
     if (normalized := reader.get("norm_topk_prob")) is not None and normalized.value is not True:
-        text = "norm_topk_prob = false is not in this spec: deepseek_v4 divides the chosen scores by their sum always"
+        text = "norm_topk_prob = false is left out: deepseek_v4 always divides the chosen scores by their sum"
         reader.warn("I0303", "ffn", text, reader.place("norm_topk_prob"))
     loss = reader.number("", Balance, "sequence_loss", "router_aux_loss_coef", default=0.0, null=0.0)
     if loss:
         text = f"router_aux_loss_coef = {shown(loss)} weighs a loss over the batch and all layers, on another scale"
         reader.warn(
-            "I0303", "balance", f"{text}; in this spec, one for each sequence", reader.place("router_aux_loss_coef")
+            "I0303", "balance", f"{text}; this spec has a loss per sequence", reader.place("router_aux_loss_coef")
         )
     reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is that of DeepSeek-V4"))
     return Moe(
@@ -93,10 +93,10 @@ def _moe(reader: ConfigReader) -> Moe:
 
 
 def attentions(reader: ConfigReader, num_layers: int) -> tuple[tuple[Compressed, ...], int | None, Compressed]:
-    """The attention of each layer, the tokens of a sequence before the context was extended, if it was, and the
-    attention of the block of multi-token prediction, which has a window alone."""
+    """The attention of each layer, the context length before its extension (None without one), and the attention of
+    the multi-token prediction block, which has only a window."""
     at = "model.attention"
-    reader.used |= {"num_key_value_heads", "attention_bias"}  # there is one, without biases
+    reader.used |= {"num_key_value_heads", "attention_bias"}  # always one KV head, without biases
     plain, turned, original = _rotations(reader)
     window = Compressed(
         heads=reader.number(f"{at}.heads", Compressed, "heads", "num_attention_heads"),
@@ -123,7 +123,7 @@ def attentions(reader: ConfigReader, num_layers: int) -> tuple[tuple[Compressed,
 
 
 def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
-    """What each layer attends to beside its window."""
+    """The kind of each layer: a window only, or also entries compressed by CSA or HCA."""
     listed = _listed(reader, "layer_types", num_layers, (WINDOW, CSA, HCA), "attention")
     ratios = reader.get("compress_ratios")
     if listed is not None or ratios is None:
@@ -140,7 +140,7 @@ def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
 
 
 def _listed(reader: ConfigReader, name: str, num_layers: int, words: tuple[str, ...], place: Any) -> list[str] | None:
-    """The word that a list has for each layer; None where there is no list."""
+    """The entries of a list key with one of `words` for each layer; None if the key is absent."""
     listed = reader.get(name)
     if listed is None:
         return None
@@ -156,9 +156,9 @@ def _listed(reader: ConfigReader, name: str, num_layers: int, words: tuple[str, 
 
 
 def _rates(reader: ConfigReader) -> dict[str, int]:
-    """Tokens of an entry, by kind of layer."""
-    given = reader.part("compress_rates")
-    inner = ConfigReader(JsonValue(given, reader.members["compress_rates"].span), lossy=reader.lossy) if given else None
+    """Tokens per compressed entry, by kind of layer."""
+    block = reader.part("compress_rates")
+    inner = ConfigReader(JsonValue(block, reader.members["compress_rates"].span), lossy=reader.lossy) if block else None
     rates = {}
     for kind, (name, usual) in RATES.items():
         rates[kind] = reader.number("", Hca, "rate", name, default=usual)
@@ -166,14 +166,14 @@ def _rates(reader: ConfigReader) -> dict[str, int]:
             rates[kind] = inner.number("", Hca, "rate", kind, default=rates[kind])
     if inner is not None:
         reader.mistakes += inner.mistakes
-        for key in sorted({*given} - {*RATES}):
-            reader.warn("I0302", "attention", f"`{shown(key)[1:-1]}` of compress_rates is not known", given[key].key)
+        for key in sorted({*block} - {*RATES}):
+            reader.warn("I0302", "attention", f"`{shown(key)[1:-1]}` of compress_rates is unknown", block[key].key)
     return rates
 
 
 def _rotations(reader: ConfigReader) -> tuple[Rope, Rope, int | None]:
-    """The rotation of layers with a window alone, that of the others, and the length of a sequence before its context
-    was extended. The sines of a YaRN are not scaled (`attention_factor` 1), whatever its factor."""
+    """RoPE of window-only layers, RoPE of the others, and the context length before its extension. YaRN does not scale
+    the sines (`attention_factor` 1), whatever its factor."""
     parameters, flat = reader.part("rope_parameters"), reader.part("rope_scaling")
     nested = {name: _part(parameters, name) for name in ("main", "compress")}
     width = _width(reader, nested["main"] or parameters)
@@ -182,14 +182,16 @@ def _rotations(reader: ConfigReader) -> tuple[Rope, Rope, int | None]:
     original: int | None = None
     for name, key in bases.items():
         theta = reader.number("model.attention.rope.theta", Rope, "theta", key)
-        own = nested[name]
-        if own:
-            inner = ConfigReader(JsonValue(own, reader.members["rope_parameters"].span), lossy=reader.lossy)
+        named = nested[name]
+        if named:
+            inner = ConfigReader(JsonValue(named, reader.members["rope_parameters"].span), lossy=reader.lossy)
             theta = inner.number("", Rope, "theta", "rope_theta", default=theta)
             reader.mistakes += inner.mistakes
-        part = own or ({} if name == "main" else {**parameters, **flat})
+        part = named or ({} if name == "main" else {**parameters, **flat})
         scaling, before = (
-            scaling_of(reader, "rope_parameters" if own or not flat else "rope_scaling", part) if part else (None, None)
+            scaling_of(reader, "rope_parameters" if named or not flat else "rope_scaling", part)
+            if part
+            else (None, None)
         )
         if isinstance(scaling, YarnScaling) and scaling.attention_factor is None:
             scaling = scaling.model_copy(update={"attention_factor": 1.0})
@@ -204,7 +206,7 @@ def _part(parameters: Mapping[str, JsonValue], name: str) -> Mapping[str, JsonVa
 
 
 def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
-    """Columns of a head that are rotated: as many as are said, or a part of all."""
+    """Rotated columns of a head: `qk_rope_head_dim`, or else `partial_rotary_factor` of the head."""
     head = reader.get("head_dim")
     columns = head.value if head is not None and type(head.value) is int else 8
     found = parameters.get("partial_rotary_factor") or reader.get("partial_rotary_factor")
@@ -222,7 +224,7 @@ def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
 
 
 def hyper_connections(reader: ConfigReader) -> HyperConnections:
-    """The residual streams of a model."""
+    """The hyper-connections (several residual streams) of a model."""
     at = "model.hyper_connections"
     return HyperConnections(
         streams=reader.number(f"{at}.streams", HyperConnections, "streams", "hc_mult"),

@@ -1,4 +1,4 @@
-"""What a Hugging Face config says of a whole model: tied ends, factors, the bound of its logits, its activation."""
+"""Model-wide settings of a Hugging Face config: tied embeddings, multipliers, the logit cap, the activation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compiler.tools.importers.reader import ConfigReader, shown
 from dsl.schema import Model
 from dsl.schema.model import Act
 
-ACTIVATIONS: dict[str, Act] = {  # of a part that has a gate, as those of all families have
+ACTIVATIONS: dict[str, Act] = {  # config name → gated activation: feed-forward layers of all families are gated
     "silu": "swiglu",
     "swish": "swiglu",
     "gelu": "geglu",
@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, Act] = {  # of a part that has a gate, as those of all fa
 
 
 def whole(reader: ConfigReader, family: ConfigFamily, hidden: int) -> dict[str, Any]:
-    """The fields of a model that are about all of it."""
+    """The fields of `Model` that apply to all layers or to the embedding and head."""
     fields: dict[str, Any] = {"tied": reader.flag("tie_word_embeddings", False), "norm": family.norm}
     if family.scales_embedding:
         fields["embedding_scale"] = hidden**0.5
@@ -37,18 +37,20 @@ def whole(reader: ConfigReader, family: ConfigFamily, hidden: int) -> dict[str, 
 
 
 def activation(reader: ConfigReader) -> Act:
-    """The activation of every feed-forward part, under the name that the class of the model type reads."""
+    """The activation of all feed-forward layers, from the key that the model type's class reads."""
     name = "hidden_activation" if "hidden_activation" in reader.defaults else "hidden_act"
     word = reader.text(name, "silu")
     if word not in ACTIVATIONS:
         value = reader.members.get(name)
         if value is not None and isinstance(value.value, str):
-            reader.refuse("ffn", name, f"activations of a spec are, in these words, {', '.join(ACTIVATIONS)}", value)
+            reader.refuse("ffn", name, f"a spec supports the activations {', '.join(ACTIVATIONS)}", value)
         return "swiglu"
     return ACTIVATIONS[word]
 
 
 def qkv_biases(reader: ConfigReader) -> None:
-    """Refuse a model without the biases that its type has."""
+    """Refuse a config that turns off the QKV biases that its model type has."""
     if not reader.flag("qkv_bias", True):
-        reader.refuse("attention", "qkv_bias", f"{shown(reader.members['qkv_bias'])} removes biases of this model type")
+        reader.refuse(
+            "attention", "qkv_bias", f"{shown(reader.members['qkv_bias'])} removes the QKV biases of this model type"
+        )

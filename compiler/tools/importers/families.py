@@ -1,4 +1,4 @@
-"""The model types of Hugging Face configurations: the defaults of each, and which types are out of reach."""
+"""The model types of Hugging Face configurations: the architecture and defaults of each, and unsupported types."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Defaults = Mapping[str, int | float | str | bool | None]  # of keys of a config
+Defaults = Mapping[str, int | float | str | bool | None]  # key of a config → default
 
 
 @dataclass(frozen=True)
 class ConfigFamily:
-    """How the models of a type are built, and what a key means that their config leaves out."""
+    """The architecture of a model type, and the defaults of keys that its configs leave out."""
 
     attention: Literal["mla", "gqa", "compressed"]
     ffn: Literal["dense", "deepseek", "deepseek_v4", "qwen", "mixtral", "olmoe", "gpt_oss"]
-    defaults: Defaults  # None: the key is as if it were null
+    defaults: Defaults  # None: the key defaults to null
     qk_norm: Literal["head", "width"] | None = None
-    windows: Literal["", "all", "listed"] = ""  # the layers that sliding_window is of, "listed": in layer_types
-    window: int | None = None  # of a config that does not mention sliding_window
+    windows: Literal["", "all", "listed"] = ""  # layers with sliding_window; "listed": those in layer_types
+    window: int | None = None  # the window if the config has no sliding_window
     may_slide: bool = False  # use_sliding_window is read: without it there is no window
     slides_every: int = 0  # without layer_types, every N-th layer attends to all tokens, the others to a window
     slides_late: bool = False  # without layer_types, layers from max_window_layers on have the window
-    slides_early: bool = False  # without layer_types, every other layer in front of max_window_layers has the window
-    bias: Literal["", "qkv", "all"] = "all"  # the biases that attention_bias stands for; "": it is not read
+    slides_early: bool = False  # without layer_types, every other layer before max_window_layers has the window
+    bias: Literal["", "qkv", "all"] = "all"  # the biases that attention_bias turns on; "": it is not read
     always_biased: bool = False
     may_bias_ffn: bool = False  # mlp_bias is read
-    sinks: bool = False  # each query head has a logit of its own in the softmax
-    may_norm: str = ""  # the key that says whether each head of queries and keys is normed
+    sinks: bool = False  # each query head has a sink logit in the softmax
+    may_norm: str = ""  # the key that turns on norms of each query and key head
     rotates_part: bool = False  # partial_rotary_factor is read
-    rotated: float = 1.0  # the part of a head that is rotated where a config does not say it
-    rope: Defaults = field(default_factory=dict)  # rope_parameters of a config that has none: a YaRN
-    local_theta: bool = False  # layers with a window have a rotation of their own, rope_local_base_freq
-    skips_rotation: int = 0  # without no_rope_layers, every N-th layer has no position
-    scale: str = ""  # the key of the scale of scores, or of what its square root divides them by
+    rotated: float = 1.0  # default of partial_rotary_factor
+    rope: Defaults = field(default_factory=dict)  # default of rope_parameters: YaRN
+    local_theta: bool = False  # layers with a window have their own theta, rope_local_base_freq
+    skips_rotation: int = 0  # without no_rope_layers, every N-th layer has no RoPE
+    scale: str = ""  # the key of the scale of attention scores, or of the number whose square root divides them
     softcap: bool = False  # attn_logit_softcapping is read
-    linear: Literal["", "qwen", "kimi"] = ""  # layers of linear attention, and who names their sizes so
-    rotates: bool = True  # whether queries and keys have positions at all
-    output_gate: bool = False  # what softmax attention gives is multiplied by a sigmoid
-    renamed: Mapping[str, str] = field(default_factory=dict)  # keys → what other types call the same
+    linear: Literal["", "qwen", "kimi"] = ""  # has linear attention layers; whose names their sizes have
+    rotates: bool = True  # queries and keys have RoPE
+    output_gate: bool = False  # the output of softmax attention is multiplied by a sigmoid gate
+    renamed: Mapping[str, str] = field(default_factory=dict)  # key → name of the same key in other types
     norm: Literal["pre", "post", "sandwich"] = "pre"
-    shared_gate: bool = False  # one shared expert of its own width behind a gate
+    shared_gate: bool = False  # one shared expert, gated, with its own width
     scales_embedding: bool = False  # embeddings are multiplied by √hidden
     caps_logits: bool = False  # final_logit_softcapping is read
-    streams: bool = False  # residual streams are several, hc_mult
+    streams: bool = False  # several residual streams, hc_mult
     multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
     acts: bool = True  # hidden_act or hidden_activation is read
-    gate: Literal["", "sigmoid"] = ""  # the scores of experts, where scoring_func and topk_method are not read
+    gate: Literal["", "sigmoid"] = ""  # the score function, if scoring_func and topk_method are not read
     lists_ffn: bool = False  # mlp_layer_types is read
     indexes: bool = False  # index_n_heads, index_head_dim and index_topk are read
 
 
-# The defaults are those of the configuration classes of `transformers` 5.23, held to them by a test. What these do not
-# have (the loss that balances experts, scores, how groups are chosen; the types `deepseek` and `kimi_k2`) is as in
-# DeepSeek's own configuration_deepseek.py beside the published weights; Kimi K2's file is a copy of DeepSeek-V3's.
+# The defaults are those of the configuration classes of `transformers` 5.23; a test compares them. What those classes
+# lack (the loss that balances experts, scores, how groups are chosen; the types `deepseek` and `kimi_k2`) follows
+# DeepSeek's configuration_deepseek.py, published with the weights; Kimi K2's file is a copy of DeepSeek-V3's.
 # Sizes have no default here: a config without them is refused.
 _ALL: Defaults = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _DEEPSEEK: Defaults = {
@@ -323,10 +323,10 @@ FAMILIES = {
     ),
 }
 
-# model types that a spec cannot describe, and what is in the way
+# model types that a spec cannot describe → why
 OTHER_TYPES = {
     "deepseek_vl_v2": "images",
-    "gemma": "gains of norms that are stored as their difference from 1",
+    "gemma": "norm gains stored as their difference from 1",
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",
     "kimi_k25": "images; its `text_config` is a model of its own",

@@ -1,6 +1,6 @@
-"""A run to begin with for a model: the smallest cluster that holds it, and a recipe to be changed.
+"""Suggests a first run for an imported model: the smallest cluster that fits it, and a recipe to be changed.
 
-That is this machine, a node with one GPU, or nodes of 8.
+The cluster is this machine, a node with one GPU, or nodes of 8 GPUs.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from dsl.closed_forms.memory import lower_bound
 from dsl.facts.schedules import DEFAULT, FACTS, PLAIN
 from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, ScheduleBlock, Spec, Train
 
-DEVICES = 8  # of a node, where one does not hold the model
-NODE = (  # an H100 and what connects it
+DEVICES = 8  # per node, if one device does not fit the model
+NODE = (  # an H100 and its links
     "device h100 { sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }",
     "nvlink = 450GB/s",
     "nic = 50GB/s",
 )
-MEMORY = 80e9  # bytes of a device
-ROOM = 0.45  # of the memory, for activations and all else that the lower bound leaves out
+MEMORY = 80e9  # bytes per device
+ROOM = 0.45  # share of the memory kept for activations and all else that the lower bound leaves out
 INDENTED = "\n    ".join(NODE)
-LAPTOP = 50_000_000  # parameters that a laptop trains in FP32, 16 bytes each
-FEWEST_TRAINED = 257  # entries of a tokenizer that is trained: the bytes, and the end of a document
+LAPTOP = 50_000_000  # parameters that a laptop can train in FP32, at 16 bytes each
+FEWEST_TRAINED = 257  # smallest vocabulary of a trained tokenizer: 256 bytes and the end of a document
 PIPELINES = (1, 2, 4, 8, 16)
-PLACES = ((1, 1), *((2**power, DEVICES) for power in range(13)))  # nodes, and devices of each
+PLACES = ((1, 1), *((2**power, DEVICES) for power in range(13)))  # (nodes, devices per node)
 MAX_EXPERT = 64
-SEQUENCES = 512  # of a step, at least
+SEQUENCES = 512  # per step, at least
 STEPS = 20_000
 
 
 @dataclass(frozen=True)
 class ModelSpread:
-    """How a model is spread over `nodes` of so many `devices`."""
+    """How a model is spread over `nodes` with `devices` each."""
 
     nodes: int
     devices: int
@@ -43,43 +43,43 @@ class ModelSpread:
 
     @property
     def batch(self) -> int:
-        """Sequences of a step: whole micro-batches, as many as the default schedule wants."""
+        """Sequences per step: a multiple of the fewest micro-batches that the default schedule needs."""
         unit = FACTS[DEFAULT].fewest * self.parallel.pipeline * self.parallel.data
         return unit * -(-SEQUENCES // unit)
 
 
 @dataclass(frozen=True)
 class RunBeginning:
-    """What a run begins with beside its recipe: the checkpoint of its weights, and its tokenizer; "" where there is
-    none. Both are paths from the spec, as the text of a string."""
+    """Paths to the initial weights and to the tokenizer, relative to the spec and escaped for a string of it; "" if
+    there is none."""
 
     weights: str = ""
     tokenizer: str = ""
 
 
 def run_text(model: Model, context: int, start: RunBeginning = RunBeginning()) -> str:
-    """A `run pretrain` and its cluster; "" where no cluster that is thought of here holds the model."""
-    found = parameters(model)
-    if found.total + found.mtp <= LAPTOP:
+    """The text of a `run pretrain` and its cluster; "" if no cluster in `PLACES` fits the model."""
+    count = parameters(model)
+    if count.total + count.mtp <= LAPTOP:
         return _laptop(model, context, start)
     place = _smallest(model, context)
     return _cluster(model, context, place, start) if place else ""
 
 
 def _initial(start: RunBeginning) -> str:
-    """The line of the weights, if there are any."""
+    """The line `initial = …`; "" without initial weights."""
     return f'    initial = "{start.weights}"\n' if start.weights else ""
 
 
 def _smallest(model: Model, context: int) -> ModelSpread | None:
-    """The first of ever larger places that holds the model."""
+    """The smallest cluster that fits the model; None if none does."""
     sparse = [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]
     experts = gcd(*(ffn.experts for ffn in sparse)) or 1
     for nodes, devices in PLACES:
-        most = max(1, min(nodes * devices, model.num_layers // 2))  # a stage of one layer wastes its rank
+        most = max(1, min(nodes * devices, model.num_layers // 2))  # at least two layers per stage
         for pipeline in (each for each in PIPELINES if each <= most):
             data = nodes * devices // pipeline
-            # the default overlaps the all-to-all of experts; without experts it only costs memory
+            # the default schedule overlaps the experts' all-to-all; without experts it only costs memory
             schedule = DEFAULT if sparse and pipeline > 1 else PLAIN
             parallel = Parallel(pipeline=pipeline, data=data, expert=_divisor(gcd(experts, data)), zero=1)
             place = ModelSpread(nodes, devices, schedule, parallel)
@@ -89,7 +89,7 @@ def _smallest(model: Model, context: int) -> ModelSpread | None:
 
 
 def _outline(model: Model, context: int, place: ModelSpread) -> Spec:
-    """A spec with only the keys that decide its memory."""
+    """A spec with only the keys that determine its memory."""
     batch = Batch(start=place.batch, end=place.batch)
     return Spec.model_construct(
         model=model,
@@ -108,7 +108,7 @@ def _cluster(model: Model, context: int, place: ModelSpread, start: RunBeginning
     tokens = place.batch * context
     expert = f", expert = {place.parallel.expert}" if place.parallel.expert > 1 else ""
     return f"""\
-# A place to begin, not a recipe: the smallest cluster of its kind that holds the model, and rates that are common.
+# A starting point, not a recipe: the smallest cluster of this kind that fits the model, and common learning rates.
 run pretrain {{
   model = {model.name}
   cluster = h100 # yours: nodes, devices, their memory
@@ -143,10 +143,10 @@ cluster h100 {{
 
 
 def _laptop(model: Model, context: int, start: RunBeginning) -> str:
-    named = start.tokenizer or ("tokenizer.json" if model.vocab < FEWEST_TRAINED else "")
-    tokenizer = f'"{named}"' if named else f"train({min(model.vocab, 4096)})"
+    path = start.tokenizer or ("tokenizer.json" if model.vocab < FEWEST_TRAINED else "")
+    tokenizer = f'"{path}"' if path else f"train({min(model.vocab, 4096)})"
     return f"""\
-# A place to begin: this model is small enough to train on this machine, on the source files of its Python.
+# A starting point: this model is small enough to train on this machine, on the source files of its Python.
 run pretrain {{
   model = {model.name}
   cluster = laptop

@@ -1,7 +1,7 @@
-"""A Hugging Face config.json → a model of a spec, with all that a spec does not say.
+"""Imports a Hugging Face config.json as the model of a spec, with remarks on everything that a spec cannot express.
 
-Every key is read into the model, known to make no difference (keys.IRRELEVANT), refused (keys.REFUSED), or reported as
-unknown. The rules are those of the classes of `transformers`, and of DeepSeek's own modeling code where they differ.
+Every key is read into the model, known to make no difference (`IRRELEVANT`), refused (`REFUSED`), or reported as
+unknown. The rules follow the classes of `transformers`, and DeepSeek's own modeling code where the two differ.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from dsl.resolve.context import suggest
 from dsl.schema import Model, Mtp, Phase, Spec
 from dsl.schema.base import fields_of
 
-MTP_WEIGHT = 0.3  # DeepSeek-V3's for its first 10T tokens
-LATENT_EPS = 1e-6  # of transformers and of DeepSeek's own code, whatever rms_norm_eps is
-LONGEST = 4096  # tokens of a sequence, where a config names a context that is longer
+MTP_WEIGHT = 0.3  # DeepSeek-V3's weight for its first 10T tokens
+LATENT_EPS = 1e-6  # eps of latent norms in transformers and in DeepSeek's code, whatever rms_norm_eps is
+LONGEST = 4096  # longest suggested training sequence in tokens, even if the config's context is longer
 
 
 @dataclass(frozen=True)
 class ImportedConfig:
-    """What a config describes."""
+    """The model that a config describes, and what was noticed on the way."""
 
     model_type: str
-    model: Model | None  # None where the config has mistakes
-    context: int  # tokens of a pre-training sequence
+    model: Model | None  # None if the config has errors
+    context: int  # tokens per pre-training sequence
     remarks: tuple[Remark, ...]
-    diagnostics: tuple[Diagnostic, ...]  # in the order of the config
+    diagnostics: tuple[Diagnostic, ...]  # in the order of the config file
 
 
 def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
-    """The model of a config, under a name. Nothing is raised: what is wrong is in the diagnostics."""
+    """Import a config as a model called `name`. Raises nothing: errors are in the diagnostics."""
     source = root.span.source
     if not isinstance(root.value, Mapping):
         mistake = Diagnostic("I0101", f"a config is a JSON object, this is {shown(root)}", root.span)
@@ -70,7 +70,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
         **whole(reader, family, hidden),
     }
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
-        text = f"the norms of latents take {LATENT_EPS:g} in the classes of such models; in this spec, norm_eps"
+        text = f"classes of this model type use eps {LATENT_EPS:g} in the norms of latents; this spec uses norm_eps"
         reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
     _others(reader, model_type)
     theirs = {ours: name for name, ours in family.renamed.items()}
@@ -90,7 +90,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
 
 
 def _model_type(reader: ConfigReader) -> str:
-    """The model type, if a spec can describe it; otherwise that is the one mistake."""
+    """The model type. A type that a spec cannot describe is reported as the only error."""
     found = reader.members.get("model_type")
     families = ", ".join(FAMILIES)
     if found is None or not isinstance(found.value, str):
@@ -103,7 +103,7 @@ def _model_type(reader: ConfigReader) -> str:
         text = reader.members.get("text_config")
         inner = text.value.get("model_type") if text and isinstance(text.value, Mapping) else None
         if inner is not None and isinstance(inner.value, str) and inner.value in FAMILIES:
-            hint = "its `text_config` is one that can be: put that object into a file of its own"
+            hint = "its `text_config` can be: put that object into a file of its own"
         else:
             hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
         why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
@@ -114,18 +114,18 @@ def _model_type(reader: ConfigReader) -> str:
 
 
 def _mtp(reader: ConfigReader, attention: Attention | None) -> Mtp | None:
-    """Multi-token prediction. `attention`: of its block, if it is another than that of the last layer."""
+    """Multi-token prediction. `attention`: that of its block, if it differs from the last layer's."""
     depth = reader.count("num_nextn_predict_layers", 0, 16, 0, "num_mtp_layers")
     if not depth:
         return None
     if depth > 1:
         reader.refuse("mtp", "num_nextn_predict_layers", "a spec predicts one token beyond the next")
-    reader.remarks.append(Remark("mtp", f"weight is not in the config: {MTP_WEIGHT} is DeepSeek-V3's to begin with"))
+    reader.remarks.append(Remark("mtp", f"weight is not in the config: {MTP_WEIGHT} is DeepSeek-V3's first value"))
     return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),), attention=attention)
 
 
 def _others(reader: ConfigReader, model_type: str) -> None:
-    """Keys that are refused, that models of this type do not read, or that are not known."""
+    """Report keys that are refused, that models of this type do not read, or that are unknown."""
     for name, repeated in REPEATED.items():
         value, taken = reader.members.get(name), reader.members.get(repeated)
         if value is not None and taken is not None and repeated in reader.used and value.value == taken.value:
@@ -140,7 +140,7 @@ def _others(reader: ConfigReader, model_type: str) -> None:
         if name in REFUSED and REFUSED[name].is_read(model_type):
             reader.refuse(REFUSED[name].place, name, REFUSED[name].meaning)
         else:
-            text = f"`{name}` = {shown(value)} is not read by models of type {model_type}, and not in this spec"
+            text = f"`{name}` = {shown(value)} is not read by models of type {model_type}, and left out of this spec"
             reader.warn("I0302", "model", text, value.key)
     classes = reader.members.get("architectures")
     listed = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
@@ -150,19 +150,19 @@ def _others(reader: ConfigReader, model_type: str) -> None:
             reader.warn("I0303", "model", text, each.span)
     for name, value in reader.members.items():
         if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
-            text = f"`{shown(name)[1:-1]}` = {shown(value)} is not known, and not in this spec"
+            text = f"`{shown(name)[1:-1]}` = {shown(value)} is unknown, and left out of this spec"
             reader.warn("I0302", "model", text, value.key)
 
 
 def _say_defaults(reader: ConfigReader, model_type: str) -> None:
-    """What the config leaves out, and what was taken for it."""
+    """Report the keys that the config leaves out, with the defaults used for them."""
     if reader.filled:
         listed = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))
-        reader.warn("I0304", "model", f"not in the config, so as {model_type} has it by default: {listed}")
+        reader.warn("I0304", "model", f"not in the config, so the defaults of {model_type} are used: {listed}")
 
 
 def _broken_rules(model: Model, origins: Mapping[str, Span]) -> list[Diagnostic]:
-    """The rules of a spec that the model breaks, at the places of the config."""
+    """The rules of a spec that the model breaks, located in the config."""
     absent = set(fields_of(Spec)) - {"model"}
     found = rules.check(Spec.model_construct(model=model), origins, absent)
     return [replace(item, hint="") for item in found]

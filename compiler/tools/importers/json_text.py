@@ -1,4 +1,4 @@
-"""JSON text → values that know their place. Strict (RFC 8259): no NaN, no repeated key, no trailing comma."""
+"""Parses JSON into values with source spans. Strict (RFC 8259): no NaN, no repeated key, no trailing comma."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from dsl.messages.diagnostics import Diagnostic, Note, Source, Span, SpecError
 
-MAX_DEPTH = 32  # a configuration is three deep
+MAX_DEPTH = 32  # configurations nest about three deep
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A value, its place, and, where it is a member of an object, the place of its key.
+    """A value, its span, and the span of its key if it is a member of an object.
 
-    value: bool, int, float, str, None, tuple[Json, …], or Mapping[str, Json]
+    value: bool, int, float, str, None, tuple[JsonValue, …], or Mapping[str, JsonValue]
     """
 
     value: Any
@@ -28,24 +28,24 @@ class JsonValue:
 
 
 def parse(source: Source) -> JsonValue:
-    """The value a text stands for. Raises SpecError with the first place that is not JSON."""
+    """Parse a JSON text. Raises SpecError at the first position that is not JSON."""
     try:
         json.loads(source.text)
     except json.JSONDecodeError as error:
         raise _error(source, error.pos, f"this is not JSON: {error.msg}") from None
-    except (RecursionError, ValueError):  # of a whole number with more digits than Python reads
-        raise _error(source, 0, "this is too deep, or has too long a number, to be a configuration") from None
+    except (RecursionError, ValueError):  # ValueError: an integer with more digits than Python parses
+        raise _error(source, 0, "this is nested too deeply, or has too long a number, for a configuration") from None
     return _value(source, _behind_space(source, 0), 0)[0]
 
 
 def _value(source: Source, at: int, depth: int) -> tuple[JsonValue, int]:
-    """The value that begins at a place of a text that is JSON, and its end."""
+    """The value that begins at offset `at`, and the offset of its end. The text is known to be valid JSON."""
     if source.text[at] not in "{[":
         value, end = DECODER.raw_decode(source.text, at)
         if isinstance(value, float) and not math.isfinite(value):
-            message, hint = f"`{source.text[at:end][:40]}` is not JSON", "write the number that is meant, or `null`"
+            message, hint = f"`{source.text[at:end][:40]}` is not JSON", "write a finite number, or `null`"
             raise SpecError([Diagnostic("I0101", message, Span(source, at, end), hint)])
-        if isinstance(value, str):  # half a character becomes a replacement character
+        if isinstance(value, str):  # a lone surrogate becomes a replacement character
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return JsonValue(value, Span(source, at, end)), end
     if depth == MAX_DEPTH:
@@ -61,7 +61,7 @@ def _value(source: Source, at: int, depth: int) -> tuple[JsonValue, int]:
         if name is None:
             items.append(item)
         elif name.value in members:
-            note = Note("it is given here first", members[name.value].key)
+            note = Note("first given here", members[name.value].key)
             message = f"`{name.value}` is given twice"
             raise SpecError([Diagnostic("I0102", message, name.span, "remove one of them", (note,))])
         else:

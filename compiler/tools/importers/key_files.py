@@ -1,7 +1,7 @@
-"""Keys of YAML and TOML files, with their places.
+"""Reads the keys of YAML and TOML files, with their spans.
 
-In YAML a key may begin with `--`, as an argument of a command line, and is found at any depth; `$NAME` is replaced by
-given variables. In TOML a key has the names of its tables before it.
+In YAML a key may begin with `--`, like a command-line argument, and is found at any depth; `$NAME` is replaced by the
+caller's variables. In TOML a key is prefixed with the names of its tables.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ import yaml
 from compiler.tools.importers.json_text import JsonValue
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
-# --- Texts of a configuration as values, their variables replaced; and values that are not known here
+# --- Values: texts with their variables replaced, and values that are unknown without running a program
 #
-# A text is the number, the truth value or the text that it looks like. One that a program would have to be run for is
-# `ComputedValue`: the ledger names it, and a warning its place.
+# A text becomes the number, boolean or string that it looks like. A value that only running a program would yield is a
+# `ComputedValue`: the ledger lists it, and a warning points at it.
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(:?[-=](?:\$\{[^{}]*\}|[^{}])*)?\}|(\w+))")
-UNKNOWN = re.compile(r"\$[\w({@*#?!$]|`")  # what stays of variables and commands
-MOST_CHARACTERS = 100_000  # that replace variables of a text: they may double each other
+UNKNOWN = re.compile(r"\$[\w({@*#?!$]|`")  # variables and commands that were not replaced
+MOST_CHARACTERS = 100_000  # of replacements in a text: nested variables may double it each time
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 @dataclass(frozen=True)
 class ComputedValue:
-    """A value that nothing is executed for, as it is written."""
+    """The source text of a value that only running a program would yield."""
 
     text: str
 
 
 def replaced(text: str, variables: Mapping[str, str]) -> str:
-    """A text with the values of variables. One that has none, and no default, stays, as do those that make it long."""
+    """A text with its variables replaced. A variable without value and default stays, as does one whose value would
+    exceed `MOST_CHARACTERS`."""
     left = MOST_CHARACTERS
 
     def value(match: re.Match[str]) -> str:
@@ -54,12 +55,12 @@ def replaced(text: str, variables: Mapping[str, str]) -> str:
 
 
 def is_known(text: str) -> bool:
-    """Whether a text has no variables and commands of a shell."""
+    """Whether a text has no unreplaced shell variables or commands."""
     return UNKNOWN.search(text) is None
 
 
 def typed(text: str) -> Any:
-    """A word as the number, the truth value, None or the text that it is."""
+    """A word as a number, boolean or None if it looks like one, else as a string."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     for kind in (int, float):
@@ -71,9 +72,9 @@ def typed(text: str) -> Any:
     return text
 
 
-def unknown(name: str, text: str, place: Span, written: str) -> Diagnostic:
-    """A warning that a key is a text with variables that are not known. `written`: before any were replaced."""
-    found = VARIABLE.search(written)
+def unknown(name: str, text: str, place: Span, source_text: str) -> Diagnostic:
+    """A warning that a key's text has unknown variables. `source_text`: the text before any were replaced."""
+    found = VARIABLE.search(source_text)
     hint = f"give it: -D {found[1] or found[3]}=VALUE" if found and not found[0].strip("${}").isdecimal() else ""
     message = f"`{name}` is {text[:80]}, and nothing is executed here"
     return Diagnostic("I0104", message, place, hint or "write its value", severity="warning")
@@ -81,42 +82,45 @@ def unknown(name: str, text: str, place: Span, written: str) -> Diagnostic:
 
 # --- key files
 
-# A key of more parts than any configuration has. It is looked for where a part begins, so in linear time.
+# A key of more parts than any configuration has. The lookbehind anchors it at the start of a part: linear time.
 DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){100}")
-HUGE = re.compile(r"\b0[xob][0-9a-fA-F_]{4000,}")  # a number that Python reads and does not write
+HUGE = re.compile(r"\b0[xob][0-9a-fA-F_]{4000,}")  # a number that Python parses but refuses to print
 TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
 ENTRY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 TOML_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 NULL, TRUTH = "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"
 MAX_DEPTH = 32
-MAX_ITEMS = 100_000  # of lists, each as often as it is named
+MAX_ITEMS = 100_000  # values in all, counting an aliased value each time it is used
 
 
-def yaml_keys(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[JsonValue]], list[Diagnostic]]:
-    """The keys of a YAML file that have values, at any depth, and what could not be read. SpecError for no YAML."""
+def yaml_keys(source: Source, variables: Mapping[str, str]) -> tuple[dict[str, list[JsonValue]], list[Diagnostic]]:
+    """The keys with values in a YAML file, at any depth, and warnings about what could not be read.
+
+    `variables`: values for `$NAME`. Raises SpecError if the text is not YAML.
+    """
     try:
         root = yaml.compose(source.text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         start = min(mark.index if mark else 0, max(0, len(source.text) - 1))
-        message = f"this is no YAML: {getattr(error, 'problem', error)}"
+        message = f"this is not YAML: {getattr(error, 'problem', error)}"
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
-    reader = _Yaml(source, given)
+    reader = _Yaml(source, variables)
     reader.walk(root, 0)
     return reader.found, reader.mistakes
 
 
 class _Yaml:
-    """What was found of a YAML file so far."""
+    """State of reading a YAML file: the keys and warnings so far."""
 
-    def __init__(self, source: Source, given: Mapping[str, str]) -> None:
-        self.source, self.given = source, given
+    def __init__(self, source: Source, variables: Mapping[str, str]) -> None:
+        self.source, self.variables = source, variables
         self.found, self.mistakes = dict[str, list[JsonValue]](), list[Diagnostic]()
-        self.seen: set[int] = set()  # mappings: an alias names one again
+        self.seen: set[int] = set()  # ids of visited nodes: an alias refers to one again
         self.items = 0
 
     def walk(self, node: Any, depth: int) -> None:
-        """Find the keys of a node and below. SpecError where it is too deep."""
+        """Collect the keys of a node and of the nodes below it. Raises SpecError if they nest too deep."""
         if id(node) in self.seen or isinstance(node, yaml.ScalarNode) or node is None:
             return
         self.seen.add(id(node))
@@ -141,7 +145,7 @@ class _Yaml:
         self.found.setdefault(name, []).append(JsonValue(value, place, place))
 
     def _value(self, node: Any, depth: int) -> Any:
-        """The value of a node. SpecError where aliases make it too large."""
+        """The value of a node. Raises SpecError if aliases make it too large."""
         self.items += 1
         if self.items > MAX_ITEMS or depth > MAX_DEPTH:
             raise self._too("large", node)
@@ -153,23 +157,23 @@ class _Yaml:
             return None
         if node.tag == TRUTH:
             return node.value.lower() in ("true", "yes", "on")
-        text = replaced(node.value, self.given)
+        text = replaced(node.value, self.variables)
         return typed(text) if is_known(text) else ComputedValue(text)
 
-    def _too(self, what: str, node: Any) -> SpecError:
-        return _too("YAML", what, self.source, node.start_mark.index)
+    def _too(self, excess: str, node: Any) -> SpecError:
+        return _too("YAML", excess, self.source, node.start_mark.index)
 
 
 def _computed(value: Any) -> str:
-    """The first text in a value that is not known; "" where there is none."""
+    """The text of the first `ComputedValue` in a value; "" if there is none."""
     if isinstance(value, list):
         return next((text for each in value if (text := _computed(each))), "")
     return value.text if isinstance(value, ComputedValue) else ""
 
 
 def toml_keys(source: Source) -> dict[str, JsonValue]:
-    """The keys of a TOML file by their paths, `training.seq_len`. SpecError where the text is no TOML."""
-    if (deep := DEEP_KEY.search(source.text)) is not None:  # tomllib takes the square of its parts
+    """The keys of a TOML file by their paths, such as `training.seq_len`. Raises SpecError if the text is not TOML."""
+    if (deep := DEEP_KEY.search(source.text)) is not None:  # tomllib is quadratic in the parts of a key
         raise _too("TOML", "deep", source, deep.start())
     if (huge := HUGE.search(source.text)) is not None:
         raise _too("TOML", "large", source, huge.start())
@@ -180,9 +184,9 @@ def toml_keys(source: Source) -> dict[str, JsonValue]:
     except tomllib.TOMLDecodeError as error:
         line, column = map(int, found.groups()) if (found := TOML_PLACE.search(str(error))) else (1, 1)
         start = min(source.line_starts[line - 1] + column - 1, max(0, len(source.text) - 1))
-        message = f"this is no TOML: {TOML_PLACE.sub('', str(error)).strip()}"
+        message = f"this is not TOML: {TOML_PLACE.sub('', str(error)).strip()}"
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
-    except ValueError:  # of a whole number with more digits than Python reads
+    except ValueError:  # an integer with more digits than Python parses
         raise _too("TOML", "large", source, 0) from None
     places, table = dict[str, Span](), ""
     for number, begin in enumerate(source.line_starts, 1):
@@ -215,21 +219,21 @@ def toml_keys(source: Source) -> dict[str, JsonValue]:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether tables and lists of a value are in each other to more than MAX_DEPTH."""
+    """Whether tables and lists nest deeper than MAX_DEPTH."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
         inner = (each for each in level if isinstance(each, dict | list))
-        level = [each for one in inner for each in (one.values() if isinstance(one, dict) else one)]
+        level = [item for outer in inner for item in (outer.values() if isinstance(outer, dict) else outer)]
         depth += 1
     return bool(level)
 
 
-def _too(language: str, what: str, source: Source, start: int) -> SpecError:
+def _too(language: str, excess: str, source: Source, start: int) -> SpecError:
     start = min(start, max(0, len(source.text) - 1))
-    message = f"this {language} is too {what} to be a configuration"
+    message = f"this {language} is too {excess} to be a configuration"
     return SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))])
 
 
 def _path(text: str) -> str:
-    """A dotted key without blanks and quotes."""
+    """A dotted key without its blanks and quotes."""
     return ".".join(part.strip().strip("\"'") for part in text.split("."))

@@ -1,4 +1,4 @@
-"""Feed-forward parts of a Hugging Face config: which layers have experts, how a gate chooses, what balances them."""
+"""Feed-forward layers of a Hugging Face config: which have experts, how the router chooses, how load is balanced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.tools.importers.rotation import FULL
 from dsl.schema import Balance, Compressed, DeltaNet, Dense, Gqa, LayerRange, Mla, Moe, Phase
 from dsl.schema.model import MAX_LAYER, Act, Clamp
 
-# --- Attention that differs by layer, as a model's attention and ranges of layers with one of their own
+# --- Attention that differs by layer: the model's attention, and ranges of layers that override it
 
 Attention = Mla | Gqa | Compressed | DeltaNet
 
@@ -23,9 +23,9 @@ Attention = Mla | Gqa | Compressed | DeltaNet
 def with_attention(
     spans: Sequence[LayerRange], by_layer: Sequence[Attention]
 ) -> tuple[Attention, tuple[LayerRange, ...]]:
-    """The attention of most layers, and the ranges with that of the others, in the order of a spec.
+    """The most frequent attention, and the layer ranges, in the order of a spec, with the attention of the others.
 
-    `spans` are without attention and without holes; `by_layer` has one for each layer.
+    `spans`: contiguous ranges without attention; `by_layer`: the attention of each layer.
     """
     count = Counter(map(repr, by_layer))
     most = max(by_layer, key=lambda each: count[repr(each)])
@@ -34,7 +34,7 @@ def with_attention(
 
 
 def _divided(span: LayerRange, by_layer: Sequence[Attention], most: Attention) -> Iterator[LayerRange]:
-    """A range whose layers have several kinds of attention: itself and every N-th layer of it, or one range a run."""
+    """Divide a range by attention: the range plus one over every N-th layer, or else one range per run of layers."""
     others = [layer for layer in span.layers if by_layer[layer] != most]
     step = others[1] - others[0] if len(others) > 1 else 0
     alike = all(by_layer[layer] == by_layer[others[0]] for layer in others)
@@ -51,14 +51,14 @@ def _divided(span: LayerRange, by_layer: Sequence[Attention], most: Attention) -
             yield span.model_copy(update={"first": run[0], "last": run[-1], "attention": attention})
 
 
-# --- Layers of linear attention in a Hugging Face config: which they are, and their sizes
+# --- Linear attention in a Hugging Face config: which layers have it, and its sizes
 
-LINEAR = "linear_attention"  # a kind of layers
+LINEAR = "linear_attention"  # a kind of layer
 AT = "model.attention"
 
 
 def linear_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> tuple[set[int], DeltaNet | None]:
-    """The layers that have linear attention, and what it is in them."""
+    """The indices of layers with linear attention, and that attention."""
     if not family.linear:
         return set(), None
     nested = reader.part("linear_attn_config") if family.linear == "kimi" else {}
@@ -75,7 +75,7 @@ def linear_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -
 
 
 def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
-    """The layers that `layer_types` says; None where it is absent."""
+    """The linear-attention layers that `layer_types` lists; None if it is absent."""
     listed = reader.get("layer_types")
     if listed is None:
         return None
@@ -87,7 +87,7 @@ def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
 
 
 def _counted(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: int) -> set[int] | None:
-    """The layers that Kimi's own configuration counts from 1."""
+    """The linear-attention layers from Kimi's `kda_layers`, which counts from 1; None if it is absent."""
     listed = nested.get("kda_layers")
     if listed is None or not isinstance(listed.value, tuple):
         return None
@@ -111,7 +111,7 @@ def _qwen(reader: ConfigReader) -> DeltaNet:
 
 
 def _kimi(reader: ConfigReader, nested: Mapping[str, JsonValue]) -> DeltaNet:
-    """Its sizes are in an object of their own as it was published; `transformers` writes them beside all others."""
+    """The sizes of Kimi Delta Attention: in an object of their own as published, at the top level in `transformers`."""
     names = {"heads": "num_heads", "key_dim": "head_dim", "convolution": "short_conv_kernel_size"}
     plain = {"heads": "linear_num_heads", "key_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
     inner = (
@@ -136,11 +136,11 @@ OF_EXPERTS = {
     *("n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob", "routed_scaling_factor"),
     *("moe_intermediate_size", "aux_loss_alpha", "router_aux_loss_coef", "seq_aux"),
 }
-BIAS_RATE = 0.001  # DeepSeek-V3's; a config says that there is a bias, not how fast it moves
+BIAS_RATE = 0.001  # DeepSeek-V3's; a config says that there is a bias, but not its update rate
 
 
 def layers(reader: ConfigReader, family: ConfigFamily, model_type: str) -> tuple[LayerRange, ...]:
-    """All layers, as the ranges that a spec has."""
+    """All layers as ranges of a spec."""
     if family.ffn == "deepseek_v4":
         return deepseek_v4.layers(reader)
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
@@ -148,12 +148,12 @@ def layers(reader: ConfigReader, family: ConfigFamily, model_type: str) -> tuple
     order = [kind for kind, _ in groupby(kinds)]
     act = activation(reader) if family.acts else "swiglu"
     if family.linear and act != "swiglu":
-        text = "the activation of linear attention, too, which is SiLU in a spec"
+        text = "it is also the activation of linear attention, which is SiLU in a spec"
         reader.refuse("attention", "hidden_act", text)
     dense = _dense(reader, family, order.index(False), act) if False in order else None
     moe = _moe(reader, family, model_type, order.index(True)) if True in order else None
     moe = moe.model_copy(update={"activation": act}) if moe is not None else None
-    if family.ffn != "dense":  # keys of a part that no layer has
+    if family.ffn != "dense":  # mark the keys of a layer kind that no layer has
         reader.used |= OF_EXPERTS if moe is None else {"intermediate_size"}
     spans, first = [], 0
     for kind, run in groupby(kinds):
@@ -204,7 +204,7 @@ def _dense(reader: ConfigReader, family: ConfigFamily, index: int, act: Act) -> 
 
 def _moe(reader: ConfigReader, family: ConfigFamily, model_type: str, index: int) -> Moe:
     at = f"model.layers.{index}.ffn"
-    aliases = ("num_local_experts", "num_experts")  # what `transformers` also reads them from
+    aliases = ("num_local_experts", "num_experts")  # `transformers` reads these too
     names = ("n_routed_experts", *aliases) if family.ffn == "deepseek" else aliases
     inner = "intermediate_size" if family.ffn in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
     top_k = ("num_experts_per_tok", *(("experts_per_token",) if family.ffn == "gpt_oss" else ()))
@@ -248,15 +248,15 @@ def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, 
         reader.refuse("ffn", "scoring_func", "the scores of a spec are sigmoid or softmax")
         score = reader.defaults["scoring_func"]
     if method == "greedy" and groups > 1:
-        text = f"n_group = {groups} is not in this spec: topk_method greedy chooses among all experts"
+        text = f"n_group = {groups} is left out: topk_method greedy chooses among all experts"
         reader.warn("I0303", "ffn", text, reader.members["n_group"].key)
     if method == "greedy":
         groups = top_groups = 1
     elif method not in ("noaux_tc", "group_limited_greedy") or (method == "noaux_tc") != (score == "sigmoid"):
-        how = "noaux_tc with sigmoid scores, group_limited_greedy with softmax, and greedy with either"
-        reader.refuse("ffn", "topk_method", f"with {score} scores; a spec has {how}")
+        methods = "noaux_tc with sigmoid scores, group_limited_greedy with softmax, and greedy with either"
+        reader.refuse("ffn", "topk_method", f"with {score} scores; a spec supports {methods}")
     if moe.normalize and score == "softmax" and scale != 1:
-        text = f"routed_scaling_factor = {shown(scale)} is not in this spec: {model_type} does not scale where it "
+        text = f"routed_scaling_factor = {shown(scale)} is left out: {model_type} does not scale weights that it "
         reader.warn("I0303", "ffn", f"{text}normalizes (norm_topk_prob)", reader.place("routed_scaling_factor"))
         scale = 1.0
     weigh = _loss if reader.flag("seq_aux", True) else _batch_loss
@@ -264,7 +264,7 @@ def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, 
     if method == "noaux_tc" and score == "sigmoid":
         if "aux_loss_alpha" in reader.filled:
             text = f"aux_loss_alpha is not in the config: {balance.sequence_loss:g} is the default of {model_type}"
-            reader.remarks.append(Remark("balance", f"{text}, DeepSeek-V3's report has 1e-4"))
+            reader.remarks.append(Remark("balance", f"{text}; DeepSeek-V3's report has 1e-4"))
         reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is DeepSeek-V3's"))
         balance = balance.model_copy(update={"bias_rate": (Phase(value=BIAS_RATE),)})
     _is_balanced(reader, balance)
@@ -283,21 +283,22 @@ def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, 
 def _loss(reader: ConfigReader, name: str) -> float:
     weight: float = reader.number("", Balance, "sequence_loss", name, default=0.0, null=0.0)
     if name in reader.members and reader.members[name].value is None:
-        text = f"{name} = null: no loss keeps the load within a sequence even"
+        text = f"{name} = null: no loss balances the experts' load within a sequence"
         reader.warn("I0303", "balance", text, reader.place(name))
     return weight
 
 
 def _batch_loss(reader: ConfigReader, name: str, over: str = "batch") -> float:
-    """A balancing loss over the whole batch. A spec has one for each sequence: the nearest, and said to be another."""
+    """The weight of a balancing loss over the whole batch. A spec only has one per sequence, which approximates it and
+    is reported."""
     weight = _loss(reader, name)
     if weight:
-        text = f"{name} = {shown(weight)} weighs a loss over the {over}; in this spec, one for each sequence"
+        text = f"{name} = {shown(weight)} weighs a loss over the {over}; this spec has a loss per sequence"
         reader.warn("I0303", "balance", text, reader.place(name))
     return weight
 
 
 def _is_balanced(reader: ConfigReader, balance: Balance) -> None:
     if balance == Balance() and not reader.failed:
-        text = "the config has nothing that keeps the load of the experts even; see bias_rate and sequence_loss"
+        text = "nothing in the config balances the experts' load; see bias_rate and sequence_loss"
         reader.warn("I0303", "balance", text)

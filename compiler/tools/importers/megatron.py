@@ -1,7 +1,7 @@
-"""A recipe of Megatron-Bridge, or a command line of Megatron-LM → a spec and a ledger of every key.
+"""Imports a Megatron-Bridge recipe or a Megatron-LM command line as a spec and a ledger of every key.
 
-The names are those of Megatron-LM's arguments; what Megatron-Bridge calls otherwise is in `RENAMED`. Defaults are those
-of Megatron-LM (megatron/training/arguments.py, Megatron-Core 0.16).
+Keys have the names of Megatron-LM's arguments; `RENAMED` maps differing names in Megatron-Bridge. Defaults are those of
+Megatron-LM (megatron/training/arguments.py, Megatron-Core 0.16).
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from compiler.tools.importers.python_calls import DottedName, NotLiteralError, l
 from compiler.tools.importers.write import number
 from dsl.messages.diagnostics import Diagnostic
 
-# --- The model of a configuration of Megatron, as the lines of a spec: latent attention or grouped queries, dense
-# layers and behind them layers with experts
+# --- The model as lines of a spec: latent attention or GQA, dense layers followed by MoE layers
 
-MOST_LAYERS = 100_000  # more are refused by the rules of a spec
-# What models have here in any case.
+MOST_LAYERS = 100_000  # the rules of a spec refuse more
+# Keys whose value is fixed in dsc.
 ALWAYS = {
     "normalization": "RMSNorm", "swiglu": True, "gated_linear_unit": True, "add_bias_linear": False,
     "disable_bias_linear": True, "hidden_dropout": 0.0, "attention_dropout": 0.0, "moe_router_dtype": "fp32",
     "position_embedding_type": "rope",
 }  # fmt: skip
-# What Megatron has where none of some keys is written, and no model has here.
+# (keys, Megatron's default if none of them is present, why it cannot be expressed here)
 DEFAULTS = (
     (("normalization",), "LayerNorm", "norms are RMSNorm here"),
     (("swiglu", "gated_linear_unit"), False, "feed-forward layers have SwiGLU here"),
@@ -44,7 +43,7 @@ DEFAULTS = (
     (("attention_dropout",), 0.1, "there is no dropout here"),
     (("position_embedding_type", "use_rotary_position_embeddings"), "learned_absolute", "positions are rotated here"),
 )
-OF_EXPERTS = ((("moe_router_dtype",), "that of the weights", "routers compute in FP32 here"),)
+OF_EXPERTS = ((("moe_router_dtype",), "dtype of the weights", "routers compute in FP32 here"),)
 OF_MLA = ((("qk_layernorm",), False, "latents have norms here"),)
 
 
@@ -54,8 +53,8 @@ def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
     hidden, heads = keys.size("hidden_size", "model.hidden"), keys.size("num_attention_heads", "model.attention.heads")
     if vocab is None:
         if keys.peek("vocab_size", None) is None:
-            text = "the vocabulary is that of the tokenizer, which is not read"
-            keys.mistakes.append(Diagnostic("I0202", text, None, "say it: --vocab N, padded"))
+            text = "the vocabulary size comes from the tokenizer, which is not read"
+            keys.mistakes.append(Diagnostic("I0202", text, None, "give the padded size: --vocab N"))
         vocab = keys.take("vocab_size", "model.vocab", 1)
     else:
         keys.note("assumed", "vocab_size", vocab, "model.vocab, by --vocab")
@@ -63,7 +62,7 @@ def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
     keys.lose("make_vocab_size_divisible_by", "padding of the vocabulary: `vocab` is the padded size", kind="no effect")
     eps = keys.take("norm_epsilon", "model.norm_eps", 1e-5)
     std = keys.take("init_method_std", "model.init_std", 0.02)
-    keys.lose("output_layer_init_method", "all layers begin alike here", kind="no effect")
+    keys.lose("output_layer_init_method", "all layers are initialized alike here", kind="no effect")
     keys.lose("activation_func", "experts and dense layers have SwiGLU here", kind="no effect")
     is_mla = keys.peek("multi_latent_attention", False) is True
     _defaults(keys, is_mla)
@@ -85,12 +84,12 @@ def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
 
 
 def _defaults(keys: Keys, is_mla: bool) -> None:
-    """Take note of what Megatron has where keys are not written, and no model has here."""
+    """Record Megatron's defaults for absent keys that cannot be expressed here."""
     rows = (*DEFAULTS, *(OF_EXPERTS if keys.has("num_experts") else ()), *(OF_MLA if is_mla else ()))
-    of_recipe = "MLA" in shown(keys.peek("config.model", ""))  # whose norms are RMSNorm
+    is_recipe = "MLA" in shown(keys.peek("config.model", ""))  # its norms are RMSNorm
     for names, default, why in rows:
-        if all(keys.peek(name, None) is None for name in names) and not (of_recipe and names[0] == "normalization"):
-            keys.note("not expressible", names[0], default, f"the default of Megatron; {why}")
+        if all(keys.peek(name, None) is None for name in names) and not (is_recipe and names[0] == "normalization"):
+            keys.note("not expressible", names[0], default, f"Megatron's default; {why}")
 
 
 def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
@@ -108,12 +107,12 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
     factor = keys.take("rotary_scaling_factor", "model.attention.rope.scaling.factor", 1.0)
     rope = f"rope {{ theta = {number(theta)} }}"
     if kind == "yarn" and factor != 1:
-        of = "model.attention.rope.scaling"
-        original = keys.take("original_max_position_embeddings", f"{of}.original", 4096)
-        fast, slow = keys.take("beta_fast", f"{of}.beta_fast", 32.0), keys.take("beta_slow", f"{of}.beta_slow", 1.0)
+        at = "model.attention.rope.scaling"
+        original = keys.take("original_max_position_embeddings", f"{at}.original", 4096)
+        fast, slow = keys.take("beta_fast", f"{at}.beta_fast", 32.0), keys.take("beta_slow", f"{at}.beta_slow", 1.0)
         mscale, every = (
-            keys.take("mscale", f"{of}.mscale", 1.0),
-            keys.take("mscale_all_dim", f"{of}.mscale_all_dim", 0.0),
+            keys.take("mscale", f"{at}.mscale", 1.0),
+            keys.take("mscale_all_dim", f"{at}.mscale_all_dim", 0.0),
         )
         yarn = (
             f"factor = {number(factor)}, original = {original}, beta_fast = {number(fast)}, beta_slow = {number(slow)}"
@@ -134,7 +133,7 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
 
 
 def _gqa(keys: Keys, heads: int, hidden: int) -> list[str]:
-    is_recipe = "config.return" in keys.members  # where `num_query_groups` alone says it
+    is_recipe = "config.return" in keys.members  # in a recipe `num_query_groups` alone sets the KV heads
     grouped = keys.take("group_query_attention", "" if is_recipe else "model.attention.kv_heads", is_recipe)
     usual = heads if is_recipe or not grouped else 1
     groups = keys.take("num_query_groups", "model.attention.kv_heads" if grouped else "", usual, int)
@@ -144,7 +143,7 @@ def _gqa(keys: Keys, heads: int, hidden: int) -> list[str]:
     width = keys.take("kv_channels", "model.attention.head_dim", hidden // heads)
     norm = ", qk_norm = true" if keys.take("qk_layernorm", "model.attention.qk_norm", False) else ""
     theta = keys.take("rotary_base", "model.attention.rope.theta", 10000.0)
-    keys.lose("rotary_percent", "all of a head is rotated in this spec: `rope { width = … }`", (1.0, 1))
+    keys.lose("rotary_percent", "this spec rotates whole heads; set `rope { width = … }`", (1.0, 1))
     bias = ", bias = qkv" if keys.take("add_qkv_bias", "model.attention.bias", False) else ""
     head = f"heads = {heads}, kv_heads = {groups}, head_dim = {width}{norm}{bias}"
     return ["attention gqa {", head, f"rope {{ theta = {number(theta)} }}", "}"]
@@ -156,39 +155,39 @@ def _layers(keys: Keys, layers: int, inner: int) -> list[str]:
         return [f"layers 0..{layers - 1} {{ ffn dense {{ inner = {inner} }} }}"]
     dense = _dense(keys, layers)
     found = [f"layers 0..{dense - 1} {{ ffn dense {{ inner = {inner} }} }}"] if dense else []
-    of = f"model.layers.{len(found)}.ffn"
-    width = keys.take("moe_ffn_hidden_size", f"{of}.inner", inner, int)
-    shared = keys.take("moe_shared_expert_intermediate_size", f"{of}.shared", 0, int)
+    at = f"model.layers.{len(found)}.ffn"
+    width = keys.take("moe_ffn_hidden_size", f"{at}.inner", inner, int)
+    shared = keys.take("moe_shared_expert_intermediate_size", f"{at}.shared", 0, int)
     count = shared // width if shared and shared % width == 0 else int(shared > 0)
-    own = f", shared_inner = {shared}" if shared and shared != count * width else ""
-    gate = ", shared_gate = true" if keys.take("moe_shared_expert_gate", f"{of}.shared_gate", False) else ""
-    groups = keys.take("moe_router_num_groups", f"{of}.groups", 1, int)
-    top = keys.take("moe_router_group_topk", f"{of}.top_groups", 1, int)
-    chosen = keys.take("moe_router_topk", f"{of}.top_k", 2)
-    score = keys.take("moe_router_score_function", f"{of}.score", "softmax")
+    shared_inner = f", shared_inner = {shared}" if shared and shared != count * width else ""
+    gate = ", shared_gate = true" if keys.take("moe_shared_expert_gate", f"{at}.shared_gate", False) else ""
+    groups = keys.take("moe_router_num_groups", f"{at}.groups", 1, int)
+    top = keys.take("moe_router_group_topk", f"{at}.top_groups", 1, int)
+    chosen = keys.take("moe_router_topk", f"{at}.top_k", 2)
+    score = keys.take("moe_router_score_function", f"{at}.score", "softmax")
     if score not in ("sigmoid", "softmax"):
         keys.mistakes.append(Diagnostic("I0203", f"scores are sigmoid or softmax, {shown(score)} is neither", None))
         score = "softmax"
-    before = keys.take("moe_router_pre_softmax", f"{of}.normalize", False)
+    before = keys.take("moe_router_pre_softmax", f"{at}.normalize", False)
     normal = score == "sigmoid" or not before
-    scale = keys.take("moe_router_topk_scaling_factor", f"{of}.scale", 1.0)
+    scale = keys.take("moe_router_topk_scaling_factor", f"{at}.scale", 1.0)
     if groups > 1 and chosen // top != (1 if score == "softmax" else 2):
-        why = "a group is scored by its best expert with softmax, else by its two best"
+        why = "here, a group's score is its best expert with softmax, else the sum of its two best"
         keys.note("approximated", "moe_router_group_topk", top, why)
-    biased = keys.take("moe_router_enable_expert_bias", f"{of}.balance.bias_rate", False)
-    rate = keys.take("moe_router_bias_update_rate", f"{of}.balance.bias_rate" if biased else "", 1e-3)
-    kind = keys.take("moe_router_load_balancing_type", f"{of}.balance.sequence_loss", "aux_loss")
-    loss = keys.take("moe_aux_loss_coeff", f"{of}.balance.sequence_loss", 0.0)
+    biased = keys.take("moe_router_enable_expert_bias", f"{at}.balance.bias_rate", False)
+    rate = keys.take("moe_router_bias_update_rate", f"{at}.balance.bias_rate" if biased else "", 1e-3)
+    kind = keys.take("moe_router_load_balancing_type", f"{at}.balance.sequence_loss", "aux_loss")
+    loss = keys.take("moe_aux_loss_coeff", f"{at}.balance.sequence_loss", 0.0)
     if loss and kind not in ("seq_aux_loss", "none"):
-        keys.note("approximated", "moe_router_load_balancing_type", kind, "the loss of each sequence stands for it")
+        keys.note("approximated", "moe_router_load_balancing_type", kind, "replaced by a loss per sequence")
     balance = [f"bias_rate = {number(rate)}"] if biased else []
     balance += [f"sequence_loss = {number(loss)}"] if loss and kind != "none" else []
     keys.lose("moe_z_loss_coeff", "there is no z-loss", (0, 0.0))
-    keys.lose("moe_router_force_load_balancing", "routing by chance is for benchmarks alone", (False,))
+    keys.lose("moe_router_force_load_balancing", "random routing is for benchmarks only", (False,))
     return [
         *found,
         f"layers {dense}..{layers - 1} {{ ffn moe {{",
-        f"experts = {experts}, shared = {count}, top_k = {chosen}, inner = {width}{own}{gate}",
+        f"experts = {experts}, shared = {count}, top_k = {chosen}, inner = {width}{shared_inner}{gate}",
         *([f"groups = {groups}, top_groups = {top}"] if groups > 1 else []),
         f"score = {score}, normalize = {'true' if normal else 'false'}, scale = {number(scale)}",
         *([f"balance {{ {', '.join(balance)} }}"] if balance else []),
@@ -197,7 +196,7 @@ def _layers(keys: Keys, layers: int, inner: int) -> list[str]:
 
 
 def _dense(keys: Keys, layers: int) -> int:
-    """How many layers in front are dense."""
+    """The number of dense layers before the MoE layers."""
     written: Any = keys.take("moe_layer_freq", "model.layers", 1, (int, str, list))
     try:
         pattern = list_of(written) if isinstance(written, str) else written
@@ -207,12 +206,12 @@ def _dense(keys: Keys, layers: int) -> int:
         pattern = [int(index % pattern == 0) for index in range(layers)]
     dense = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
     if pattern != [0] * dense + [1] * (layers - dense):
-        text = f"`moe_layer_freq` = {shown(written)} is not dense layers and behind them {layers} in all"
+        text = f"`moe_layer_freq` = {shown(written)} is not dense layers followed by MoE layers, {layers} in all"
         keys.mistakes.append(Diagnostic("I0301", text, None, "write `[0]*3+[1]*58`"))
     return dense
 
 
-# --- megatron
+# --- The run
 
 RENAMED = {
     "num_moe_experts": "num_experts",
@@ -221,16 +220,16 @@ RENAMED = {
     "random_seed": "seed",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
 }
-CONFIG = "ConfigContainer"  # what a recipe returns
-PARTS = {  # of a recipe, and their classes
+CONFIG = "ConfigContainer"  # the return type that marks a recipe
+PARTS = {  # part of a recipe → its class
     "train": "TrainingConfig", "optimizer": "OptimizerConfig", "scheduler": "SchedulerConfig",
     "ddp": "DistributedDataParallelConfig", "dataset": "GPTDatasetConfig", "logger": "LoggerConfig",
     "tokenizer": "TokenizerConfig", "checkpoint": "CheckpointConfig", "rng": "RNGConfig",
     "dist": "DistributedInitConfig", "comm_overlap": "CommOverlapConfig", "model": "MLAModelProvider", "return": CONFIG,
 }  # fmt: skip
 IDLE_PARTS = ("logger", "tokenizer", "checkpoint", "rng", "dist", "comm_overlap", "dataset")
-USUAL = {"return": "_pretrain_common", "model": "GPTModelProvider"}  # of a part too
-# Precisions of Megatron-Bridge by their names (megatron/bridge/training/mixed_precision.py), behind bf16_ or fp16_.
+USUAL = {"return": "_pretrain_common", "model": "GPTModelProvider"}  # other accepted classes or functions of a part
+# Named precisions of Megatron-Bridge (megatron/bridge/training/mixed_precision.py), without the prefix bf16_ or fp16_.
 PRECISIONS: dict[str, dict[str, Any]] = {
     "mixed": {},
     "with_fp8_delayed_scaling_mixed": {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -239,7 +238,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "with_mxfp8_mixed": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
 }
 OF_MODULES = {theirs: ours for ours, theirs in RECOMPUTED.items()}
-# Keys that change nothing of what is computed, by how they begin: logs, files, checks and how fast it is.
+# Prefixes of keys that do not change the computation: logs, files, checks and speed.
 IDLE = (
     *("log_", "tensorboard_", "wandb_", "timing_", "logging_", "distributed_", "manual_gc", "exit_", "dist_ckpt_"),
     *("num_workers", "data_cache_path", "mmap_", "no_mmap", "use_mcore", "use_flash_attn", "transformer_impl"),
@@ -253,9 +252,9 @@ IDLE = (
 
 
 def from_recipe(found: Members) -> Members:
-    """The keys of a recipe by Megatron-LM's names: `model.num_moe_experts` is `num_experts`.
+    """The keys of a recipe by Megatron-LM's names: `model.num_moe_experts` becomes `num_experts`.
 
-    A precision that has a name is the keys that it stands for, `config.train` the class of a part.
+    A named precision becomes the keys that it stands for. `config.train` is the class of the part `train`.
     """
     members: dict[str, list[JsonValue]] = {}
     for path, values in found.items():
@@ -272,7 +271,7 @@ def from_recipe(found: Members) -> Members:
 
 
 def _named(precision: Any) -> dict[str, Any] | None:
-    """The keys of a precision that is named, by a text or by a function; None if it is not known."""
+    """The keys that a named precision, given as a string or a call, stands for; None if the name is unknown."""
     name = precision.text.removesuffix("()") if isinstance(precision, DottedName) else precision
     base, _, rest = name.replace("-", "_").partition("_") if isinstance(name, str) else ("", "", "")
     if base not in ("bf16", "fp16") or rest not in PRECISIONS:
@@ -281,31 +280,31 @@ def _named(precision: Any) -> dict[str, Any] | None:
 
 
 def imported(members: Members, name: str, devices: int | None, vocab: int | None) -> ImportedPlan:
-    """A spec of a run `name`. `devices`, `vocab`: where the configuration leaves them to the launcher and tokenizer."""
+    """Import the keys as a run `name`. `devices`, `vocab`: sizes that launcher and tokenizer would supply."""
     keys = Keys(members)
     model = model_lines(keys, name, vocab)
     parallel, world = _parallel(keys, devices)
     schedule = _schedule(keys)
-    again, precision, train = _recompute(keys), _precision(keys), _train(keys)
-    for each in list(members):
-        if each.startswith(IDLE):
-            keys.lose(each, "logs, files, or how it is computed", kind="no effect")
-        elif each.startswith(("if ", "for ")):
-            keys.lose(each, "its statements are taken for executed, once", kind="assumed")
+    recompute, precision, train = _recompute(keys), _precision(keys), _train(keys)
+    for key in list(members):
+        if key.startswith(IDLE):
+            keys.lose(key, "logs, files, checks or speed", kind="no effect")
+        elif key.startswith(("if ", "for ")):
+            keys.lose(key, "its body is assumed to run once", kind="assumed")
     for part, named in PARTS.items():
         harmless = tuple(DottedName(f"{each}()") for each in (named, USUAL.get(part, named)))
-        why = f"a {named} is read: defaults of what stands there are not known"
+        why = f"expected a {named}: the defaults of other classes are unknown"
         keys.lose(f"config.{part}", why, harmless, "assumed" if part in IDLE_PARTS else "not expressible")
     keys.lose("tokenizer_type", "name the tokenizer in `data`", kind="assumed")
     keys.lose("tokenizer_model", "name the tokenizer in `data`", kind="assumed")
     keys.lose("data_path", "name the text in `data`", kind="assumed")
     keys.lose("mock_data", "name the text in `data`", kind="assumed")
-    run = [*parallel, *schedule, *again, *train]
+    run = [*parallel, *schedule, *recompute, *train]
     return spec_of("Megatron", name, keys, world, run, model, precision)
 
 
 def _parallel(keys: Keys, devices: int | None) -> tuple[list[str], int]:
-    """The block of degrees, and how many devices there are."""
+    """The block `parallel`, and the number of devices."""
     pp = keys.take("pipeline_model_parallel_size", "parallel.pipeline", 1)
     tp = keys.take("tensor_model_parallel_size", "parallel.tensor", 1)
     cp = keys.take("context_parallel_size", "parallel.context", 1)
@@ -314,9 +313,12 @@ def _parallel(keys: Keys, devices: int | None) -> tuple[list[str], int]:
     zero = keys.take("use_distributed_optimizer", "parallel.zero", False)
     overlap = keys.take("overlap_grad_reduce", "parallel.overlap_reduce", False)
     keys.lose(
-        "sequence_parallel", "tensor ranks always split rows here", (True,) if tp > 1 else (True, False), "approximated"
+        "sequence_parallel",
+        "tensor-parallel ranks always split tokens here",
+        (True,) if tp > 1 else (True, False),
+        "approximated",
     )
-    keys.lose("moe_token_dispatcher_type", "the plan routes rows itself", ("alltoall", "flex"), "approximated")
+    keys.lose("moe_token_dispatcher_type", "the plan routes tokens itself", ("alltoall", "flex"), "approximated")
     keys.lose("moe_enable_deepep", "see `parallel.route`", kind="no effect")
     keys.lose("moe_flex_dispatcher_backend", "see `parallel.route`", kind="no effect")
     degrees = Degrees(pp, tp, cp, ep, etp)
@@ -337,35 +339,35 @@ def _schedule(keys: Keys) -> list[str]:
 
 
 def _recompute(keys: Keys) -> list[str]:
-    how = keys.take("recompute_granularity", "recompute", "")
-    method = keys.take("recompute_method", "recompute_layers" if how == "full" else "", "")
-    count = keys.take("recompute_num_layers", "recompute_layers" if how == "full" else "", 1)
-    modules = keys.take("recompute_modules", "recompute" if how == "selective" else "", [], (str, list))
-    if how == "full":
+    granularity = keys.take("recompute_granularity", "recompute", "")
+    method = keys.take("recompute_method", "recompute_layers" if granularity == "full" else "", "")
+    count = keys.take("recompute_num_layers", "recompute_layers" if granularity == "full" else "", 1)
+    modules = keys.take("recompute_modules", "recompute" if granularity == "selective" else "", [], (str, list))
+    if granularity == "full":
         if method == "uniform" and count > 1:
-            keys.note("approximated", "recompute_num_layers", count, "each layer is computed again by itself here")
+            keys.note("approximated", "recompute_num_layers", count, "layers are recomputed one by one here")
         return ["recompute = [layer]", *([f"recompute_layers = {count}"] if method == "block" else [])]
-    if how != "selective":
+    if granularity != "selective":
         return []
     names = modules.split() if isinstance(modules, str) else modules or ["core_attn"]
     for each in (each for each in names if each not in OF_MODULES):
-        keys.note("approximated", "recompute_modules", each, "a spec has no name for it, so it is kept in memory")
+        keys.note("approximated", "recompute_modules", each, "a spec has no name for it: its activations are kept")
     found = [OF_MODULES[each] for each in names if each in OF_MODULES]
     return [f"recompute = [{', '.join(found)}]"] if found else []
 
 
 def _precision(keys: Keys) -> tuple[str, list[str]]:
-    """A precision that is built in, or else the lines of a block."""
+    """A built-in precision, and the lines of a block that changes it."""
     named = keys.take("mixed_precision", "precision", None, object) if keys.has("mixed_precision") else None
     if named not in (None, DottedName("MixedPrecisionConfig()")) and _named(named) is None:
-        keys.note("not expressible", "mixed_precision", named, "no precision of Megatron-Bridge: BF16 or FP32 is said")
+        keys.note("not expressible", "mixed_precision", named, "not known in Megatron-Bridge: imported as BF16 or FP32")
     bf16 = keys.take("bf16", "precision.compute", False)
     keys.lose("fp32", "`bf16` is set too", (not bf16,))
-    keys.lose("fp16", "there is no FP16: BF16 or FP32 is", (False,))
+    keys.lose("fp16", "there is no FP16 here: imported as BF16 or FP32", (False,))
     wide = keys.take("grad_reduce_in_fp32", "precision.gradients", True)
     wide = keys.take("accumulate_allreduce_grads_in_fp32", "", wide)
-    eight = keys.take("fp8", "precision.linear", keys.take("fp8_format", "precision.linear", ""))
-    recipe = keys.take("fp8_recipe", "precision.linear" if eight else "", "delayed")
+    fp8 = keys.take("fp8", "precision.linear", keys.take("fp8_format", "precision.linear", ""))
+    recipe = keys.take("fp8_recipe", "precision.linear" if fp8 else "", "delayed")
     keys.lose("use_precision_aware_optimizer", "see the dtypes of moments", kind="no effect")
     keys.lose("main_params_dtype", "master weights are FP32 here", (DottedName("torch.float32"), "fp32"))
     keys.lose(
@@ -378,10 +380,10 @@ def _precision(keys: Keys) -> tuple[str, list[str]]:
     lines = [] if wide or not bf16 else ["gradients = bf16"]
     if all(getattr(each, "text", each) in ("torch.bfloat16", "bf16") for each in narrow):
         lines.append("moments = bf16")
-    if eight and (eight, recipe) in (("e4m3", "blockwise"),):
+    if fp8 and (fp8, recipe) in (("e4m3", "blockwise"),):
         lines += ["linear = e4m3, activation_tile = 1x128, weight_tile = 128x128"]
-    elif eight:
-        keys.note("not expressible", "fp8", f"{eight}, {recipe}", "of FP8 a spec has blocks and MX: it says BF16")
+    elif fp8:
+        keys.note("not expressible", "fp8", f"{fp8}, {recipe}", "a spec's FP8 is blockwise or MX: imported as BF16")
     return "bf16" if bf16 else "fp32", lines if bf16 else []
 
 
@@ -396,12 +398,12 @@ def _train(keys: Keys) -> list[str]:
         keys.mistakes.append(Diagnostic("I0202", f"`{missing}` is missing", None, f"add it, such as {missing} 4096"))
     keys.lose("rampup_batch_size", "write `batch { … }` in `train`")
 
-    def steps_of(what: str, path: str, default: int | None) -> int | None:
-        samples = keys.take(f"{what}_samples", path, 0) if keys.has(f"{what}_samples") else 0
-        if keys.has(f"{what}_iters") or not samples:
-            return keys.take(f"{what}_iters", path, default, int)
+    def steps_of(prefix: str, path: str, default: int | None) -> int | None:
+        samples = keys.take(f"{prefix}_samples", path, 0) if keys.has(f"{prefix}_samples") else 0
+        if keys.has(f"{prefix}_iters") or not samples:
+            return keys.take(f"{prefix}_iters", path, default, int)
         if batch and samples % batch:
-            keys.note("approximated", f"{what}_samples", samples, "steps are whole here")
+            keys.note("approximated", f"{prefix}_samples", samples, "rounded to whole steps")
         return round(samples / max(1, batch))
 
     steps = steps_of("train", "train.tokens", None)
@@ -412,36 +414,36 @@ def _train(keys: Keys) -> list[str]:
     decay = steps_of("lr_decay", "train.rate", None) or steps
     peak, least = keys.take("lr", "train.rate", 0.0), keys.take("min_lr", "train.rate", 0.0)
     style = keys.take("lr_decay_style", "train.rate", "linear")
-    keys.lose("lr_warmup_init", "a warm-up begins at 0 here", (0, 0.0), "approximated")
+    keys.lose("lr_warmup_init", "warm-up starts at 0 here", (0, 0.0), "approximated")
     falls = keys.take("lr_wsd_decay_iters", "train.rate", 0, int) if style == "WSD" else decay - warmup
     shape = keys.take("lr_wsd_decay_style", "train.rate", "exponential") if style == "WSD" else style
     if shape not in ("constant", "linear", "cosine"):
-        keys.note("approximated", "lr_decay_style", shape, "cosine stands for it")
+        keys.note("approximated", "lr_decay_style", shape, "replaced by cosine")
         shape = "cosine"
     begin = min(steps, max(warmup, decay - falls))
     if shape != "constant" and decay > steps:
         keys.note("approximated", "lr_decay_iters", decay, "the decay ends with the run here")
-    decay_of = keys.take("weight_decay", "train.optimizer.weight_decay", 0.01)
+    weight_decay = keys.take("weight_decay", "train.optimizer.weight_decay", 0.01)
     for key in ("start_weight_decay", "end_weight_decay"):
-        keys.lose(key, "weight decay does not change in a run here", (decay_of, float(decay_of)))
+        keys.lose(key, "weight decay is constant here", (weight_decay, float(weight_decay)))
     clip = keys.take("clip_grad", "train.optimizer.clip", 1.0)
-    keys.lose("optimizer", "AdamW stands for it", ("adam",), "approximated")
+    keys.lose("optimizer", "replaced by AdamW", ("adam",), "approximated")
     defaults = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-    of_adam = {key: keys.take(f"adam_{key}", f"train.optimizer.{key}", value) for key, value in defaults.items()}
-    of_adam |= {"weight_decay": decay_of}
+    settings = {key: keys.take(f"adam_{key}", f"train.optimizer.{key}", value) for key, value in defaults.items()}
+    settings |= {"weight_decay": weight_decay}
     lines = [
         "train {",
         f"sequence = {sequence}, micro_batch = {micro}, batch = {batch}, steps = {steps}",
         f"seed = {keys.take('seed', 'train.seed', 1234, least=0)}",
-        adam(of_adam, clip),
+        adam(settings, clip),
         *rate_lines(warmup, shape, peak, least, (begin, min(decay, steps), steps)),
     ]
     every = keys.take("save_interval", "train.checkpoint.every" if keys.has("save_interval") else "", 0, int)
     keep = keys.take("most_recent_k", "train.checkpoint.keep" if keys.has("most_recent_k") else "", -1, int, -1)
     if every:
         lines.append(f"checkpoint {{ every = {every} steps{f', keep = {keep}' if keep > 0 else ''} }}")
-    often = keys.take("eval_interval", "train.validate.every" if keys.has("eval_interval") else "", 0, int)
-    many = keys.take("eval_iters", "train.validate.batches" if keys.has("eval_iters") else "", 100, int, 0)
-    if often and many:
-        lines.append(f"validate {{ every = {often} steps, batches = {many} }}")
+    interval = keys.take("eval_interval", "train.validate.every" if keys.has("eval_interval") else "", 0, int)
+    batches = keys.take("eval_iters", "train.validate.batches" if keys.has("eval_iters") else "", 100, int, 0)
+    if interval and batches:
+        lines.append(f"validate {{ every = {interval} steps, batches = {batches} }}")
     return [*lines, "}"]

@@ -1,4 +1,4 @@
-"""What an import of a plan says of each key of the other system's configuration: nothing is dropped without a word."""
+"""The ledger of a plan import: what became of each key of the other system's configuration. None is dropped."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Kind = Literal["said", "approximated", "not expressible", "computed", "no effect
 ORDER: tuple[Kind, ...] = (
     *("not expressible", "approximated", "computed", "unknown", "assumed", "default", "no effect", "said"),
 )
-MOST = 1e15  # of a number
+MOST = 1e15  # largest number accepted
 CHANGES = ("not expressible", "approximated", "computed")
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A key, or what stands in for one that is not there."""
+    """What became of one key, or of a default that stands in for an absent key."""
 
     kind: Kind
     key: str
     value: str
-    why: str  # of what is said: the path of the spec
+    why: str  # the reason; for kind "said", the path in the spec
     place: Span | None = None
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class LedgerEntry:
 
 
 class Keys:
-    """The keys of a configuration that nothing has been said of yet, and the ledger."""
+    """The keys of a configuration, those not accounted for yet, and the ledger."""
 
     def __init__(self, members: Mapping[str, Sequence[JsonValue]]) -> None:
         self.members = members
@@ -47,18 +47,18 @@ class Keys:
         self.mistakes: list[Diagnostic] = []
 
     def has(self, name: str) -> bool:
-        """Whether the key is written, is not null, and nothing has been said of it."""
+        """Whether the key is present, not null, and not accounted for yet."""
         return name in self._left and self._left[name][0].value is not None
 
     def peek(self, name: str, default: Any) -> Any:
-        """The value of a key that is written and known, without a word in the ledger."""
+        """The value of a key, or `default` if it is absent or computed. Leaves the ledger alone."""
         value = self.members[name][0].value if name in self.members else default
         return default if isinstance(value, ComputedValue) else value
 
     def size(self, name: str, path: str) -> int:
-        """A size, which has no default here: 1 where it is missing, null or not known, which is a mistake."""
+        """Take a size, which has no default here. Returns 1 and reports an error if it is missing, null or computed."""
         if self.peek(name, None) is None:
-            text = f"`{name}` is {'missing' if name not in self.members else 'not known'}"
+            text = f"`{name}` is {'missing' if name not in self.members else 'unknown'}"
             place = self.members[name][0].span if name in self.members else None
             self.mistakes.append(Diagnostic("I0202", text, place, "sizes have no default here"))
             path = ""
@@ -72,10 +72,11 @@ class Keys:
         kind: type | tuple[type, ...] | None = None,
         least: int | None = None,
     ) -> Any:
-        """The value of a key, which the spec says at `path`; the default of the other system where it is not written.
+        """Take the value of a key and record that it becomes `path` in the spec.
 
-        `kind`: what it has to be; None: as the default is, where an int is a float too. `least`: of a number; None: 1
-        where the default is a size, else 0.
+        `default`: the other system's default, returned if the key is absent or invalid. `kind`: the type it must have;
+        None: the type of the default, where an int is accepted for a float. `least`: smallest number; None: 1 if the
+        default is a positive int, else 0.
         """
         kinds = kind if kind is not None else (int, float) if type(default) is float else type(default)
         found = self._left.pop(name, None)
@@ -89,7 +90,7 @@ class Keys:
                 text = f"`{name}` is {shown(other.value)} here and {shown(first.value)} elsewhere"
                 self.mistakes.append(Diagnostic("I0203", text, other.span, "remove one of them"))
         if isinstance(first.value, ComputedValue):
-            why = f"{path or 'not in the spec'}: {shown(default)} stands for it"
+            why = f"{path or 'not in the spec'}: replaced by {shown(default)}"
             self._say("computed" if path else "no effect", name, first, why)
             return default
         if first.value is None and default is not None:
@@ -98,8 +99,8 @@ class Keys:
         of_kind = isinstance(first.value, kinds) and (type(first.value) is not bool or kinds in (bool, object))
         if not of_kind and first.value is not None:
             names = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
-            what = names.get(kinds, "a number") if isinstance(kinds, type) else "a number"
-            self.mistakes.append(Diagnostic("I0203", f"`{name}` is {what}, {shown(first.value)} is not", first.span))
+            noun = names.get(kinds, "a number") if isinstance(kinds, type) else "a number"
+            self.mistakes.append(Diagnostic("I0203", f"`{name}` is {noun}, {shown(first.value)} is not", first.span))
             return default
         if type(first.value) in (int, float):
             least = int(type(default) is int and default >= 1) if least is None else least
@@ -111,26 +112,26 @@ class Keys:
         return first.value
 
     def lose(self, name: str, why: str, harmless: Sequence[Any] = (), kind: Kind = "not expressible") -> None:
-        """Take note that a spec does not say a key; with a harmless value that has no effect."""
+        """Record that the spec does not express a key. A value in `harmless` is recorded as having no effect."""
         for each in self._left.pop(name, ()):
             is_off = any(each.value == value and type(each.value) is type(value) for value in (None, *harmless))
-            self._say("no effect" if is_off else kind, name, each, "this is how it is here" if is_off else why)
+            self._say("no effect" if is_off else kind, name, each, "as it always is here" if is_off else why)
 
     def note(self, kind: Kind, key: str, value: Any, why: str) -> None:
-        """Take note of what no single key says."""
+        """Record an entry that does not stand for a single key."""
         self.entries.append(LedgerEntry(kind, key, shown(value), why))
 
     def rest(self) -> None:
-        """Take note of all keys that nothing was said of."""
+        """Record all keys that are not accounted for yet as unknown."""
         for name, found in self._left.items():
             for each in found:
                 if each.value is None:
-                    self._say("no effect", name, each, "null: as if it were not written")
+                    self._say("no effect", name, each, "null: as if it were absent")
                 else:
-                    self._say("unknown", name, each, "not known, and not in the spec")
+                    self._say("unknown", name, each, "unknown, and left out of the spec")
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
-        """All entries: what changes the computation first, what is said last."""
+        """All entries: those that change the computation first, those carried over exactly last."""
         return tuple(sorted(self.entries, key=lambda entry: ORDER.index(entry.kind)))
 
     def _say(self, kind: Kind, name: str, found: JsonValue, why: str) -> None:
@@ -143,15 +144,15 @@ def shown(value: Any) -> str:
     return plain(text if isinstance(text, str) else str(value), 80)
 
 
-# --- What imports of plans share: the text of a spec from the blocks of a run, its learning rate, its optimizer
+# --- Shared by the plan importers: the text of a spec from the blocks of a run, its learning rate, its optimizer
 
 Members = Mapping[str, Sequence[JsonValue]]
-Precision = tuple[str, Sequence[str]]  # one that is built in, and the lines of a block that changes it
+Precision = tuple[str, Sequence[str]]  # (name of a built-in precision, lines of a block that changes it)
 
 
 @dataclass(frozen=True)
 class ImportedPlan:
-    """The text of a spec, not formatted yet, what was said of each key, and what is wrong."""
+    """The unformatted text of a spec, the ledger, and the errors."""
 
     text: str
     ledger: tuple[LedgerEntry, ...]
@@ -160,7 +161,7 @@ class ImportedPlan:
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many ranks a plan has along each axis but data."""
+    """The parallel degrees of a plan, without data parallelism."""
 
     pipeline: int
     tensor: int
@@ -169,31 +170,31 @@ class Degrees:
     expert_tensor: int
 
     def block(self, zero: int, more: str) -> str:
-        """The block `parallel`. `more`: further keys, each behind a comma."""
+        """The block `parallel`. `more`: further keys, each after a comma."""
         inner = (("tensor", self.tensor), ("context", self.context), ("expert_tensor", self.expert_tensor))
         text = f"parallel {{ pipeline = {self.pipeline}, expert = {self.expert}, data = auto, zero = {zero}"
         return f"{text}{''.join(f', {key} = {n}' for key, n in inner if n > 1)}{more} }}"
 
-    def devices(self, keys: Keys, said: int | None) -> int:
-        """`said`, or the fewest that the degrees allow, which is noted."""
-        if said is not None:
-            return said
+    def devices(self, keys: Keys, requested: int | None) -> int:
+        """The number of devices: `requested`, or else the fewest that the degrees allow, which the ledger records."""
+        if requested is not None:
+            return requested
         inner, experts = self.tensor * self.context, self.expert * self.expert_tensor
         data = lcm(experts // gcd(experts, inner), DEVICES // gcd(DEVICES, self.pipeline * inner))
         fewest = self.pipeline * data * inner
-        keys.note("assumed", "devices", fewest, "the fewest that the degrees allow; --devices N says how many")
+        keys.note("assumed", "devices", fewest, "the fewest that the degrees allow; set it with --devices N")
         return fewest
 
 
 def spec_of(
     system: str, name: str, keys: Keys, world: int, run: Sequence[str], model: Sequence[str], precision: Precision
 ) -> ImportedPlan:
-    """A spec of `world` devices. `run`: the blocks of the run; `model`: that of the model."""
+    """A spec for `world` devices. `run`: lines of the run's blocks; `model`: lines of the model's block."""
     keys.rest()
     nodes, per_node = (world // DEVICES, DEVICES) if world % DEVICES == 0 else (1, world)
     ledger, (built_in, changes) = keys.ledger(), precision
     lines = [
-        *comment(f"Imported from a configuration of {system}. What was said of each of its keys:"),
+        *comment(f"Imported from a configuration of {system}. What became of each of its keys:"),
         *(line for entry in ledger for line in comment(str(entry))),
         f"run {name} {{",
         f"model = {name}_model",
@@ -214,7 +215,7 @@ def spec_of(
 
 
 def string(text: str) -> str:
-    """A text as a string of a spec. A string has no line ends, and what cannot be seen is `?`."""
+    """A text as a string literal of a spec. Unprintable characters, line ends among them, become `?`."""
     return quoted("".join(each if each.isprintable() else "?" for each in text))
 
 
@@ -225,10 +226,9 @@ def adam(settings: Mapping[str, float], clip: float | None) -> str:
 
 
 def rate_lines(warmup: int, shape: str, peak: float, least: float, ends: tuple[int, int, int]) -> list[str]:
-    """The block `rate`: a warm-up from 0, a plateau, a decay of a shape, and what it ended at.
+    """The block `rate`: a linear warm-up from 0, a plateau at `peak`, a decay of `shape` to `least`, then `least`.
 
-    `ends`: the steps until which there is a plateau, a decay, and the run. What ends with the warm-up, or begins with
-    the end of the run, is left out.
+    `ends`: the last steps of the plateau, of the decay and of the run. Empty phases are left out.
     """
     plateau, decay, run = ends
     lines = [f"linear from 0 to {number(peak)} until {warmup} steps"] if warmup else []

@@ -1,7 +1,7 @@
-"""The arguments of the calls that a function of a module returns, by their paths, read without running it.
+"""Reads the arguments of the calls that a Python function returns, by their paths, without running it.
 
-`return Config(training=Training(steps=3))` is `training.steps = 3`. Names are followed to what the function or the
-module assigns to them, and calls of functions of the module to what these return.
+`return Config(training=Training(steps=3))` becomes `training.steps = 3`. Names are resolved to what the function or
+the module assigns to them, and calls of the module's functions to what these return.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.key_files import ComputedValue
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
-# --- Literals of Python as values, without running anything
+# --- Python literals as values, without running anything
 #
-# Numbers, texts, lists, tuples, names, sums and products of lists are literals; so is a call, whose arguments are keys
-# of their own. What else an expression computes is not known here.
+# Numbers, strings, lists, tuples, names, sums and products of lists count as literals; so does a call, whose keyword
+# arguments become keys of their own. The value of any other expression is unknown here.
 
-MAX_LIST = 10_000  # items of a list that is written as a product
+MAX_LIST = 10_000  # items of a list written as a product
 
 
 class NotLiteralError(ValueError):
-    """A value that is computed."""
+    """The value of an expression is computed, not literal."""
 
 
 @dataclass(frozen=True)
 class DottedName:
-    """A dotted name, such as torch.bfloat16, or the name of a function that is called."""
+    """A dotted name such as `torch.bfloat16`, or the text of a call."""
 
     text: str
 
 
 def module_of(source: Source) -> ast.Module:
-    """The statements of a module; SpecError where the text is no Python."""
+    """Parse a module. Raises SpecError if the text is not Python."""
     try:
         return python_of(source.text)
     except SyntaxError as error:
         start = source.line_starts[min(error.lineno or 1, len(source.line_starts)) - 1]
-        message = f"this is no Python: {error.msg}"
+        message = f"this is not Python: {error.msg}"
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
 
 
 def value_of(node: ast.expr) -> Any:
-    """The value of a literal; NotLiteralError where it is computed."""
+    """The value of a literal. Raises NotLiteralError if it is computed."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
@@ -70,7 +70,7 @@ def value_of(node: ast.expr) -> Any:
 
 
 def list_of(text: str) -> Any:
-    """The value of a text such as `([0]*3+[1]*58)`; NotLiteralError where it is none."""
+    """The value of a text such as `([0]*3+[1]*58)`. Raises NotLiteralError if it is not a literal."""
     try:
         (statement,) = python_of(text.strip()).body
         if isinstance(statement, ast.Expr):
@@ -81,7 +81,7 @@ def list_of(text: str) -> Any:
 
 
 def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:
-    """Where a node is written. Columns of `ast` count bytes of UTF-8."""
+    """The span of a node. `ast` counts columns in UTF-8 bytes."""
 
     def at(line: int, column: int) -> int:
         start = source.line_starts[line - 1]
@@ -90,17 +90,18 @@ def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:
     return Span(source, at(node.lineno, node.col_offset), at(node.end_lineno or node.lineno, node.end_col_offset or 0))
 
 
-# --- python calls
+# --- Calls
 
-MOST_STEPS = 50_000  # nodes that are followed: a name may be used many times
+MOST_STEPS = 50_000  # visited nodes: a name may be used many times
 MAX_DEPTH = 40
 Members = dict[str, list[JsonValue]]
 
 
 def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Members, list[Diagnostic]]:
-    """The name of the function that returns a `kind(…)`, the arguments of that, and what could not be read.
+    """The name of the function that returns a `kind(…)`, the call's arguments by path, and warnings.
 
-    `chosen`: the name of the function, where several return one. SpecError where there is none, or no Python.
+    `chosen`: the name of the function, needed if several return one. Raises SpecError if there is no such function, or
+    the text is not Python.
     """
     reader = _CallReader(source, module_of(source))
     functions = [name for name, node in reader.functions.items() if kind in ast.unparse(node.returns or _result(node))]
@@ -108,10 +109,10 @@ def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Member
     if chosen is None and len(functions) == 1:
         chosen = functions[0]
     if chosen not in functions:
-        what = f"{len(functions)} functions return a {kind}" if chosen is None else f"no function {chosen} returns it"
-        hint = f"choose one: --config {functions[0]}" if functions else f"`def mine() -> {kind}` is one"
+        problem = f"{len(functions)} functions return a {kind}" if chosen is None else f"no {chosen}() returns a {kind}"
+        hint = f"choose one: --config {functions[0]}" if functions else f"write one: `def mine() -> {kind}`"
         names = f": {', '.join(functions[:20])}" if functions else ""
-        raise SpecError([Diagnostic("I0202", f"{what}{names}", None, hint)])
+        raise SpecError([Diagnostic("I0202", f"{problem}{names}", None, hint)])
     reader.function("", reader.functions[chosen], 0)
     return chosen, reader.found, reader.mistakes
 
@@ -121,7 +122,7 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _result(function: ast.FunctionDef) -> ast.expr:
-    """What the last statement of a function returns; `None` where it returns nothing."""
+    """The expression that a function's last statement returns; the constant `None` if it returns nothing."""
     last = function.body[-1]
     if isinstance(last, ast.Return) and last.value is not None:
         return last.value
@@ -130,14 +131,14 @@ def _result(function: ast.FunctionDef) -> ast.expr:
 
 @dataclass
 class _CallReader:
-    """What was found of a module so far."""
+    """State of reading a module: the arguments and warnings so far."""
 
     source: Source
     tree: ast.Module
     found: Members = field(default_factory=dict)
     mistakes: list[Diagnostic] = field(default_factory=list)
     steps: int = 0
-    ended: bool = False  # whether names led too far
+    ended: bool = False  # whether a limit stopped the resolution
 
     def __post_init__(self) -> None:
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
@@ -150,7 +151,7 @@ class _CallReader:
                     self.constants[name] = value
 
     def function(self, path: str, node: ast.FunctionDef, depth: int) -> None:
-        """Follow what a function returns, and what it sets besides."""
+        """Follow the value that a function returns, and the attributes that it sets."""
         names, later = dict(self.constants), list[tuple[str, ast.expr]]()
         self._statements(node.body, names, later)
         result = _result(node)
@@ -160,10 +161,10 @@ class _CallReader:
                 self._put(target, value, span_of(self.source, value))
                 continue
             root, _, rest = target.partition(".")
-            if isinstance(result, ast.Name) and root == result.id:  # a part of what is returned, set anew
+            if isinstance(result, ast.Name) and root == result.id:  # overrides a part of the returned value
                 target = f"{path}.{rest}".lstrip(".")
-                for each in [key for key in self.found if key == target or key.startswith(f"{target}.")]:
-                    del self.found[each]
+                for stale in [key for key in self.found if key == target or key.startswith(f"{target}.")]:
+                    del self.found[stale]
             self.follow(target, value, names, depth + 1)
 
     def _statements(self, body: list[ast.stmt], names: dict[str, ast.expr], later: list[tuple[str, ast.expr]]) -> None:
@@ -191,11 +192,11 @@ class _CallReader:
                     self._computed(ast.unparse(statement), "this statement", span_of(self.source, statement))
 
     def follow(self, path: str, node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> None:
-        """Find the values of a node, whose place is `path`."""
+        """Record the values of a node under `path`."""
         self.steps += 1
         if depth > MAX_DEPTH or self.steps > MOST_STEPS:
             if not self.ended:
-                self._computed("names that lead to each other", path, span_of(self.source, node))
+                self._computed("names that refer to each other", path, span_of(self.source, node))
             self.ended = True
             return
         match node:
@@ -222,7 +223,7 @@ class _CallReader:
 
     @staticmethod
     def _names_of(node: ast.expr) -> set[str]:
-        """The name that a node is, if it is one: `model = model` leads nowhere."""
+        """The name that a node consists of, if it is one. Guards against `model = model`."""
         return {node.id} if isinstance(node, ast.Name) else set()
 
     def _put(self, path: str, node: ast.expr, span: Span) -> None:
@@ -234,8 +235,8 @@ class _CallReader:
         self.found.setdefault(path or "return", []).append(JsonValue(value, span, span))
 
     def _computed(self, text: str, path: str, span: Span) -> None:
-        what = f"`{path}` is computed, and nothing is executed here: {text[:80]}"
-        self.mistakes.append(Diagnostic("I0104", what, span, "write its value", severity="warning"))
+        message = f"`{path}` is computed, and nothing is executed here: {text[:80]}"
+        self.mistakes.append(Diagnostic("I0104", message, span, "write its value", severity="warning"))
 
 
 def _is_text(node: ast.expr | None) -> bool:

@@ -1,6 +1,6 @@
-"""Reading a configuration key by key: each value typed, bounded and located, each key accounted for.
+"""Reads a configuration key by key: checks type and bounds, keeps spans, and accounts for every key.
 
-What is wrong is collected, and a stand-in within the bounds is returned, so that everything is told at once.
+Errors are collected, and a valid stand-in is returned, so that one run reports all errors.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dsl.messages.diagnostics import Diagnostic, Note, Span
 from dsl.schema import Node
 from dsl.schema.base import fields_of
 
-MAX_QUOTED = 60  # characters of a value or key that is repeated in a message
+MAX_QUOTED = 60  # characters of a value or key quoted in a message
 REQUIRED: Any = object()
 Place = Literal["model", "attention", "rope", "ffn", "balance", "mtp"]
 
 
 @dataclass(frozen=True)
 class Remark:
-    """What the spec leaves out, adds or says otherwise: a comment before a part of the model."""
+    """A comment before a part of the model: what the spec leaves out, adds or changes."""
 
     place: Place
     text: str
 
 
 def shown(value: Any) -> str:
-    """A value of a configuration on one line of ASCII, whatever it holds."""
+    """A value of a configuration as one line of ASCII JSON, shortened if it is long."""
     text = json.dumps(_plain(value), ensure_ascii=True)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
 
@@ -51,8 +51,8 @@ class ConfigReader:
         self.root, self.lossy = root, lossy
         self.members: Mapping[str, JsonValue] = root.value
         self.used: set[str] = set()
-        self.defaults: Mapping[str, Any] = {}  # of the model type, once that is read
-        self.filled: dict[str, Any] = {}  # keys that are absent, with the default that was taken
+        self.defaults: Mapping[str, Any] = {}  # defaults of the model type, once that is known
+        self.filled: dict[str, Any] = {}  # absent keys, with the default used
         self.mistakes: list[Diagnostic] = []
         self.remarks: list[Remark] = []
         self.origins: dict[str, Span] = {"": Span(root.span.source, root.span.start, root.span.start + 1)}
@@ -60,22 +60,21 @@ class ConfigReader:
     # ------------------------------------------------------------ values
 
     def get(self, *names: str) -> JsonValue | None:
-        """The value of a key, which may go by several names; None if it is absent or null."""
+        """The value of a key, which may have several names; None if it is absent or null."""
         self.used.update(names)
-        given = [(name, self.members[name]) for name in names if name in self.members]
-        if len({shown(value) for _, value in given}) > 1:
-            (first, one), (second, other) = given[:2]
+        present = [(name, self.members[name]) for name in names if name in self.members]
+        if len({shown(value) for _, value in present}) > 1:
+            (first, one), (second, other) = present[:2]
             message = f"`{second}` is {shown(other)}, `{first}` is {shown(one)}: they are two names of one value"
             self.complain("I0203", message, other.span, "remove one of them", Note(f"`{first}`", one.span))
-        return next((value for _, value in given if value.value is not None), None)
+        return next((value for _, value in present if value.value is not None), None)
 
     def number(
         self, at: str, cls: type[Node], field: str, *names: str, default: Any = REQUIRED, null: Any = REQUIRED
     ) -> Any:
-        """A number with the type and bounds of a field of the schema, written to the path `at` of a spec.
+        """A number with the type and bounds of a schema field. Records its origin under the spec path `at`.
 
-        default: what an absent key means that the model type has no default for; null: what null means, if not the
-        same.
+        default: value of an absent key without a default of the model type; null: value of null, if it differs.
         """
         low = _least(cls, field)
         found = self.get(*names)
@@ -105,7 +104,7 @@ class ConfigReader:
             meant: int = self._default(names, default)
             return self._missing((name,), low) if meant is REQUIRED else meant
         if isinstance(found.value, bool) or not isinstance(found.value, int) or not low <= found.value <= high:
-            message = f"`{name}` is a whole number of {low:,} to {high:,}, {shown(found)} is not"
+            message = f"`{name}` is a whole number from {low:,} to {high:,}, {shown(found)} is not"
             self.complain("I0203", message, found.span)
             return low
         return found.value
@@ -139,7 +138,7 @@ class ConfigReader:
         return found.value
 
     def _default(self, names: tuple[str, ...], otherwise: Any, null: Any = REQUIRED) -> Any:
-        """What an absent key means: the default of the model type, which is then said, or else `otherwise`."""
+        """The value of an absent key: the model type's default, recorded in `filled`, or else `otherwise`."""
         name = next((each for each in names if each in self.defaults), None)
         if name is None:
             return otherwise
@@ -154,19 +153,19 @@ class ConfigReader:
         return any(item.severity == "error" for item in self.mistakes)
 
     def place(self, name: str) -> Span | None:
-        """Where a key is written; None where it is absent."""
+        """The span of a key; None if it is absent."""
         return self.members[name].key if name in self.members else None
 
     def complain(self, code: str, message: str, span: Span | None, hint: str = "", *notes: Note) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, notes))
 
     def warn(self, code: str, place: Place, text: str, span: Span | None = None) -> None:
-        """Say it, and write it into the spec."""
+        """Report a warning and add it to the spec as a comment."""
         self.mistakes.append(Diagnostic(code, text, span, severity="warning"))
         self.remarks.append(Remark(place, text))
 
     def refuse(self, place: Place, name: str, meaning: str, value: JsonValue | None = None) -> None:
-        """A key that a spec cannot express: a mistake, or a warning and a comment where some loss is accepted."""
+        """Report a key that a spec cannot express: an error, or with `lossy` a warning and a comment."""
         value = value or self.members.get(name)
         written = f"`{name}` = {shown(value)}" if value is not None else f"no `{name}`"
         span = value.span if value is not None else self.origins[""]
@@ -219,46 +218,46 @@ def _holds(value: Any, bound: object) -> bool:
     return True
 
 
-# --- What is known of the keys of Hugging Face configurations that are not read into a model
+# --- Keys of Hugging Face configurations that are not read into a model
 
-# key → why it makes no difference to what is trained
+# key → why it does not affect training
 IRRELEVANT = {
     "architectures": "the class of the model; model_type says the same",
     "auto_map": "where the code of the class is",
     "base_model_tp_plan": "how inference splits the weights",
     "bos_token_id": "the tokenizer's",
     "cache_implementation": "how inference keeps keys and values",
-    "chunk_size_feed_forward": "how inference is cut",
+    "chunk_size_feed_forward": "how inference chunks the feed-forward layers",
     "dtype": "how the published weights are stored",
     "eos_token_id": "the tokenizer's",
     "ep_size": "how inference spreads the experts",
     "head_dim_original": "a note of the converter",
-    "id2label": "of classification",
+    "id2label": "for classification",
     "initial_context_length": "the context before it was extended; rope_scaling says the same",
-    "is_encoder_decoder": "false of these models",
-    "label2id": "of classification",
+    "is_encoder_decoder": "false for these models",
+    "label2id": "for classification",
     "max_position_embeddings": "a run says how long its sequences are",
-    "max_window_layers": "where layers begin to have a window, of types that read it",
-    "num_return_sequences": "of generation",
+    "max_window_layers": "the first layer with a window, read only by some types",
+    "num_return_sequences": "for generation",
     "output_attentions": "what inference returns",
     "output_hidden_states": "what inference returns",
-    "output_router_logits": "what the forward returns",
+    "output_router_logits": "what the forward pass returns",
     "pad_token_id": "the tokenizer's",
-    "prefix": "of generation",
+    "prefix": "for generation",
     "pretraining_tp": "repeats the rounding of a tensor-parallel run",
-    "problem_type": "of classification",
+    "problem_type": "for classification",
     "qk_head_dim": "nope + rope",
     "quantization_config": "how the published weights are stored",
     "return_dict": "what inference returns",
-    "rope_interleave": "the order of rotated pairs: weights that are trained anew do not depend on it",
+    "rope_interleave": "the order of rotated pairs, which does not matter when training from scratch",
     "tokenizer_class": "the tokenizer's",
     "torch_dtype": "how the published weights are stored",
     "transformers_version": "who wrote the file",
-    "use_cache": "of generation",
+    "use_cache": "for generation",
 }
-# key → the key that it repeats in published configurations, whose value is taken
+# key → the key whose value it repeats in published configurations
 REPEATED = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
-# Keys that classes of some types read, and values of them that are as if they were absent.
+# Keys that only some model types read, and their values that mean the same as an absent key.
 OF_TYPES: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": (),
@@ -271,15 +270,15 @@ OF_TYPES: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
 }
 MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_linear")
-REMOTE = ("deepseek", "kimi_k2")  # types whose code lies beside their weights: what it reads is not known here
+REMOTE = ("deepseek", "kimi_k2")  # types whose code is published with the weights: which keys it reads is unknown here
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A key that asks for something a spec cannot say.
+    """A key for a feature that a spec cannot express.
 
-    `harmless`: values that ask for nothing. `place`: where the comment belongs. `types`: those whose classes in
-    `transformers` 5.23 compute it; None: all. Of another type the key is not read, neither there nor here.
+    `harmless`: values that turn the feature off. `place`: where the comment belongs. `types`: model types whose classes
+    in `transformers` 5.23 implement it; None: all. For other types the key is ignored, there and here.
     """
 
     harmless: tuple[object, ...]
@@ -288,7 +287,7 @@ class Refused:
     types: tuple[str, ...] | None = None
 
     def is_read(self, model_type: str) -> bool:
-        """Whether models of a type compute what the key asks for."""
+        """Whether models of a type implement the feature."""
         return self.types is None or model_type in (*self.types, *REMOTE)
 
 
@@ -299,23 +298,25 @@ REFUSED = {
         (False,), "biases on the projections of latent attention; a spec has none", "attention", MLA
     ),
     "attention_dropout": Refused((0, 0.0), _DROPOUT, "attention"),
-    "attn_logit_softcapping": Refused((), "logits of attention bent by tanh", "attention", ()),
-    "clip_qkv": Refused((), "queries, keys and values cut off at a value", "attention", ("olmoe",)),
+    "attn_logit_softcapping": Refused((), "attention logits capped by tanh", "attention", ()),
+    "clip_qkv": Refused((), "queries, keys and values clipped to a bound", "attention", ("olmoe",)),
     "embd_pdrop": Refused((0, 0.0), _DROPOUT, "model", ()),
-    "final_logit_softcapping": Refused((), "logits of the head bent by tanh", "model", ()),
+    "final_logit_softcapping": Refused((), "output logits capped by tanh", "model", ()),
     "hidden_dropout": Refused((0, 0.0), _DROPOUT, "model", ()),
     "index_topk": Refused((), "attention to chosen tokens only", "attention", ()),
     "mlp_bias": Refused((False,), "biases in the feed-forward layers", "ffn", ("deepseek_v2", "deepseek_v4")),
     "partial_rotary_factor": Refused(
-        (1, 1.0), "a part of each head is rotated, which this model type does not do", "rope"
+        (1, 1.0), "rotates only a part of each head, which this model type does not do", "rope"
     ),
     "qk_layernorm": Refused((False,), _NORMS, "attention", ()),
     "resid_pdrop": Refused((0, 0.0), _DROPOUT, "model", ()),
-    "router_jitter_noise": Refused((0, 0.0), "noise on what the gate reads; a spec has none", "ffn", ("mixtral",)),
+    "router_jitter_noise": Refused((0, 0.0), "noise on the router's input; a spec has none", "ffn", ("mixtral",)),
     "shared_expert_intermediate_size": Refused((0,), "a shared expert of its own width", "ffn", ()),
     "use_bidirectional_attention": Refused(
-        (False,), "attention to later tokens; a spec attends to earlier ones", "attention", ("gemma3_text",)
+        (False,), "attention to later tokens; attention in a spec is causal", "attention", ("gemma3_text",)
     ),
-    "use_mrope": Refused((False,), "positions in height and width as well; a spec has those in time", "rope", ()),
+    "use_mrope": Refused(
+        (False,), "positions in height and width as well; a spec has positions in time only", "rope", ()
+    ),
     "use_qk_norm": Refused((False,), _NORMS, "attention", ()),
 }

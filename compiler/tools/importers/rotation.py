@@ -1,4 +1,4 @@
-"""Rotation of a Hugging Face config: its base, the part of a head, a longer context, and what differs by layer."""
+"""RoPE settings of a Hugging Face config: theta, rotated width, context extension, and differences by layer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ THETA = "model.attention.rope.theta"
 def rotations(
     reader: ConfigReader, family: ConfigFamily, num_heads: int, hidden: int
 ) -> tuple[Mapping[str, Rope], int | None]:
-    """The rotation of each kind of layer, and the length of a sequence before its context was extended."""
+    """RoPE by kind of layer, and the context length before its extension (None without an extension)."""
     parameters = reader.part("rope_parameters")
     if any(isinstance(each.value, Mapping) for each in parameters.values()):
         if family.local_theta:
             return _by_kind(reader, family, parameters)
-        reader.refuse("rope", "rope_parameters", "a rotation of its own for each kind of layer; write them by hand")
+        reader.refuse("rope", "rope_parameters", "different RoPE settings for each kind of layer; write them by hand")
         rope, original = Rope(theta=1.0), None
     else:
         rope, original = _rope(reader, family, parameters, num_heads, hidden)
@@ -37,13 +37,13 @@ def rotations(
 def _by_kind(
     reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue]
 ) -> tuple[Mapping[str, Rope], int | None]:
-    """The rotations that `rope_parameters` has by kind of layer."""
+    """RoPE by kind of layer, where `rope_parameters` has one entry for each kind."""
     found: dict[str, Rope] = {}
     before: int | None = None
     bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     reader.used |= {*bases.values(), "rope_scaling"}
     for key in sorted({*parameters} - {*bases}):
-        text = f"`{shown(key)[1:-1]}` of rope_parameters is not known, and not in this spec"
+        text = f"`{shown(key)[1:-1]}` of rope_parameters is unknown, and left out of this spec"
         reader.warn("I0302", "rope", text, parameters[key].key)
     for kind, base in bases.items():
         part = parameters[kind].value if kind in parameters else {}
@@ -60,23 +60,23 @@ def _by_kind(
 def _rope(
     reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue], num_heads: int, hidden: int
 ) -> tuple[Rope, int | None]:
-    """The rotation of all layers, and the length of a sequence before its context was extended."""
+    """RoPE for all layers, and the context length before its extension (None without an extension)."""
     scaling = reader.part("rope_scaling")
     inner = (
         ConfigReader(JsonValue(parameters, reader.members["rope_parameters"].span), lossy=reader.lossy)
         if parameters
         else None
     )
-    given = reader.get("rope_theta")
+    flat = reader.get("rope_theta")
     nested = inner is not None and inner.get("rope_theta") is not None
-    theta = reader.number(THETA, Rope, "theta", "rope_theta") if given is not None or not nested else 0.0
+    theta = reader.number(THETA, Rope, "theta", "rope_theta") if flat is not None or not nested else 0.0
     if inner is not None and nested:
         theta = inner.number(THETA, Rope, "theta", "rope_theta")
-        if given is not None and not inner.mistakes and given.value != theta:
+        if flat is not None and not inner.mistakes and flat.value != theta:
             span = parameters["rope_theta"].span
             reader.complain(
                 "I0203",
-                f"`rope_theta` is {shown(given)}, in `rope_parameters` {shown(theta)}",
+                f"`rope_theta` is {shown(flat)}, but {shown(theta)} in `rope_parameters`",
                 span,
                 "remove one of them",
             )
@@ -100,7 +100,7 @@ def _rope(
 def _rotated_width(
     reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue], num_heads: int, hidden: int
 ) -> int | None:
-    """Columns of a head that are rotated, where that is a part of them; None where it is all."""
+    """Rotated columns of a head; None if all are rotated."""
     found = parameters.get("partial_rotary_factor") or reader.members.get("partial_rotary_factor")
     share = found.value if found is not None else None
     if share is None:
@@ -123,13 +123,13 @@ def _rotated_width(
     return None if share == 1 else int(width * share)
 
 
-# The rotations of longer contexts that a spec has: their keys in a config, and whether they are written in a spec.
+# RoPE scalings that a spec supports: rope_type → (class, keys of the config besides factor and original length).
 SCALINGS: dict[str, tuple[type[Node], tuple[str, ...]]] = {
     "linear": (LinearScaling, ()),
     "llama3": (Llama3Scaling, ("low_freq_factor", "high_freq_factor")),
     "yarn": (YarnScaling, ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")),
 }
-# Others change with the length of a sequence, and are those of the shorter context until it is exceeded.
+# RoPE scalings that depend on the sequence length. Up to the original length they rotate as the shorter context does.
 EXTENSIONS = {
     "dynamic": ("alpha",),
     "longrope": ("short_factor", "long_factor", "attention_factor", "short_mscale", "long_mscale"),
@@ -140,33 +140,33 @@ ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "original_max_position
 def scaling_of(
     reader: ConfigReader, name: str, part: Mapping[str, JsonValue]
 ) -> tuple[LinearScaling | Llama3Scaling | YarnScaling | None, int | None]:
-    """What a `rope_scaling` asks for, and the length of a sequence before the extension: 0 if it is not told, None if
-    there was none."""
+    """The scaling in a `rope_scaling` object, and the context length before the extension: 0 if the object does not say
+    it, None if there is no extension."""
     kinds = [part[key].value for key in ("rope_type", "type") if key in part and part[key].value is not None]
     kind = kinds[0] if kinds else "default"
     if kind != "default" and (not isinstance(kind, str) or kind not in {*SCALINGS, *EXTENSIONS}):
         reader.refuse("rope", name, f"a spec has no rotation of type {shown(kind)}")
         return None, None
     cls, keys = SCALINGS.get(kind, (None, EXTENSIONS.get(kind, ())))
-    known = {*ROPE_KEYS, *keys, *(("truncate", "finetuned") if kind == "yarn" else ())}
-    for key in sorted(set(part) - known):
-        text = f"`{shown(key)[1:-1]}` of {name} = {shown(part[key])} is not known, and not in this spec"
+    known_keys = {*ROPE_KEYS, *keys, *(("truncate", "finetuned") if kind == "yarn" else ())}
+    for key in sorted(set(part) - known_keys):
+        text = f"`{shown(key)[1:-1]}` of {name} = {shown(part[key])} is unknown, and left out of this spec"
         reader.warn("I0302", "rope", text, part[key].key)
     if kind == "default":
         return None, None
-    given, factor = part.get("original_max_position_embeddings"), part.get("factor")
-    start = given.value if given is not None and isinstance(given.value, int) else 0
+    original, factor = part.get("original_max_position_embeddings"), part.get("factor")
+    start = original.value if original is not None and isinstance(original.value, int) else 0
     text = f"{name}: {kind}" + (f" by {shown(factor).removesuffix('.0')}" if factor is not None else "")
     text += f" from {start:,} tokens" if start > 0 else ""
     if cls is None:
-        text += ", an extension of the context after pre-training: not in this spec"
+        text += ", a context extension after pre-training: left out of this spec"
         reader.warn("I0303", "rope", text, reader.members[name].key)
         return None, max(0, start)
-    text += ", an extension of the context: to train from the beginning, remove `scaling`"
+    text += ", a context extension: to train from scratch, remove `scaling`"
     reader.remarks.append(Remark("rope", text))
     inner = ConfigReader(JsonValue(part, reader.members[name].span), lossy=reader.lossy)
     context = reader.get("max_position_embeddings")
-    if context is not None:  # which `transformers` takes where the context before is not said
+    if context is not None:  # `transformers` uses it if the original length is absent
         inner.defaults = {"original_max_position_embeddings": context.value}
     scaled = _scaled(inner, cls, keys)
     reader.mistakes += inner.mistakes
@@ -177,7 +177,7 @@ def scaling_of(
 def _scaled(
     inner: ConfigReader, cls: type[Node], keys: tuple[str, ...]
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
-    """The scaling that an object of a configuration says; None where it has mistakes, which are the reader's."""
+    """The scaling in an object of a config; None if it has errors, which are in `inner.mistakes`."""
     at = "model.attention.rope.scaling"
     values: dict[str, Any] = {"factor": inner.number(f"{at}.factor", cls, "factor", "factor")}
     if cls is not LinearScaling:

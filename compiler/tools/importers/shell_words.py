@@ -1,8 +1,9 @@
-"""The arguments of the command lines of a shell script, read without running anything.
+"""Reads the command-line arguments in a shell script without running it.
 
-An argument is a word `--name`, with the words behind it up to the next one or up to where a command ends. `$NAME` and
-`${NAME:-default}` are replaced by their values, of the script or given ones, also where a variable holds arguments:
-`ARGS="--x 1"` and `ARGS=(--x 1)`. What stays is not known. Branches are not followed. `shlex` reads words and quotes.
+An argument is a word `--name` and the words after it, up to the next argument or the end of the command. `$NAME` and
+`${NAME:-default}` are replaced by values from the script or from the caller, also where a variable holds arguments:
+`ARGS="--x 1"` and `ARGS=(--x 1)`. Variables left unreplaced are unknown values. Branches are not followed. `shlex`
+splits words and removes quotes.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.key_files import ComputedValue, is_known, replaced, typed, unknown
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
-MOST_CHARACTERS = 10_000_000  # of all words: variables may hold each other
-ENDS = ";|&\n"  # of a command
+MOST_CHARACTERS = 10_000_000  # in all words together, because variables may refer to each other
+ENDS = ";|&\n"  # characters that end a command
 COMMENT = re.compile(r"(?:(?<=\s)|^)#[^\n]*")
 REDIRECTION = re.compile(r"(?<![^\s;&|\"'])(?:\d|&)?(?:>>?|<)(?:&\d|[ \t]*[^\s;&|)\"'<>]+)")
 ARGUMENT = re.compile(r"--([A-Za-z][^=]*+)(?:(=)(.*))?", re.DOTALL)
 QUOTED = re.compile(r"[\s'\"\\]")
-OPTION = re.compile(r"-[A-Za-z][\w-]*")  # of a shell, of Python
-HOLDS = re.compile(r"(?:^|\s)--[A-Za-z]|\.py\s")  # of a text: arguments, or a command
+OPTION = re.compile(r"-[A-Za-z][\w-]*")  # an option of the shell or of Python
+HOLDS = re.compile(r"(?:^|\s)--[A-Za-z]|\.py\s")  # matches a text that holds arguments or a command
 SETTING = re.compile(r"([A-Za-z_]\w*)(\+?)=(\(?)(.*)", re.DOTALL)
 REFERENCE = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?\}?")
 BEFORE_SETTINGS = re.compile(r"export|local|readonly|declare|typeset|env|then|do|else|!|\{|-\w+")
 LAUNCHERS = {"python", "python3", "torchrun", "srun", "mpirun", "bash", "sh", "exec", "env", "deepspeed", "nsys"}
 
 
-def script(source: Source, given: Mapping[str, str]) -> tuple[dict[str, list[JsonValue]], list[Diagnostic]]:
-    """The arguments of a shell script by name, with `-` as `_`, and what could not be read. SpecError for no script.
+def script(source: Source, overrides: Mapping[str, str]) -> tuple[dict[str, list[JsonValue]], list[Diagnostic]]:
+    """The arguments of a shell script by name, with `-` as `_`, and warnings about what could not be read.
 
-    `given`: variables, also in place of what the script sets.
+    `overrides`: variables that replace those that the script sets. Raises SpecError if the text is not a shell script.
     """
-    reader = _ScriptReader(source, given, dict(given))
+    reader = _ScriptReader(source, overrides, dict(overrides))
     try:
         reader.read(_words(source.text))
-    except ValueError as error:  # of shlex
-        raise SpecError([Diagnostic("I0103", f"this is no shell script: {error}", Span(source, 0, 1))]) from None
+    except ValueError as error:  # from shlex
+        raise SpecError([Diagnostic("I0103", f"this is not a shell script: {error}", Span(source, 0, 1))]) from None
     return reader.found, reader.mistakes
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words of a script without their quotes, and the operators between them."""
+    """The words of a script, unquoted, and the operators between them."""
     text = REDIRECTION.sub(" ", COMMENT.sub("", re.sub(r"\\\r?\n", "  ", text)))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=ENDS)
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
@@ -53,24 +54,24 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _words_of_string(text: str) -> Iterator[str]:
-    """The words of a text that a shell divides at blanks alone: an operator is a word, or the end of one."""
+    """The words of an expanded variable, split at blanks only: an operator is a word of its own or ends one."""
     for word in shlex.split(REDIRECTION.sub(" ", text)):
         yield from (word[:-1], ";") if word.endswith(";") else (word,)
 
 
 @dataclass
 class _ScriptReader:
-    """What was found of a script so far."""
+    """State of reading a script: variables, the arguments so far, and the argument being read."""
 
     source: Source
-    given: Mapping[str, str]
-    variables: dict[str, str]
+    overrides: Mapping[str, str]
+    variables: dict[str, str]  # current values, overrides included
     found: dict[str, list[JsonValue]] = field(default_factory=dict)
     mistakes: list[Diagnostic] = field(default_factory=list)
-    name: tuple[str, Span] | None = None  # of the argument that is being read
+    name: tuple[str, Span] | None = None  # name and place of the argument being read
     values: list[str] = field(default_factory=list)
-    characters: int = 0  # of the words so far
-    next: dict[str, int] = field(default_factory=dict)  # text → where its next place is looked for
+    characters: int = 0  # in the words so far
+    next: dict[str, int] = field(default_factory=dict)  # text → offset from which to look for its next occurrence
 
     def read(self, words: Iterable[str]) -> None:
         """Read commands."""
@@ -90,8 +91,8 @@ class _ScriptReader:
         name, more, bracket, text = setting.groups()
         if bracket:
             items = list(_items(text, rest))
-            text = " ".join(shlex.quote(each) if QUOTED.search(each) else each for each in items)
-        if name in self.given:
+            text = " ".join(shlex.quote(item) if QUOTED.search(item) else item for item in items)
+        if name in self.overrides:
             return
         place = self._place(f"{name}{more}=")
         before, text = self.variables.get(name, ""), replaced(text, self.variables)
@@ -104,19 +105,19 @@ class _ScriptReader:
             self.variables[name] = text
 
     def _word(self, word: str, has_program: bool) -> bool:
-        """Read a word of a command; whether its program was named. Words before that are of what launches it."""
+        """Read a word of a command. Returns whether the program has been named; words before it are the launcher's."""
         text = replaced(word, self.variables)
         self.characters += len(text)
         if self.characters > MOST_CHARACTERS:
             raise ValueError("its variables are too long")
         is_value = self.name is not None and not self.values
         if re.search(r"\s", text) and HOLDS.search(text) and not is_value:
-            for each in _words_of_string(text):
-                if each and not each.strip(ENDS):
+            for inner in _words_of_string(text):
+                if inner and not inner.strip(ENDS):
                     self._end()
                     has_program = False
                 else:
-                    has_program = self._word(each, has_program)
+                    has_program = self._word(inner, has_program)
         elif found := ARGUMENT.fullmatch(text):
             self._end()
             key = found[1].rstrip(":")
@@ -129,25 +130,25 @@ class _ScriptReader:
         elif self.name is not None:
             self.values.append(text)
         elif has_program and (unread := REFERENCE.fullmatch(text)):
-            message = f"arguments that {text} holds are not read: nothing is executed here"
+            message = f"the arguments in {text} are not read: nothing is executed here"
             hint = f"give it: -D {unread[1]}='--name value'" if unread[1].isidentifier() else "write them out"
             self.mistakes.append(Diagnostic("I0104", message, self._place(text), hint, severity="warning"))
         return has_program
 
     def _end(self) -> None:
-        """Put what is being read among what was found."""
+        """Finish the argument being read and record it."""
         if self.name is not None:
             (name, place), text = self.name, " ".join(self.values)
             is_read = is_known(text)
             value = (typed(text) if self.values else True) if is_read else ComputedValue(text)
             values = self.found.setdefault(name, [])
-            if all(each.value != value for each in values):  # else a command that is shown, and then run
+            if all(each.value != value for each in values):  # scripts often print a command and then run it
                 values.append(JsonValue(value, place, place))
                 self.mistakes += [] if is_read else [unknown(name, text, place, text)]
         self.name, self.values = None, []
 
     def _place(self, text: str) -> Span:
-        """Where a text is written; of one that is written several times, the next place of it."""
+        """The span of a text; if it occurs several times, the span of its next occurrence."""
         start = self.source.text.find(text, self.next.get(text, 0))
         start = start if start >= 0 else max(0, self.source.text.find(text))
         self.next[text] = start + len(text)
@@ -155,7 +156,7 @@ class _ScriptReader:
 
 
 def _items(first: str, rest: Iterator[str]) -> Iterator[str]:
-    """The words of `NAME=(…)`, of which the first is behind the bracket."""
+    """The words of `NAME=(…)`. `first`: the one directly after the parenthesis."""
     for word in chain((first,), rest):
         is_last = word.count(")") > word.count("(")
         text = word.removesuffix(")") if is_last else word

@@ -1,6 +1,6 @@
-"""The model of a configuration of torchtitan, as the lines of a spec: sizes that it says, or those of a flavour.
+"""The model of a torchtitan configuration as lines of a spec, from its own sizes or from those of a flavour.
 
-A flavour is a name of sizes in torchtitan's Python. `FLAVOURS` has those of
+A flavour is a named set of sizes in torchtitan's Python. `FLAVOURS` has those of
 torchtitan/models/deepseek_v3/__init__.py of 0.3.0, by the names of the arguments of `build_mla_moe_layers`.
 """
 
@@ -19,8 +19,8 @@ JOB = "model"  # the table of a job file that names the model
 MODEL = "model_spec.model"
 LAYERS = f"{MODEL}.layers"
 ROPE = f"{LAYERS}.rope"
-MOST_LAYERS = 100_000  # more are refused by the rules of a spec
-ORIGINAL = 4096  # tokens up to which a model of a job file rotates without YaRN
+MOST_LAYERS = 100_000  # the rules of a spec refuse more
+ORIGINAL = 4096  # tokens up to which the model of a job file uses no YaRN
 _MLA = {"q_lora_rank": 0, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _SMALL = {"n_dense_layers": 1, "n_heads": 16, "mscale": 0.7, "num_shared_experts": 2, "router_score_func": "softmax"}
 _GROUPS = {"router_num_expert_groups": 8, "q_lora_rank": 1536, "mscale": 1.0, "n_heads": 128}
@@ -46,7 +46,7 @@ FLAVOURS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 YARN = {"theta": 10000.0, "scaling": "yarn", "rope_factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "original_seq_len": 4096}  # fmt: skip
-# What models have here in any case: key → the value in torchtitan.
+# Keys whose value is fixed in dsc: key → the torchtitan values that mean the same.
 ALWAYS = {
     f"{LAYERS}.attn_backend": ("flex", "sdpa", "varlen"),
     f"{LAYERS}.moe_comm_backend": ("standard", "deepep", "hybridep"),
@@ -74,7 +74,7 @@ ALWAYS = {
 
 
 def with_flavour(members: Members, keys: Keys) -> Members:
-    """The keys, and behind them those of the flavour that they name; what is wrong with the flavour goes to `keys`."""
+    """The keys, followed by those of the flavour that they name. Errors of the flavour are added to `keys`."""
     named = members.get(f"{JOB}.flavor") or members.get("model_spec") or ()
     text = str(getattr(named[0].value, "text", named[0].value)) if named else ""
     if LAYERS in members:
@@ -88,9 +88,9 @@ def with_flavour(members: Members, keys: Keys) -> Members:
     name = members[f"{JOB}.name"][0].value if f"{JOB}.name" in members else "deepseek_v3"
     is_registry = not rest or call.rpartition(".")[2] == "model_registry"
     if name != "deepseek_v3" or not is_registry or flavour not in FLAVOURS:
-        message = f"the sizes of {shown(name)} {shown(flavour)} are in torchtitan's Python, and not known here"
+        message = f"the sizes of {shown(name)} {shown(flavour)} are in torchtitan's Python, and unknown here"
         hint = (
-            f"known of deepseek_v3: {', '.join(FLAVOURS)}; `dsc import hf` takes the config.json of a published model"
+            f"known for deepseek_v3: {', '.join(FLAVOURS)}; `dsc import hf` takes the config.json of a published model"
         )
         keys.mistakes.append(Diagnostic("I0202", message, named[0].span, hint))
         return members
@@ -107,26 +107,26 @@ def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
     by_flavour = LAYERS not in members
 
     def size(key: str, path: str) -> int:
-        is_said = by_flavour and not keys.has(key)  # that there is no such flavour, or no model
-        return 1 if is_said else keys.size(key, path)
+        is_reported = by_flavour and not keys.has(key)  # the missing flavour or model is an error already
+        return 1 if is_reported else keys.size(key, path)
 
     if by_flavour and keys.has("model_spec"):
-        keys.lose("model_spec", "the registry is taken for that of torchtitan's deepseek_v3", kind="assumed")
+        keys.lose("model_spec", "the registry is assumed to be that of torchtitan's deepseek_v3", kind="assumed")
     for key in (f"{JOB}.name", f"{JOB}.flavor", "model_spec.flavor"):
         keys.lose(key, "the name of the sizes", kind="no effect")
     vocab, hidden = size(f"{MODEL}.vocab_size", "model.vocab"), size(f"{LAYERS}.dim", "model.hidden")
     eps = keys.take(f"{MODEL}.norm.eps", "model.norm_eps", 1e-5)
     if not by_flavour and not keys.has("norm.eps") and eps != 1e-5:
-        keys.note("approximated", "norm.eps", 1e-5, f"that of layers there; all norms have {number(eps)} here")
-    keys.lose("norm.eps", f"all norms have `norm_eps` = {number(eps)} here", (eps,), "approximated")
+        keys.note("approximated", "norm.eps", 1e-5, f"layers use it there; all norms use {number(eps)} here")
+    keys.lose("norm.eps", f"all norms use `norm_eps` = {number(eps)} here", (eps,), "approximated")
     lines = [f"model {name}_model {{", f"vocab = {vocab}, hidden = {hidden}, init_std = {number(_std(keys, members))}"]
     lines.append(f"norm_eps = {number(eps)}")
     for key in (f"{MODEL}.dim", f"{MODEL}.tok_embeddings.embedding_dim", f"{MODEL}.norm.normalized_shape"):
-        keys.lose(key, "another width than that of the layers", (hidden,))
+        keys.lose(key, "a width other than that of the layers", (hidden,))
     for key in (f"{MODEL}.lm_head.in_features", f"{MODEL}.mtp_layers.dim"):
-        keys.lose(key, "another width than that of the layers", (hidden,))
+        keys.lose(key, "a width other than that of the layers", (hidden,))
     for key in (f"{MODEL}.tok_embeddings.num_embeddings", f"{MODEL}.lm_head.out_features"):
-        keys.lose(key, "another vocabulary than that of the model", (vocab,))
+        keys.lose(key, "a vocabulary other than that of the model", (vocab,))
     lines += _attention(keys, size)
     lines += _layers(keys, size)
     depth = keys.take("model_spec.num_mtp_layers", "model.mtp.depth", 0) if by_flavour else 0
@@ -139,7 +139,7 @@ def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
     keys.lose("loss", "the loss is the cross entropy here", tuple(map(DottedName, losses if depth else losses[:2])))
     keys.lose("loss.loss_fn", "the loss is the cross entropy here", (DottedName(losses[0]),))
     for key in ("loss.global_vocab_size", "loss.loss_fn.global_vocab_size"):
-        keys.lose(key, "another vocabulary than that of the model", (vocab, *map(DottedName, _VOCABULARIES)))
+        keys.lose(key, "a vocabulary other than that of the model", (vocab, *map(DottedName, _VOCABULARIES)))
     for key, values in ALWAYS.items():
         keys.lose(key, f"models have {key} = {shown(values[0])} here", values)
     return [*lines, "}"]
@@ -149,22 +149,22 @@ _VOCABULARIES = ("decoder_vocab_size(model_spec)", "decoder_vocab_size(config.mo
 
 
 def _std(keys: Keys, members: Members) -> float:
-    """The spread of weights at the beginning; that of the projections where torchtitan has several."""
+    """The standard deviation of the initial weights; that of the projections if torchtitan has several."""
     if LAYERS not in members:
-        why = "weights spread by 0.02, deeper ones less, embeddings by 1, the head by hidden^-0.5 there; by 0.02 here"
-        keys.note("approximated", "init", "of the flavour", why)
+        why = "there, weights have std 0.02, deeper ones less, embeddings 1, the head hidden^-0.5; here, all have 0.02"
+        keys.note("approximated", "init", "the flavour's", why)
         return 0.02
     first = f"{LAYERS}.linear_init.weight.std"
     std = keys.take(first, "model.init_std", 0.02)
     for key in members:
         stem, _, last = key.rpartition(".")
         if last == "std" and "_init." in key:
-            keys.lose(key, f"all weights spread by `init_std` = {number(std)} here", (std,), "approximated")
+            keys.lose(key, f"all weights have `init_std` = {number(std)} here", (std,), "approximated")
         elif stem.endswith("_init") and last != "std":
             is_norm = key.startswith((f"{LAYERS}.norm_init", f"{MODEL}.norm."))
             usual = ("nn.init.ones_",) if is_norm else ("nn.init.zeros_",) if last == "bias" else _NORMAL
             keys.lose(
-                key, "weights begin from a normal distribution here", tuple(map(DottedName, usual)), "approximated"
+                key, "weights are drawn from a normal distribution here", tuple(map(DottedName, usual)), "approximated"
             )
     return float(std)
 
@@ -173,20 +173,20 @@ _NORMAL = ("partial(nn.init.normal_)",)
 
 
 def _attention(keys: Keys, size: Any) -> list[str]:
-    of = "model.attention"
-    heads, rank = size(f"{LAYERS}.n_heads", f"{of}.heads"), keys.take(f"{LAYERS}.q_lora_rank", f"{of}.query_rank", 0)
-    kv = size(f"{LAYERS}.kv_lora_rank", f"{of}.kv_rank")
-    nope, turned = (size(f"{LAYERS}.qk_{each}_head_dim", f"{of}.head_dim.{each}") for each in ("nope", "rope"))
-    value = size(f"{LAYERS}.v_head_dim", f"{of}.head_dim.value")
-    theta = keys.take(f"{ROPE}.theta", f"{of}.rope.theta", 10000.0)
-    kind, factor = keys.take(f"{ROPE}.scaling", f"{of}.rope.scaling", "none"), 1.0
+    at = "model.attention"
+    heads, rank = size(f"{LAYERS}.n_heads", f"{at}.heads"), keys.take(f"{LAYERS}.q_lora_rank", f"{at}.query_rank", 0)
+    kv = size(f"{LAYERS}.kv_lora_rank", f"{at}.kv_rank")
+    nope, turned = (size(f"{LAYERS}.qk_{each}_head_dim", f"{at}.head_dim.{each}") for each in ("nope", "rope"))
+    value = size(f"{LAYERS}.v_head_dim", f"{at}.head_dim.value")
+    theta = keys.take(f"{ROPE}.theta", f"{at}.rope.theta", 10000.0)
+    kind, factor = keys.take(f"{ROPE}.scaling", f"{at}.rope.scaling", "none"), 1.0
     rope = f"rope {{ theta = {number(theta)} }}"
     if kind == "yarn":
-        factor = keys.take(f"{ROPE}.rope_factor", f"{of}.rope.scaling.factor", 1.0)
+        factor = keys.take(f"{ROPE}.rope_factor", f"{at}.rope.scaling.factor", 1.0)
     if factor > 1:
         rope = f"rope {{ theta = {number(theta)}\n{_yarn(keys, factor)} }}"
     elif kind not in ("none", "yarn"):
-        keys.note("not expressible", f"{ROPE}.scaling", kind, "latent attention has YaRN alone here")
+        keys.note("not expressible", f"{ROPE}.scaling", kind, "latent attention supports only YaRN here")
     keys.lose(f"{ROPE}.dim", "another width than that of the heads", (turned,))
     keys.lose(f"{ROPE}.max_seq_len", "the length of the table of rotations", kind="no effect")
     for key in ("rope_factor", "beta_fast", "beta_slow", "original_seq_len", "truncate"):
@@ -202,12 +202,12 @@ def _attention(keys: Keys, size: Any) -> list[str]:
 
 
 def _yarn(keys: Keys, factor: float) -> str:
-    """The block of YaRN. The factor `mscale` is that of the scores; sines have none in torchtitan."""
-    of = "model.attention.rope.scaling"
-    original = keys.take(f"{ROPE}.original_seq_len", f"{of}.original", ORIGINAL)
-    fast, slow = (keys.take(f"{ROPE}.beta_{which}", f"{of}.beta_{which}", n) for which, n in _BETAS)
-    truncate = keys.take(f"{ROPE}.truncate", f"{of}.truncate", True)
-    mscale = keys.take(f"{LAYERS}.mscale", f"{of}.mscale_all_dim", 1.0)
+    """The YaRN block. torchtitan applies `mscale` to the attention scores and does not scale the sines."""
+    at = "model.attention.rope.scaling"
+    original = keys.take(f"{ROPE}.original_seq_len", f"{at}.original", ORIGINAL)
+    fast, slow = (keys.take(f"{ROPE}.beta_{which}", f"{at}.beta_{which}", n) for which, n in _BETAS)
+    truncate = keys.take(f"{ROPE}.truncate", f"{at}.truncate", True)
+    mscale = keys.take(f"{LAYERS}.mscale", f"{at}.mscale_all_dim", 1.0)
     written = f"factor = {number(factor)}, original = {original}, beta_fast = {number(fast)}"
     written += f", beta_slow = {number(slow)}, mscale = {number(mscale)}, mscale_all_dim = {number(mscale)}"
     return f"scaling yarn {{ {written}{'' if truncate else ', truncate = false'} }}"
@@ -227,26 +227,26 @@ def _layers(keys: Keys, size: Any) -> Iterator[str]:
         for key in ("moe_hidden_dim", "num_experts", "num_shared_experts"):
             keys.lose(f"{LAYERS}.{key}", "there are no layers with experts", kind="no effect")
         return
-    of = f"model.layers.{int(dense > 0)}.ffn"
+    at = f"model.layers.{int(dense > 0)}.ffn"
     experts, shared = (
-        size(f"{LAYERS}.num_experts", f"{of}.experts"),
-        size(f"{LAYERS}.num_shared_experts", f"{of}.shared"),
+        size(f"{LAYERS}.num_experts", f"{at}.experts"),
+        size(f"{LAYERS}.num_shared_experts", f"{at}.shared"),
     )
-    inner, chosen = size(f"{LAYERS}.moe_hidden_dim", f"{of}.inner"), size(f"{LAYERS}.router_top_k", f"{of}.top_k")
-    score = keys.take(f"{LAYERS}.router_score_func", f"{of}.score", "sigmoid")
+    inner, chosen = size(f"{LAYERS}.moe_hidden_dim", f"{at}.inner"), size(f"{LAYERS}.router_top_k", f"{at}.top_k")
+    score = keys.take(f"{LAYERS}.router_score_func", f"{at}.score", "sigmoid")
     if score not in ("sigmoid", "softmax"):
         keys.mistakes.append(Diagnostic("I0203", f"scores are sigmoid or softmax, {shown(score)} is neither", None))
         score = "softmax"
-    groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{of}.groups", 1, int)
-    top = keys.take(f"{LAYERS}.router_num_limited_groups", f"{of}.top_groups", 1, int)
-    scale = keys.take(f"{LAYERS}.router_route_scale", f"{of}.scale", 1.0)
-    normal = keys.take(f"{LAYERS}.router_route_norm", f"{of}.normalize", False)
+    groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{at}.groups", 1, int)
+    top = keys.take(f"{LAYERS}.router_num_limited_groups", f"{at}.top_groups", 1, int)
+    scale = keys.take(f"{LAYERS}.router_route_scale", f"{at}.scale", 1.0)
+    normal = keys.take(f"{LAYERS}.router_route_norm", f"{at}.normalize", False)
     if groups > 1 and score == "softmax":
-        why = "a group is scored by the sum of its two best experts there, with softmax by the best here"
+        why = "there, a group's score is the sum of its two best experts; here, with softmax, its best expert"
         keys.note("approximated", f"{LAYERS}.router_num_expert_groups", groups, why)
     key = "layer.moe.load_balance_coeff"
     usual = None if keys.peek(key, 0) is None else 1e-3
-    rate = keys.take(key, f"{of}.balance.bias_rate", usual, (int, float))
+    rate = keys.take(key, f"{at}.balance.bias_rate", usual, (int, float))
     yield f"layers {dense}..{layers - 1} {{ ffn moe {{"
     yield f"experts = {experts}, shared = {shared}, top_k = {chosen}, inner = {inner}"
     if groups > 1:

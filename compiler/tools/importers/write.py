@@ -1,4 +1,4 @@
-"""A model and what was remarked on it → the text of a spec, in the house's style. It reads back as the same model."""
+"""Writes a model and the remarks on it as the text of a spec, in canonical style. Parsing it gives the same model."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from dsl.schema import (
 )
 
 INDEXER = ("heads", "head_dim", "top_k", "loss")
-WIDTH = 112  # of a comment
-MAX_REMARKS = 50  # at one place
+WIDTH = 112  # columns of a comment
+MAX_REMARKS = 50  # per place
 INDENT = "  "
 MAX_NAME = 48
 TAKEN = {
@@ -52,7 +52,7 @@ TAKEN = {
 
 
 def identifier(text: str, fallback: str = "imported") -> str:
-    """A name for a block: ASCII letters, digits and underscores of the last part of a path or of a model's name."""
+    """A block name from the last part of a path or of a model's name: ASCII letters, digits and underscores."""
     part = text.rstrip("/").rpartition("/")[2]
     name = re.sub(r"[^a-z0-9]+", "_", part.lower()).strip("_")[:MAX_NAME].strip("_")
     if not name:
@@ -61,12 +61,12 @@ def identifier(text: str, fallback: str = "imported") -> str:
 
 
 def model_text(model: Model, model_type: str, remarks: Iterable[Remark]) -> str:
-    """The model block, its comments before it and in it."""
+    """The model block with the comments before and in it."""
     return "\n".join(_model(model, model_type, tuple(remarks))) + "\n"
 
 
 def number(value: float) -> str:
-    """A number as it is written here: `129_280`, `1e-6`, `0.02`."""
+    """A number in a spec's style: `129_280`, `1e-6`, `0.02`."""
     if value == int(value) and abs(value) < 1e15:
         whole = int(value)
         return f"{whole:_}" if whole >= 10_000 else str(whole)
@@ -75,7 +75,7 @@ def number(value: float) -> str:
 
 
 def comment(text: str, indent: str = "") -> Iterator[str]:
-    """A text as comment lines: one line of ASCII after another, whatever it holds."""
+    """A text as wrapped comment lines of printable ASCII."""
     plain = text.encode("ascii", "backslashreplace").decode("ascii")
     plain = "".join(c if c.isprintable() else "?" for c in plain)
     for line in textwrap.wrap(plain, WIDTH - len(indent), subsequent_indent="  "):
@@ -92,13 +92,13 @@ def _remarked(remarks: tuple[Remark, ...], place: Place, indent: str) -> Iterato
 
 def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterator[str]:
     found = parameters(model)
-    of_mtp = f", and {found.mtp:,} of multi-token prediction" if found.mtp else ""
-    yield from comment(f"From a Hugging Face config of type {model_type}: {found.total:,} parameters{of_mtp}.")
+    mtp_count = f", and {found.mtp:,} of multi-token prediction" if found.mtp else ""
+    yield from comment(f"From a Hugging Face config of type {model_type}: {found.total:,} parameters{mtp_count}.")
     yield from _remarked(remarks, "model", "")
     yield f"model {model.name} {{"
     sizes = f"vocab = {number(model.vocab)}, hidden = {number(model.hidden)}"
     yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
-    if more := _given(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
+    if more := _non_default(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
         yield f"  {more}"
     if hyper := model.hyper_connections:
         yield f"  hyper_connections {{ streams = {hyper.streams}, rounds = {hyper.rounds}, eps = {number(hyper.eps)} }}"
@@ -106,14 +106,14 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     attention = model.attention
     yield from _attention(attention, remarks)
     yield from _remarked(remarks, "ffn", INDENT)
-    said = False
+    has_remarks = False  # whether the remarks on balancing are written
     for span in model.layers:
         ffn = span.ffn
-        assert not isinstance(ffn, Custom), "no configuration has a module of a user's own"
+        assert not isinstance(ffn, Custom), "no configuration has a user-defined module"
         head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
         parts = [] if span.attention is None else [*_of_range(attention, span.attention)]
-        if isinstance(ffn, Dense) and span.by == 1:  # of every N-th layer it is that of the range around it
-            act = _given(ffn, "activation", "bias")
+        if isinstance(ffn, Dense) and span.by == 1:  # every N-th layer keeps the FFN of the surrounding range
+            act = _non_default(ffn, "activation", "bias")
             parts.append(f"  ffn dense {{ inner = {number(ffn.inner)}{', ' + act if act else ''} }}")
         has_experts = isinstance(ffn, Moe) and span.by == 1
         if len(parts) <= 2 and not has_experts:
@@ -122,20 +122,20 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         yield head
         yield from (f"{INDENT}{part}" for part in parts)
         if isinstance(ffn, Moe) and has_experts:
-            tells = not said and ffn.choice == "scores"  # of what balances experts
-            yield from _moe(ffn, remarks if tells else ())
-            said = said or tells
+            writes_remarks = not has_remarks and ffn.choice == "scores"
+            yield from _moe(ffn, remarks if writes_remarks else ())
+            has_remarks = has_remarks or writes_remarks
         yield "  }"
     if model.mtp is not None:
         yield from _remarked(remarks, "mtp", INDENT)
-        own = model.mtp.attention
-        of_mtp = "" if own is None else f", attention {{ {_changes(attention, own)} }}"
-        yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{of_mtp} }}"
+        override = model.mtp.attention
+        changes = "" if override is None else f", attention {{ {_changes(attention, override)} }}"
+        yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{changes} }}"
     yield "}"
 
 
 def _attention(attention: AnyAttention, remarks: tuple[Remark, ...]) -> Iterator[str]:
-    """A block of any kind."""
+    """An attention block of any kind."""
     if isinstance(attention, DeltaNet):
         yield from _deltanet(attention)
     elif isinstance(attention, Mla):
@@ -143,12 +143,12 @@ def _attention(attention: AnyAttention, remarks: tuple[Remark, ...]) -> Iterator
     elif isinstance(attention, Compressed):
         yield from _compressed(attention, remarks)
     else:
-        assert isinstance(attention, Gqa), "no configuration has a module of a user's own"
+        assert isinstance(attention, Gqa), "no configuration has a user-defined module"
         yield from _gqa(attention, remarks)
 
 
 def _of_range(usual: AnyAttention, other: AnyAttention) -> Iterator[str]:
-    """The attention of a range: what it has that the model's has not, or all of one of another kind."""
+    """The attention of a range: only the differences from the model's, or all of it if it is of another kind."""
     if type(usual) is type(other):
         yield f"  attention {{ {_changes(usual, other)} }}"
     else:
@@ -173,10 +173,10 @@ def _compressed(sizes: Compressed, remarks: tuple[Remark, ...]) -> Iterator[str]
 
 
 def _entries(compress: Csa | Hca | None) -> str:
-    """What a layer has beside its window."""
+    """The key or block `compress`."""
     if compress is None:
         return "compress = none"
-    indexer = f", indexer {{ {_given(compress.indexer, *INDEXER)} }}" if isinstance(compress, Csa) else ""
+    indexer = f", indexer {{ {_non_default(compress.indexer, *INDEXER)} }}" if isinstance(compress, Csa) else ""
     return f"compress {compress.kind} {{ rate = {number(compress.rate)}{indexer} }}"
 
 
@@ -197,7 +197,7 @@ def _gqa(gqa: Gqa, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "  attention gqa {"
     norm = {None: "", "head": ", qk_norm = true", "width": ", qk_norm = width"}[gqa.qk_norm]
     yield f"    heads = {number(gqa.heads)}, kv_heads = {number(gqa.kv_heads)}, head_dim = {gqa.head_dim}{norm}"
-    if options := _given(gqa, "bias", "scale", "window", "sinks", "output_gate", "softcap"):
+    if options := _non_default(gqa, "bias", "scale", "window", "sinks", "output_gate", "softcap"):
         yield f"    {options}"
     yield from _rope(gqa.rope, remarks)
 
@@ -216,26 +216,26 @@ def _rope(rope: Rope | None, remarks: tuple[Remark, ...]) -> Iterator[str]:
 
 
 def _rope_keys(rope: Rope) -> Iterator[str]:
-    """What a rotation says: its numbers, and its scaling."""
-    yield _given(rope, "theta", "width")
+    """The keys of a `rope` block, and its scaling."""
+    yield _non_default(rope, "theta", "width")
     if rope.scaling is not None:
         yield _scaling(rope.scaling)
 
 
 def _scaling(scaling: LinearScaling | Llama3Scaling | YarnScaling) -> str:
     keys = [name for name in type(scaling).model_fields if name != "kind"]
-    return f"scaling {scaling.kind} {{ {_given(scaling, *keys)} }}"
+    return f"scaling {scaling.kind} {{ {_non_default(scaling, *keys)} }}"
 
 
 def _changes(usual: AnyAttention, other: AnyAttention) -> str:
-    """What the attention of a range has that the model's has not."""
+    """The keys in which the attention of a range differs from the model's."""
     fields = [name for name in type(other).model_fields if getattr(other, name) != getattr(usual, name)]
     assert type(usual) is type(other) and {*fields} <= {"window", "compress", "rope"}, fields
     return ", ".join(_change(name, getattr(usual, name), getattr(other, name)) for name in fields)
 
 
 def _change(name: str, usual: Any, other: Any) -> str:
-    """A key of a range: a block has what differs from the model's, which it is put over."""
+    """One key of a range's attention. A block has only the keys that differ, since it is merged into the model's."""
     if name == "compress":
         return _entries(other)
     if not isinstance(usual, Rope) or not isinstance(other, Rope):
@@ -247,11 +247,11 @@ def _change(name: str, usual: Any, other: Any) -> str:
     return f"rope {{ {', '.join(parts)} }}"
 
 
-def _given(node: Node, *names: str) -> str:
-    """`key = value` of the fields that have another value than their default."""
+def _non_default(node: Node, *names: str) -> str:
+    """`key = value` for the fields that differ from their defaults."""
     fields = [(name, getattr(node, name)) for name in names]
-    given = [(name, value) for name, value in fields if value != type(node).model_fields[name].default]
-    return ", ".join(f"{name} = {_value(value)}" for name, value in given)
+    changed = [(name, value) for name, value in fields if value != type(node).model_fields[name].default]
+    return ", ".join(f"{name} = {_value(value)}" for name, value in changed)
 
 
 def _value(value: bool | float | str | None) -> str:
@@ -266,10 +266,10 @@ def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "    ffn moe {"
     sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
     yield f"      {sizes}, inner = {number(moe.inner)}"
-    if more := _given(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate", "choice"):
+    if more := _non_default(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate", "choice"):
         yield f"      {more}"
     if moe.clamp is not None:
-        yield f"      clamp {{ {_given(moe.clamp, 'limit', 'alpha', 'shift')} }}"
+        yield f"      clamp {{ {_non_default(moe.clamp, 'limit', 'alpha', 'shift')} }}"
     if (moe.groups, moe.top_groups) != (1, 1):
         yield f"      groups = {number(moe.groups)}, top_groups = {number(moe.top_groups)}"
     normalize = "true" if moe.normalize else "false"

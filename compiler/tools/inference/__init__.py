@@ -1,4 +1,4 @@
-"""A trained model in one process, without autograd: its loss on text, and text that it writes.
+"""Inference with a trained model in one process, without autograd: evaluation and text generation.
 
-The layers are those that are trained (`compiler.model.layers`), read a third time, by the ops of `runtime.ops`.
+It runs the layers that are trained (`compiler.model.layers`) with the ops of `runtime.ops`.
 """

@@ -1,4 +1,4 @@
-"""Prompts for chat models: a conversation becomes the text that the chat template of the model writes."""
+"""Prompts for chat models: renders conversations with the model's chat template."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from runtime.data.chat import NO_TEMPLATE, PUT_IT, Settings, messages_fault, mor
 from runtime.data.files import DataError
 from runtime.data.template_process import TemplateProcess
 
-Conversation = Mapping[str, Any]  # `messages`, and what else a row of a run's conversations has: `tools`
+Conversation = Mapping[str, Any]  # `messages`, and optional keys of a data row such as `tools`
 
 
 def conversation_of(text: str) -> Conversation:
-    """The conversation that a text is: JSON of messages, or of an object with `messages`. Any other text is what a user
-    says. InferenceError for messages that are none."""
+    """Parse a conversation: a JSON list of messages or an object with `messages`. Any other text becomes one user
+    message. Raises InferenceError for invalid messages."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -34,11 +34,11 @@ def conversation_of(text: str) -> Conversation:
 
 
 class Conversations:
-    """The chat template of a model, which a process with limits renders. The process starts with the first text."""
+    """The chat template of a model, rendered in a process with resource limits that starts with the first text."""
 
     def __init__(self, tokenizer: Path, template: Path | None = None) -> None:
-        """`tokenizer`: a tokenizer.json. `template`: a file; None: what lies beside the tokenizer. InferenceError for a
-        file that cannot be used."""
+        """`tokenizer`: a tokenizer.json. `template`: a template file; None: the one next to the tokenizer. Raises
+        InferenceError if a file cannot be used."""
         self._folder = tokenizer.parent
         try:
             rows = PromptsRecipe() if template is None else ChatRecipe(str(template.absolute()), "cut")
@@ -49,21 +49,21 @@ class Conversations:
 
     @property
     def template(self) -> str | None:
-        """The text of the template, None where there is none."""
+        """The text of the template; None if there is none."""
         return self._settings.template
 
     @property
     def required(self) -> str:
-        """The text of the template. InferenceError where there is none."""
+        """The text of the template. Raises InferenceError if there is none."""
         if self.template is None:
             raise InferenceError(f"{self._folder}: {NO_TEMPLATE}", PUT_IT)
         return self.template
 
     def text(self, conversation: Conversation, *, is_open: bool = False) -> str:
-        """The text of a conversation and the header of the assistant's next turn; with `is_open` the text up to the end
-        of what the last message says, which is to be continued.
+        """Render a conversation and the header of the assistant's next turn; with `is_open`, only up to the end of the
+        last message's content, so that it can be continued.
 
-        InferenceError if there is no template, or it refuses the messages.
+        Raises InferenceError if there is no template, or it rejects the messages.
         """
         _ = self.required
         messages = conversation["messages"]

@@ -1,7 +1,7 @@
-"""The loss of a model on streams of tokens: each is cut into windows, as training cuts its text.
+"""The loss of a model on streams of tokens, each cut into windows as in training.
 
-A window has as many tokens as the sequences of training, and its targets are the tokens one ahead; the last window of a
-stream may be shorter. So every token but the first of a stream is a target once.
+A window has as many tokens as a training sequence, and its targets are shifted by one token; the last window of a
+stream may be shorter. So every token of a stream except the first is a target exactly once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from compiler.tools.inference.sources import InferenceError
 
 TOKENS_AT_ONCE = 4096
 NO_TARGET = -1
-MOST_NATS = 690.0  # e to the power of it is a number
+MOST_NATS = 690.0  # exp of it does not overflow
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class EvaluatedLoss:
-    """Cross entropy in nats, summed over `tokens` targets; `bytes` of text that these are, if that is known."""
+    """Cross entropy in nats, summed over `tokens` targets. `bytes`: the size of their text, None if unknown."""
 
     nats: float
     tokens: int
@@ -34,12 +34,12 @@ class EvaluatedLoss:
 
     @property
     def mean(self) -> float:
-        """Nats of a token."""
+        """Nats per token."""
         return self.nats / self.tokens
 
     @property
     def perplexity(self) -> float | None:
-        """None where it is too large for a number."""
+        """Perplexity per token; None if it overflows."""
         return math.exp(self.mean) if self.mean < MOST_NATS else None
 
     @property
@@ -48,14 +48,14 @@ class EvaluatedLoss:
 
 
 def windows(stream: Ids, sequence: int) -> Iterator[tuple[Ids, Ids]]:
-    """Tokens and targets of every window of a stream."""
+    """Tokens and targets of each window of a stream."""
     for first in range(0, len(stream) - 1, sequence):
         targets = stream[first + 1 : first + sequence + 1]
         yield stream[first : first + len(targets)], targets
 
 
 def batches(streams: Sequence[Ids], sequence: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and targets [B, L] of the windows of all streams; a window that is shorter than others is filled up."""
+    """Batches of tokens and targets [B, L] from the windows of all streams; shorter windows are padded."""
     held: list[tuple[Ids, Ids]] = []
     at_once = max(1, TOKENS_AT_ONCE // sequence)
     for stream in streams:
@@ -69,24 +69,24 @@ def batches(streams: Sequence[Ids], sequence: int) -> Iterator[tuple[Tensor, Ten
 
 
 def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [B, L] of windows, filled up behind their tokens, which do not see what comes there."""
+    """Tokens and targets [B, L] of windows, padded at the end, which causal layers do not see."""
     tokens_BL = np.zeros((len(held), max(len(targets) for _, targets in held)), np.int64)
     targets_BL = np.full_like(tokens_BL, NO_TARGET)
     for row, (tokens, targets) in enumerate(held):
         tokens_BL[row, : len(tokens)] = tokens
         targets_BL[row, : len(targets)] = targets
-    tokens_BL ^= tokens_BL >> 63  # ~id is read as id, and is nobody's target
+    tokens_BL ^= tokens_BL >> 63  # ~id is read as id, but is not a target
     return torch.from_numpy(tokens_BL), torch.from_numpy(targets_BL)
 
 
 def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[str], None]) -> EvaluatedLoss:
-    """The loss of all tokens of some streams but the first of each. An id below 0 is no target.
+    """The loss on all tokens of some streams except the first of each. An id below 0 is not a target.
 
-    Raises InferenceError where there is nothing to predict.
+    Raises InferenceError if there is nothing to predict or the loss is not finite.
     """
     total = sum(int((stream[1:] >= 0).sum()) for stream in streams)
     if not total:
-        raise InferenceError("there is no token to predict: the loss is a mean over the tokens behind the first one")
+        raise InferenceError("there is no token to predict: the loss is a mean over all tokens after the first one")
     nats, done = 0.0, 0
     for tokens_BL, targets_BL in batches(streams, model.sequence):
         progress(f"{done:,} of {total:,} tokens")

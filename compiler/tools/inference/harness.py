@@ -1,7 +1,7 @@
 """A model for lm-evaluation-harness: `DscModel("runs/quickstart")`.
 
-https://github.com/EleutherAI/lm-evaluation-harness. It has the methods that the harness asks of a model, and does not
-import it: docs/evaluating.md says how to join both.
+See https://github.com/EleutherAI/lm-evaluation-harness. The class has the methods that the harness expects of a model,
+but does not import it; docs/evaluating.md shows how to combine both.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from compiler.tools.inference.sources import InferenceError, find_source
 from compiler.tools.inference.writing import open_writer
 from runtime.data import tokenizer as bpe
 
-Window = tuple[Ids, Ids]  # tokens and their targets, NO_TARGET where a token is not asked for
+Window = tuple[Ids, Ids]  # tokens and their targets; NO_TARGET for tokens that are not scored
 
 
 class Request(Protocol):
-    """An `Instance` of the harness, as far as it is read."""
+    """The part of the harness's `Instance` that is used."""
 
     @property
     def args(self) -> tuple[Any, ...]: ...
 
 
 class DscModel:
-    """The model of a run, RUN@STEP or checkpoint, by the names under which the harness asks.
+    """The model of a run, RUN@STEP or checkpoint, with the interface that the harness expects.
 
-    `max_length`: tokens that a prediction sees at most; by default those of the sequences of training. Raises
-    InferenceError where the model cannot be loaded.
+    `max_length`: the longest context in tokens; by default the length of training sequences. Raises InferenceError if
+    the model cannot be loaded.
     """
 
     rank, world_size, max_gen_toks = 0, 1, 256
@@ -53,47 +53,48 @@ class DscModel:
         self._writer = open_writer(find_source(source, spec), dtype, average=average, tokenizer=path)
         self.max_length = max_length or self._writer.model.sequence
         self.cache_hook: Any = None
-        self._is_chat = False  # whether contexts are what the chat template writes
+        self._is_chat = False  # whether the chat template rendered the contexts
 
-    # ------------------------------------------------------------ what the harness asks
+    # ------------------------------------------------------------ interface of the harness
 
     def loglikelihood(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """For each (context, continuation): the log probability of the continuation, and whether it is what greedy
-        choice gives."""
+        """For each (context, continuation): the log probability of the continuation, and whether greedy decoding would
+        produce it."""
         found = self._sums([self._after(*request.args) for request in requests])
         return self._cached("loglikelihood", requests, found)
 
     def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[float]:
-        """For each (text,): its log probability. A window of it sees as many tokens before as `max_length` allows."""
+        """For each (text,): its log probability, in windows of at most `max_length` tokens."""
         parts = [list(self._rolling(request.args[0])) for request in requests]
         sums = iter(self._sums([window for windows in parts for window in windows]))
         found = [sum(next(sums)[0] for _ in windows) for windows in parts]
         return self._cached("loglikelihood_rolling", requests, found)
 
     def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[str]:
-        """For each (context, settings): the text that follows, up to one of `until`, or `max_gen_toks` tokens."""
+        """For each (context, settings): the generated text, up to a word of `until` or `max_gen_toks` tokens."""
         found = [self._written(context, settings) for context, settings in (request.args for request in requests)]
         return self._cached("generate_until", requests, found)
 
     @property
     def eot_token_id(self) -> int:
-        """The token between documents."""
+        """The end-of-document token."""
         return self._writer.end
 
     @property
     def tokenizer_name(self) -> str:
-        """A name that differs where the tokenizer or the chat template does: the harness keeps requests by it."""
+        """A name that identifies the tokenizer and chat template; the harness caches requests under it."""
         parts = bpe.digest(self._writer.tokenizer) + (self._writer.conversations.template or "")
         return f"dsc-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The text of the chat template, or "" where the harness asks for none. InferenceError if there is none."""
+        """The text of the chat template, or "" if `chat_template` is false. Raises InferenceError if there is none."""
         return self._writer.conversations.required if chat_template else ""
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation, which ends with the header of the assistant's turn; without
-        `add_generation_prompt`, with what the last message says. From then on contexts are such texts, so nothing is
-        put in front of them. InferenceError if the template refuses the messages."""
+        """Render a conversation, ending with the header of the assistant's turn or, without `add_generation_prompt`,
+        with the last message's content. From then on nothing is prepended to contexts, as they are such texts. A system
+        message that the template rejects is left out with a warning. Raises InferenceError if the template rejects the
+        messages."""
         self._is_chat = True
         conversations, messages = self._writer.conversations, [*chat_history]
         try:
@@ -112,8 +113,8 @@ class DscModel:
     # ------------------------------------------------------------ windows
 
     def _after(self, context: str, continuation: str) -> Window:
-        """The window of a continuation. Spaces at the end of a context belong to the first word after it; those of a
-        chat template only where a token holds both."""
+        """The window of a continuation. Trailing spaces of a context belong to the first word after it; after a chat
+        template only if one token spans both."""
         encode = self._writer.encode
         ids, seen = encode(context + continuation), encode(context)
         if not self._is_chat or ids[: len(seen)] != seen:
@@ -126,11 +127,11 @@ class DscModel:
         return whole[:-1][-self.max_length :], targets[-self.max_length :]
 
     def _rolling(self, text: str) -> Iterator[Window]:
-        """Windows in which every token of a text is a target once. The last one is as long as others, so that its
-        targets see as much."""
+        """Windows in which every token of a text is a target once. The last window overlaps the one before to be as
+        long, so that its targets see as much context."""
         begin, rest = self._writer.begun(self._writer.encode(text))
         whole = np.array([*begin, *rest], np.int64)
-        done = len(begin)  # the tokens of the beginning are no targets
+        done = len(begin)  # the start tokens are not targets
         while done < len(whole):
             end = min(len(whole), done + self.max_length)
             start = max(0, end - 1 - self.max_length)
@@ -140,7 +141,7 @@ class DscModel:
             done = end
 
     def _sums(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
-        """The log probability of all targets of each window, and whether each of them has the largest logit."""
+        """For each window: the log probability of its targets, and whether all of them have the largest logit."""
         at_once = max(1, TOKENS_AT_ONCE // self.max_length)
         order = sorted(range(len(windows)), key=lambda index: len(windows[index][0]))
         found: dict[int, tuple[float, bool]] = {}
@@ -163,7 +164,7 @@ class DscModel:
         return self._writer.write([*begin, *rest][-self.max_length :], most, sampler, until=tuple(words)).text
 
     def _cached(self, name: str, requests: Sequence[Request], found: list[Any]) -> list[Any]:
-        """Hand results to the cache of the harness, if it has set one."""
+        """Add results to the harness's cache, if it has set one, and return them."""
         for request, result in zip(requests, found, strict=True):
             if self.cache_hook is not None:
                 self.cache_hook.add_partial(name, request.args, result)

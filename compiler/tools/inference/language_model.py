@@ -22,41 +22,43 @@ from runtime.ops import OPS
 from runtime.ops.cross_entropy import picked
 from runtime.ops.product import wide
 
-LOGITS = 2**22  # at a time
-DTYPES = ("fp64", "fp32", "bf16")  # in which a model computes here
+LOGITS = 2**22  # computed at a time
+DTYPES = ("fp64", "fp32", "bf16")  # supported compute dtypes
 
 
 def on_one_rank(spec: Spec, dtype: str = "") -> Spec:
-    """The run of a spec as it is computed here: all experts on one rank, all products in the dtype of activations.
+    """A spec changed for inference on one rank: all experts local, and all matrix products in the dtype of activations.
 
-    `dtype`: of `DTYPES`; the run's own dtype of activations if it is empty.
+    `dtype`: one of `DTYPES`, or "" for the run's dtype of activations.
     """
     parts = {"precision": BUILT_IN[dtype or spec.precision.compute], "parallel": Parallel(data=1)}
-    parts |= {"train": spec.train.model_copy(update={"grpo": None})}  # whose head has a loss of sampled tokens
+    parts |= {
+        "train": spec.train.model_copy(update={"grpo": None})
+    }  # with grpo the head computes a loss of sampled tokens
     data = spec.data.model_copy(
         update={"documents": "joined", "chat": None, "prompts": None}
-    )  # a sequence is a document here
+    )  # a sequence is one document here
     return spec.model_copy(update=parts | {"data": data, "recompute": (), "unfused": (), "offload": ()})
 
 
 class Cache:
-    """What the attention of some blocks keeps of one sequence; `length` tokens of it. A smaller length forgets."""
+    """The cache of some blocks for one sequence of `length` tokens. Decreasing `length` drops the last tokens."""
 
     def __init__(self, tables: Mapping[str, Continued]) -> None:
-        self._tables = tables  # by site
+        self._tables = tables  # site → op table
         self.length = 0
 
     def table(self, site: str, new: int) -> Continued:
-        """The ops of a segment on the next `new` tokens."""
+        """The op table of a segment for the next `new` tokens."""
         table = self._tables[site]
         table.begin(self.length, new)
         return table
 
 
 class LanguageModel:
-    """A model and its weights. `tensors`: by the names that segments read, the experts of a layer in one.
+    """A model and its weights. `tensors`: by the names that segments use, with all experts of a layer in one tensor.
 
-    `spec` is of one rank: see `on_one_rank`.
+    `spec` must be for one rank: see `on_one_rank`.
     """
 
     def __init__(self, spec: Spec, tensors: Mapping[str, Tensor]) -> None:
@@ -83,28 +85,28 @@ class LanguageModel:
 
     @property
     def sequence(self) -> int:
-        """Tokens of the sequences that it was trained on."""
+        """Tokens per training sequence."""
         return self.spec.train.sequence
 
     @property
     def drafts(self) -> bool:
-        """Whether it predicts the token after the next one."""
+        """Whether it has an MTP block, which predicts the token after the next one."""
         return self._drafter is not None
 
     # ------------------------------------------------------------ whole sequences
 
     @torch.inference_mode()
     def hidden(self, tokens_T: Tensor, length: int) -> Tensor:
-        """Sequences of `length` tokens, one after the other -> h_TN, the residual stream behind the last layer."""
+        """Concatenated sequences of `length` tokens each -> h_TN, the residual stream after the last layer."""
         if not self.spec.model.customs:
             ops = Forward(length)
             return self._run(self._trunk, {"tokens": tokens_T}, lambda _: ops)
         if length > self.sequence:
             raise InferenceError(
-                f"a sequence has {length:,} tokens, and modules of the model were traced for {self.sequence:,}",
+                f"a sequence has {length:,} tokens, but the model's modules were traced for {self.sequence:,}",
                 "give shorter sequences",
             )
-        ops, more = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see those behind them
+        ops, more = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see later ones
         filled_BL = torch.nn.functional.pad(tokens_T.view(-1, length), more)
         h_TN = self._run(self._trunk, {"tokens": filled_BL.flatten()}, lambda _: ops)
         return h_TN.unflatten(0, filled_BL.shape)[:, :length].flatten(0, 1)
@@ -116,8 +118,8 @@ class LanguageModel:
 
     @torch.inference_mode()
     def score(self, tokens_BL: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets -> the cross entropy of each target in nats, FP64, and whether it has the largest
-        logit. A target below 0 is none: its cross entropy is 0."""
+        """Tokens and targets -> [B, L] the cross entropy of each target in nats, FP64, and whether it has the largest
+        logit. A target below 0 is ignored: its cross entropy is 0."""
         h_TN, targets_T = self.hidden(tokens_BL.flatten(), tokens_BL.shape[1]), targets_BL.flatten()
         rows = max(1, LOGITS // self.vocab)
         nats, best = [], []
@@ -131,17 +133,17 @@ class LanguageModel:
     # ------------------------------------------------------------ token by token
 
     def cache(self) -> Cache:
-        """A cache of the main model, without tokens."""
+        """An empty cache for the main model."""
         return self._cache(self._trunk)
 
     def draft_cache(self) -> Cache:
-        """A cache of the MTP block, without tokens."""
-        assert self._drafter, "a model that drafts"
+        """An empty cache for the MTP block."""
+        assert self._drafter, "the model has no MTP block"
         return self._cache(self._drafter[:1])
 
     @torch.inference_mode()
     def extend(self, tokens_T: Tensor, cache: Cache) -> Tensor:
-        """The next tokens of the sequence of a cache, which then has them -> h_TN, as of `hidden`."""
+        """Append tokens to the sequence of a cache -> h_TN for them, as from `hidden`."""
         new = tokens_T.shape[0]
         h_TN = self._run(self._trunk, {"tokens": tokens_T}, lambda site: cache.table(site, new))
         cache.length += new
@@ -149,9 +151,9 @@ class LanguageModel:
 
     @torch.inference_mode()
     def draft(self, next_T: Tensor, h_TN: Tensor, cache: Cache) -> Tensor:
-        """The residual stream of some tokens and the tokens that follow each -> logits_V of the token after the last of
-        these. `cache`: of the MTP block, with all tokens before."""
-        assert self._drafter, "a model that drafts"
+        """The residual stream of some tokens, and the token that follows each -> logits_V for the token after the last
+        of `next_T`. `cache`: of the MTP block, with all earlier tokens."""
+        assert self._drafter, "the model has no MTP block"
         block, head = self._drafter
         new = next_T.shape[0]
         values = {"mtp_tokens": next_T, "final_h_mtp": self._ended(h_TN, "final_h_mtp")}
@@ -166,7 +168,8 @@ class LanguageModel:
         return Cache({site: Continued(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
 
     def _ended(self, h_TN: Tensor, output: str) -> Tensor:
-        """What the end of the main model makes of the residual stream: `output`, for the head or for the MTP block."""
+        """Apply the end of the main model to the residual stream. `output`: the value to return, the input of the head
+        or of the MTP block."""
         end = StageBlock(self._end.steps, output)
         return self._run([end], {self._trunk[-1].output: h_TN}, lambda _: Forward(h_TN.shape[0]))
 
@@ -175,25 +178,25 @@ class LanguageModel:
         return logits_TV
 
     def _run(self, blocks: Iterable[StageBlock], data: Mapping[str, Tensor], ops: Callable[[str], Forward]) -> Tensor:
-        """The hidden state that blocks end with. `ops`: the table of a segment, by its site."""
+        """Run blocks and return the last one's output. `ops`: site of a segment → its op table."""
         values: dict[str, Any] = dict(data)
         for block in blocks:
             for step in block.steps:
-                given = [values[name] for name in step.inputs]
+                inputs = [values[name] for name in step.inputs]
                 if isinstance(step, ir.Use):
-                    found = step.segment.function(ops(step.site), self._params[step.site], *given)
+                    found = step.segment.function(ops(step.site), self._params[step.site], *inputs)
                     values |= zip(step.outputs, found, strict=True)
                 else:
-                    values |= zip((buffer.name for buffer in step.outputs), _exchanged(step, given), strict=True)
-            values = {**data, block.output: values[block.output]}  # what is inside of a block is for nobody else
+                    values |= zip((buffer.name for buffer in step.outputs), _exchanged(step, inputs), strict=True)
+            values = {**data, block.output: values[block.output]}  # drop values internal to the block
         return values[block.output]
 
 
-def _exchanged(step: ir.Communication, given: list[Tensor]) -> list[Tensor]:
-    """What an exchange gives where all experts are here: the rows as they are, and where those of each expert end."""
+def _exchanged(step: ir.Communication, inputs: list[Tensor]) -> list[Tensor]:
+    """The result of an exchange if all experts are local: the same rows, and the end offset of each expert's rows."""
     if step.kind != "dispatch":
-        return given
-    *rows, counts_E = given
+        return inputs
+    *rows, counts_E = inputs
     return [*rows, counts_E.cumsum(0).to(torch.int32)]
 
 

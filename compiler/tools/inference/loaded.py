@@ -1,4 +1,4 @@
-"""A model with the weights of a checkpoint."""
+"""Loads a model with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from runtime.checkpoint.loading import LoadedCheckpoint
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 
-# --- The weights of a checkpoint, as the segments of a spec read them
+# --- Weights
 
-SHOWN = 4  # parameters that a message names
+SHOWN = 4  # parameters listed in a message
 
 
 def read_weights(
     spec: Spec, checkpoint: LoadedCheckpoint, progress: Callable[[str], None], average: bool
 ) -> dict[str, Tensor]:
-    """Every tensor that the segments of a spec of one rank read, by name, in the dtype in which they read it.
+    """Read the tensors that the segments of a single-rank spec need, by name, in the dtype that they expect.
 
-    `average`: the moving average of the weights in their place. Raises InferenceError where the checkpoint is of
-    another model, and CheckpointError where it is damaged.
+    `average`: read the moving average of the weights instead. Raises InferenceError if the checkpoint belongs to
+    another model, CheckpointError if it is damaged.
     """
     steps = model_steps(spec)
     dtypes = {
@@ -47,12 +47,12 @@ def read_weights(
     names = {row.name: [StoredName.of(kinds.get(row.role, kind), name) for name in row.names()] for row in rows}
     wanted = {name: row.shape for row in rows for name in names[row.name]}
     held = {name: checkpoint.shapes.get(name) for name in wanted}
-    # published models without a balancing bias have none, which is a bias of 0
+    # an imported model may lack the balancing bias, which is then 0
     wrong = [name for name, shape in held.items() if shape != wanted[name] and (shape or name.kind != BIAS)]
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise InferenceError(
-            f"{checkpoint.path} is of another model than the spec: {', '.join(map(_plain, wrong[:SHOWN]))}{more}"
+            f"{checkpoint.path} does not fit the spec's model: {', '.join(map(_plain, wrong[:SHOWN]))}{more}"
             " are missing or have another shape"
         )
     found: dict[str, Tensor] = {}
@@ -70,17 +70,17 @@ def _plain(name: str) -> str:
     return name.partition("/")[2]
 
 
-# --- loaded
+# --- The model
 
-# The quickstart, 7.4M weights, writes 240 tokens a second with one thread. With two, where other processes use the two
-# cores too, it writes 16: the threads wait for one another at the end of each product, of some 10 µs.
+# The quickstart model (7.4M weights) writes 240 tokens/s with one thread. With two threads on two busy cores it writes
+# 16, because the threads wait for each other after every matrix product of about 10 µs.
 SMALL = 10**8
 
 
 def load_model(source: ModelSource, dtype: str, *, average: bool, progress: Callable[[str], None]) -> LanguageModel:
-    """The model of a run, with the weights of its checkpoint. InferenceError where they do not fit.
+    """Load the model of a run with the weights of its checkpoint. Raises InferenceError if they do not fit.
 
-    `dtype`: "" for the run's own. `average`: take the moving average of the weights.
+    `dtype`: "" for the run's dtype. `average`: use the moving average of the weights.
     """
     spec = on_one_rank(source.spec, dtype)
     try:
@@ -92,6 +92,6 @@ def load_model(source: ModelSource, dtype: str, *, average: bool, progress: Call
 
 
 def divide_work(model: LanguageModel) -> None:
-    """Let one thread of this process compute a model that is small, if the user has not said how many are to."""
+    """Use one thread for a small model, unless the user has set OMP_NUM_THREADS."""
     if model.num_weights < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

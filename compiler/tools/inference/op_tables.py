@@ -1,7 +1,7 @@
-"""The op tables that layers are called with here: the forward ops of `runtime.ops`, and those on top of a cache.
+"""Op tables for running layers in inference: the forward ops of `runtime.ops`, and ops that use a cache.
 
-T tokens · H heads · G heads of keys and values, each of r = H/G query heads · N tokens before and with the T new ones ·
-C width of a head, or of a latent.
+T new tokens · N tokens in all, including the new ones · H query heads · G key-value heads, each shared by r = H/G query
+heads · C width of a head or of a latent.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from runtime.ops.indexer import is_chosen
 from runtime.ops.product import wide
 from runtime.ops.rotate import ramped_angles, rotated_by
 
-# --- What segments keep of the tokens before: rows, and the states of a delta rule
+# --- The caches of segments: rows of tokens, and states of a delta rule
 
-STATES = 8  # that are kept: the last ones, as a draft that is refused is forgotten soon
+STATES = 8  # last states to keep, so that rejected drafts can be undone
 
 
 class GrowingRows:
-    """A row for each token so far, in one tensor that grows. Rows of tokens that come again replace those before."""
+    """One row per token in a tensor that grows. Putting rows at earlier positions overwrites them."""
 
     def __init__(self) -> None:
         self._rows: Tensor | None = None
 
     def put(self, start: int, new_TW: Tensor) -> Tensor:
-        """Rows of tokens start … start + T -> all rows up to them [N, W], a view."""
+        """Store the rows of tokens start … start + T -> all rows up to them [N, W], a view."""
         end = start + new_TW.shape[0]
         if self._rows is None or end > self._rows.shape[0]:
             grown = new_TW.new_empty((max(64, 2 * end), new_TW.shape[1]))
@@ -48,16 +48,16 @@ class GrowingRows:
 
 
 class States:
-    """The states of a delta rule behind each of the last calls, and the rows of its arguments, from which it goes on
-    where tokens are forgotten."""
+    """The states of a delta rule after each of the last calls, and all rows of its arguments, from which it recomputes
+    states after tokens were dropped."""
 
     def __init__(self) -> None:
         self._rows = [GrowingRows() for _ in range(5)]
-        self._states: dict[int, Tensor] = {}  # by the number of tokens that they are behind
+        self._states: dict[int, Tensor] = {}  # number of tokens → state after them
 
     def next(self, start: int, new: tuple[Tensor, ...], key_heads: int) -> Tensor:
-        """The arguments of `delta_rule` of the tokens from `start` on -> o of these tokens [T, H·V]. Tokens between the
-        last states and them are read again."""
+        """The arguments of `delta_rule` for the tokens from `start` on -> o of these tokens [T, H·V]. Continues from
+        the last kept state at or before `start`."""
         self._states = {end: state for end, state in self._states.items() if end <= start}
         begin = max(self._states, default=0)
         q, k, v, beta, decay = (rows.put(start, x)[begin:] for rows, x in zip(self._rows, new, strict=True))
@@ -68,16 +68,16 @@ class States:
         return o[start - begin :]
 
 
-# --- op tables
+# --- Op tables
 
-FEW_ROWS = 16  # a product of fewer reads its matrix where it lies: see `Forward.linear`
+FEW_ROWS = 16  # a product of fewer rows uses torch's `linear`: see `Forward.linear`
 
 
 class Forward:
-    """The forward ops on sequences of `length` tokens each, without what they keep for a backward.
+    """The forward ops on sequences of `length` tokens each, without the results saved for a backward.
 
-    An op of sequences takes `length` in the place of the constant `sequence` of its layer. The head's cross entropy
-    gives the logits that it is of.
+    Ops with an argument `sequence` get `length` instead of the constant of their layer. The head's cross entropy
+    returns its logits.
     """
 
     def __init__(self, length: int) -> None:
@@ -101,25 +101,25 @@ class Forward:
         return call
 
     def module(self, module: Module, x_TD: Tensor, *params: Tensor) -> Tensor:
-        """x_TD, of whole sequences, and the parameters of a traced module -> y_TD. It is computed on as many tokens as
-        it was traced for at a time; zeros fill up the last ones."""
+        """x_TD of whole sequences, and the parameters of a traced module -> y_TD. Runs on as many tokens at a time as
+        the module was traced for, the last of them padded with zeros."""
         tokens = module.tokens
         filled_TD = torch.nn.functional.pad(x_TD, (0, 0, 0, -len(x_TD) % tokens))
-        given = dict(zip(module.locals, params, strict=True))
+        weights = dict(zip(module.locals, params, strict=True))
         parts = []
         for x_tD in filled_TD.split(tokens):
-            values = {INPUT: x_tD, **given}
+            values = {INPUT: x_tD, **weights}
             compute(module.forward, values, x_TD.device)
             parts.append(values[module.y])
         return torch.cat(parts)[: len(x_TD)]
 
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Tensor:
-        """x_TK, w_NK -> y_TN. A product of a few rows is torch's: that of `runtime.ops` packs its matrix first."""
+        """x_TK, w_NK -> y_TN. Uses torch for few rows, because the op of `runtime.ops` packs the matrix first."""
         few = x_TK.shape[0] < FEW_ROWS
         return torch.nn.functional.linear(x_TK, w_NK) if few else OPS["linear"](x_TK, w_NK)
 
     def grouped_linear(self, x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
-        """x_RK, w_ENK, offsets_E -> y_RN, by the rule of `linear`."""
+        """x_RK, w_ENK, offsets_E -> y_RN, choosing the kernel as `linear` does."""
         if x_RK.shape[0] >= FEW_ROWS:
             return OPS["grouped_linear"](x_RK, w_ENK, offsets_E)
         ends = offsets_E.tolist()
@@ -127,46 +127,45 @@ class Forward:
         return torch.cat([torch.nn.functional.linear(x_RK[start:end], w_ENK[expert]) for expert, start, end in groups])
 
     def cross_entropy(self, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
-        """logits_TV."""
+        """logits_TV, targets_T -> logits_TV."""
         return logits_TV
 
     def sequence_balance(self, *_: Any) -> None:
-        """Nothing: a loss of training alone."""
+        """Does nothing: this loss is for training only."""
 
     def balance_scores(self, *_: Any) -> None:
-        """Nothing, likewise."""
+        """Does nothing: this loss is for training only."""
 
     def indexer_loss(self, *_: Any) -> None:
-        """Nothing, likewise."""
+        """Does nothing: this loss is for training only."""
 
 
 class Continued(Forward):
-    """The forward ops of one segment on the next tokens of one sequence, whose `start` tokens before are cached.
+    """The forward ops of one segment on the next tokens of one sequence, whose first `start` tokens are cached.
 
-    Grouped-query attention keeps keys, rotated, and values: 2·G·C numbers a token; of those that a window leaves out
-    nothing is read. Latent attention keeps the normed latent and the rotated rope key, C + rope numbers a token, and
-    multiplies with the up-projection on the side of the queries and of what is read (DeepSeek-V2, arXiv 2405.04434,
-    §2.1.2): expanding N tokens at each step would cost N·C·H·(nope + value) products. Compressed attention keeps keys,
-    and entries and what the next of them are made of, an indexer its keys. Where nothing is cached yet, all run the op
-    of training.
+    Grouped-query attention caches rotated keys and values, 2·G·C numbers per token, and reads only those in the window.
+    Latent attention caches the normed latent and the rotated rope key, C + rope numbers per token, and absorbs the
+    up-projection into the queries and the output (DeepSeek-V2, arXiv 2405.04434, §2.1.2): expanding N tokens at each
+    step would cost N·C·H·(nope + value) multiplications. Compressed attention caches keys, compressed entries and the
+    inputs of the next entries; an indexer caches its keys. With an empty cache all of them run the training op.
 
-    A delta rule keeps its states, and the rows of its arguments, from which it goes on where tokens are forgotten.
+    A delta rule caches its states, and its argument rows, from which it continues after tokens were dropped.
 
-    Any other op of sequences keeps the rows of its arguments and is computed again on all of them: right for whatever
-    is causal, and slow.
+    Any other op with an argument `sequence` caches its argument rows and is recomputed on all of them, which is correct
+    for every causal op, but slow.
     """
 
     def __init__(self, weights: Iterable[Tensor], up: Tensor | None = None) -> None:
         super().__init__(0)
         self.start = 0
-        self._weights = {id(each) for each in weights}  # arguments that are no rows of tokens
-        self._up = up  # of latent attention, from the latent to keys and values
-        self._kept: dict[tuple[str, int], GrowingRows] = {}  # by op and argument, or call
+        self._weights = {id(each) for each in weights}  # arguments that are not rows of tokens
+        self._up = up  # the up-projection of latent attention, from the latent to keys and values
+        self._kept: dict[tuple[str, int], GrowingRows] = {}  # (op or call, argument) → cached rows
         self._calls = 0
         self._states = States()
 
     def begin(self, start: int, new: int) -> None:
-        """Say which tokens the next call of the segment is about."""
+        """Set the tokens of the segment's next call: `new` tokens after the first `start`."""
         self.start, self.length, self._calls = start, start + new, 0
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
@@ -181,7 +180,7 @@ class Continued(Forward):
         return self._kept.setdefault((op, part), GrowingRows())
 
     def _again(self, op: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """The rows of the new tokens of an op on all tokens."""
+        """Run an op on all tokens and return the rows of the new ones."""
         self._calls += 1
         whole = [
             self._rows(f"{op} {self._calls}", part).put(self.start, arg)
@@ -192,9 +191,10 @@ class Continued(Forward):
         result = call(*whole)
         return tuple(each[self.start :] for each in result) if isinstance(result, tuple) else result[self.start :]
 
-    def rotate(self, x: Tensor, sequence: int, heads: int, first: int, width: int, *how: float) -> Tensor:
-        """x [T, H·C] of the new tokens, or of all entries of a `stride` of tokens -> y, likewise: needs no cache."""
-        (*frequencies, magnitude, scale), stride = how[:7], int(how[9]) if len(how) > 7 else 1
+    def rotate(self, x: Tensor, sequence: int, heads: int, first: int, width: int, *settings: float) -> Tensor:
+        """x [T, H·C] of the new tokens, or of all compressed entries of `stride` tokens each -> y of the same shape.
+        Needs no cache."""
+        (*frequencies, magnitude, scale), stride = settings[:7], int(settings[9]) if len(settings) > 7 else 1
         rows = slice(0, len(x)) if stride > 1 else slice(self.start, self.length)
         turns_Tr = None
         if width:
@@ -241,7 +241,7 @@ class Continued(Forward):
         window: int = 0,
         softcap: float = 0.0,
     ) -> Tensor | None:
-        """What both kinds return, or None where no token is cached yet. Tokens before all windows are not read."""
+        """Grouped-query attention on the cache, or None if no token is cached yet. Skips tokens before all windows."""
         T, C = q.shape[0], q.shape[1] // heads
         turns_TXr = self._turns(C, theta, q)
         k_TGC = rotate(wide(k).unflatten(1, (kv_heads, C)), turns_TXr).to(k.dtype)
@@ -262,7 +262,7 @@ class Continued(Forward):
     # ------------------------------------------------------------ states
 
     def convolve(self, x: Tensor, w: Tensor, sequence: int) -> Tensor:
-        """x [T, N] of the new tokens, w [N, J] -> y [T, N]: of J - 1 tokens before nothing else is read."""
+        """x [T, N] of the new tokens, w [N, J] -> y [T, N]. Reads the J - 1 tokens before them from the cache."""
         kept = self._rows("convolve").put(self.start, x)
         seen = kept[max(0, self.start - w.shape[1] + 1) :]
         return OPS["convolve"](seen, w, len(seen))[0][-len(x) :]
@@ -276,7 +276,7 @@ class Continued(Forward):
     # ------------------------------------------------------------ latents
 
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
-        """x_TK, w_NK -> y_TN; of the up-projection of latents where tokens are cached, the latents as they are."""
+        """x_TK, w_NK -> y_TN. For the up-projection of latents with cached tokens, returns all latents unprojected."""
         if w_NK is self._up:
             kept = self._rows("latent").put(self.start, x_TK)
             if self.start:
@@ -295,7 +295,7 @@ class Continued(Forward):
         value: int,
         theta: float,
     ) -> Tensor:
-        """q [T, H·(nope+rope)], k_rope [T, rope] of the new tokens, kv of `linear` -> o [T, H·value]."""
+        """q [T, H·(nope+rope)], k_rope [T, rope] of the new tokens, kv from `linear` -> o [T, H·value]."""
         found = self._latent(q, kv, k_rope, heads, nope, rope, value, theta, None)
         if found is not None:
             return found
@@ -304,8 +304,8 @@ class Continued(Forward):
     def select_keys(
         self, q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int, top_k: int, rate: int
     ) -> Tensor:
-        """q [T, H·C] and weights [T, H] of the new tokens, k [T, C] of these, or of all entries of `rate` tokens ->
-        chosen [T, K] among all tokens, or entries."""
+        """q [T, H·C] and weights [T, H] of the new tokens, k [T, C] of the new tokens, or of all compressed entries if
+        `rate` > 1 -> chosen [T, K], indices of tokens or entries."""
         kept = self._rows("index").put(self.start, k) if rate == 1 else k
         at = torch.arange(self.start, self.length, dtype=torch.int32, device=q.device)
         return OPS["select_keys"](q, kept, weights, self.length, heads, top_k, rate, None, at)
@@ -322,7 +322,7 @@ class Continued(Forward):
         rope: int,
         value: int,
     ) -> Tensor:
-        """What `mla_attention` returns, over the chosen tokens. Nothing is rotated here."""
+        """`mla_attention` over the chosen tokens, without rotation."""
         found = self._latent(q, kv, k_rope, heads, nope, rope, value, 0.0, chosen)
         if found is not None:
             return found
@@ -340,7 +340,7 @@ class Continued(Forward):
         theta: float,
         chosen: Tensor | None,
     ) -> Tensor | None:
-        """What both return, or None where no token is cached yet."""
+        """Latent attention on the cache, or None if no token is cached yet. `chosen`: None for all tokens."""
         T = q.shape[0]
         turns_TXr = self._turns(rope, theta, q)
         turned = rotate(wide(k_rope)[:, None], turns_TXr)[:, 0].to(k_rope.dtype)
@@ -362,14 +362,14 @@ class Continued(Forward):
     # ------------------------------------------------------------ entries
 
     def compress(self, x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> Tensor:
-        """x [T, 2·W] of the new tokens -> y [E, C]: the entries of all tokens, each of which is made once."""
+        """x [T, 2·W] of the new tokens -> y [E, C], the compressed entries of all tokens. Each is computed once."""
         self._calls += 1
         rate, op = len(bias), f"compress {self._calls}"
-        there = self.start // rate
-        first = max(0, there - overlap)  # entries are of two windows then
+        complete = self.start // rate
+        first = max(0, complete - overlap)  # with overlap an entry covers two windows
         kept = self._rows(op).put(self.start, x)[first * rate :]
         entries = OPS["compress"](kept, bias, len(kept), overlap)[0]
-        return self._rows(op, 1).put(there, entries[there - first :])
+        return self._rows(op, 1).put(complete, entries[complete - first :])
 
     def compressed_attention(
         self,
@@ -405,18 +405,18 @@ class Continued(Forward):
 
     @property
     def _room(self) -> int:
-        """Positions of a table of angles: few different ones, as tables are cached."""
+        """Positions in a table of angles, rounded to a power of two, so that few tables are cached."""
         return max(64, 1 << (self.length - 1).bit_length())
 
     def _turns(self, width: int, theta: float, like: Tensor) -> Tensor:
-        """What turns the pairs of the new tokens, [T, 1, width/2]."""
+        """The rotations of the new tokens' pairs, [T, 1, width/2]."""
         return angles(self._room, width, theta, like.dtype, like.device)[self.start : self.length, None]
 
 
 def _weights_of(scores: Tensor, new: int, window: int = 0, sinks: Tensor | None = None) -> Tensor:
-    """The softmax of scores [.., M, N] over the tokens that each row sees: those up to its own, or the last `window`.
+    """The causal softmax of scores [.., M, N], limited to the last `window` tokens if it is not 0.
 
-    Rows are those of the `new` last of the N tokens, token by token. `sinks` [.., M] are logits besides.
+    The M rows belong to the last `new` of the N tokens, grouped by token. `sinks` [.., M] are extra logits.
     """
     num_keys = scores.shape[-1]
     if new > 1:
@@ -430,7 +430,7 @@ def _weights_of(scores: Tensor, new: int, window: int = 0, sinks: Tensor | None 
 
 
 def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of scores [.., M, N], with logits `sinks` [.., M] besides."""
+    """The softmax of scores [.., M, N], with extra logits `sinks` [.., M]."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     return (scores - torch.logaddexp(scores.logsumexp(dim=-1), sinks)[..., None]).exp()

@@ -1,4 +1,4 @@
-"""What the commands are given: a run or a checkpoint, and the spec and the tokenizer that belong to it."""
+"""Finds the model that a command names: a run or checkpoint with its spec and tokenizer."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from runtime.checkpoint.shard_manifest import AT_STEP, MANIFEST, CheckpointError
 from runtime.data import store
 from runtime.data.tokenizer_files import TOKENIZER
 
-# --- What a user has to mend before a model can be evaluated or asked for text
+# --- Errors
 
 
 class InferenceError(Exception):
-    """A run, a checkpoint, a text or an option that cannot be used; `hint` says what to do about it."""
+    """A run, checkpoint, text or option cannot be used. `hint` says how to fix it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
 
 
-# --- sources
+# --- Sources
 
 RESOLVED = "spec.resolved"
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A verified checkpoint and its spec; what belongs to them and is there: the folder of the run, that of the run's
-    data, a tokenizer.json, and a file of a chat template that is not beside it."""
+    """A verified checkpoint with its spec, and if they exist: the folder of the run, the folder of its data, a
+    tokenizer.json, and a chat template file outside of the tokenizer's folder."""
 
     spec: Spec
     checkpoint: LoadedCheckpoint
@@ -46,19 +46,18 @@ class ModelSource:
     data: Path | None = None
     tokenizer: Path | None = None
     template: Path | None = None
-    published: str = ""  # the folder of a published model that the checkpoint was made of
+    published: str = ""  # folder of the published model that the checkpoint was imported from
 
     @property
     def name(self) -> str:
-        """What the weights are read from."""
+        """Where the weights come from, for messages."""
         return self.published or str(self.checkpoint.path)
 
 
 def find_source(argument: str, spec: str | None = None) -> ModelSource:
-    """What RUN, RUN@STEP, the folder of a checkpoint, or a spec whose run begins with a checkpoint names.
+    """Find the model named by RUN, RUN@STEP, a checkpoint folder, or a spec with initial weights.
 
-    `spec`: of the checkpoint, where its run is not there. Raises InferenceError, or SpecError for a spec that has
-    mistakes.
+    `spec`: the spec of a checkpoint whose run is missing. Raises InferenceError, or SpecError if the spec has errors.
     """
     path, step = Path(argument), None
     if not path.exists() and (named := AT_STEP.fullmatch(argument)):
@@ -90,13 +89,13 @@ def find_source(argument: str, spec: str | None = None) -> ModelSource:
 
 
 def _of_spec(argument: str) -> ModelSource:
-    """The checkpoint that the run of a spec begins with."""
+    """The initial checkpoint of a spec's run."""
     spec, folder = load(argument), Path(split(argument)[0]).parent
     if spec.model.customs:
-        raise InferenceError(f"{argument} has modules of its own", "name a run of it, which has their graphs")
+        raise InferenceError(f"{argument} has user-defined modules", "name a run of it, which has their graphs")
     if spec.train.initial is None:
         raise InferenceError(
-            f"{argument} says no weights to begin with (`train.initial`)", "name its run: dsc train writes runs/<run>"
+            f"{argument} has no initial weights (`train.initial`)", "name its run: dsc train writes runs/<run>"
         )
     try:
         checkpoint = load_checkpoint(find_manifest(folder / spec.train.initial)[0])
@@ -113,7 +112,7 @@ def _of_spec(argument: str) -> ModelSource:
 
 
 def _of_run(run: Path, step: int | None) -> LoadedCheckpoint:
-    """The newest good checkpoint of a run, or the newest of a step. CheckpointError if that is damaged."""
+    """The newest good checkpoint of a run, or the newest at `step`. Raises CheckpointError if that is damaged."""
     found, refused = published(run / "checkpoints")
     if not found and not refused and (run / "config.json").is_file():
         raise InferenceError(f"{run} is a published model", f"import it: dsc import hf {run} -o model.dsc")
@@ -128,17 +127,17 @@ def _of_run(run: Path, step: int | None) -> LoadedCheckpoint:
     raise InferenceError(f"{run} holds no checkpoint of step {step:,}", f"it has those of steps {steps}")
 
 
-def _spec(run: Path, given: str | None) -> Spec:
-    path = Path(given) if given is not None else run / RESOLVED
-    if given is None and not path.is_file():
-        raise InferenceError(f"there is no {path}, which says what the model is", "name its spec: --spec SPEC")
+def _spec(run: Path, spec: str | None) -> Spec:
+    path = Path(spec) if spec is not None else run / RESOLVED
+    if spec is None and not path.is_file():
+        raise InferenceError(f"there is no {path}, which describes the model", "name its spec: --spec SPEC")
     try:
         found = load(path)
         return load_with_files(path) if found.model.customs else found
     except OSError as error:
         raise InferenceError(f"{path} cannot be read: {error.strerror or error}") from None
     except SpecError as error:
-        if given is not None:
+        if spec is not None:
             raise
         raise InferenceError(f"{path} is damaged: {error}") from None
 

@@ -1,4 +1,4 @@
-"""What a loss is measured on: token ids of a file, text that is encoded, or the text that a run has held out."""
+"""The token streams to evaluate: ids from a file, encoded text, or the held-out text of a run."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ NO_TARGET = -1
 
 @dataclass(frozen=True)
 class Streams:
-    """Streams of token ids, and the bytes of text that their targets are (all tokens but the first of each)."""
+    """Streams of token ids. `bytes`: size of the text of their targets (all tokens but the first of each)."""
 
     ids: tuple[Ids, ...]
     bytes: int | None = None
 
 
 def required(path: Path | None) -> Path:
-    """The path of a tokenizer.json. InferenceError if there is none."""
+    """The path of a tokenizer.json. Raises InferenceError if it is None."""
     if path is None:
-        raise InferenceError("the run's tokenizer is not there", "name a tokenizer.json: --tokenizer FILE")
+        raise InferenceError("the run's tokenizer is missing", "name a tokenizer.json: --tokenizer FILE")
     return path
 
 
 def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
-    """The tokenizer of a tokenizer.json. InferenceError if it is none, or has more tokens than the model."""
+    """Read a tokenizer.json. Raises InferenceError if it is invalid, or has more tokens than the model."""
     try:
         found = tokenizer.parse(tokenizer.read(path), tokenizer_files.special_tokens(path).get("eos_token"))
     except DataError as error:
@@ -56,43 +56,45 @@ def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
 
 
 def ends(path: Path, found: Tokenizer) -> tuple[int, ...]:
-    """The ids that end a text in the tokens of a tokenizer.json, which `read_tokenizer` has read: first the one that
-    ends a document, then those that generation_config.json beside it has."""
+    """The ids that end a text: the end-of-document token, then those in generation_config.json next to `path`.
+
+    `found`: the tokenizer read from `path`.
+    """
     end = tokenizer.end_id(found, tokenizer_files.special_tokens(path).get("eos_token"))
     return (end, *sorted(tokenizer_files.stops(path) - {end}))
 
 
 def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
-    """The ids of a .npy file: integers, in one row or several, each row a stream. An id below 0 is no target; ~id is
-    read as id, as in training, and others as filling."""
+    """The ids of a .npy file of integers [tokens] or [rows, tokens], each row a stream. An id below 0 is not a target:
+    ~id is read as id, as in training, and ids below -vocab as padding."""
     try:
         found = np.load(path, allow_pickle=False)
     except OSError as error:
         raise InferenceError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
-        raise InferenceError(f"{path} is no .npy file of numbers: {error}", "write one with numpy.save") from None
+        raise InferenceError(f"{path} is not a .npy file of numbers: {error}", "write one with numpy.save") from None
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
         kind = found.dtype if isinstance(found, np.ndarray) else "several arrays"
-        raise InferenceError(f"{path} holds {kind}, no integers", "token ids are integers: ids.astype('int32')")
+        raise InferenceError(f"{path} holds {kind}, not integers", "token ids are integers: ids.astype('int32')")
     if found.ndim not in (1, 2):
         raise InferenceError(f"{path} has {found.ndim} dimensions", "give one row of ids, or several: [rows, tokens]")
     if found.size and int(found.max()) >= vocab:
         place = int(found.argmax())
         raise InferenceError(
-            f"{path} holds the id {int(found.max()):,}, at {place:,}, and those of the model are 0 to {vocab - 1:,}",
-            "the tokens are those of another tokenizer",
+            f"{path} holds the id {int(found.max()):,} at {place:,}, but the model's ids are 0 to {vocab - 1:,}",
+            "the ids come from another tokenizer",
         )
     ids = np.atleast_2d(found).astype(np.int64)
     return _streams(tuple(np.where(ids < -vocab, NO_TARGET, ids)), str(path), named)
 
 
 def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
-    """The text that a run has held out. Of conversations each row is a stream, and each document where the run keeps
-    them apart; otherwise they follow each other in one, as the run validates. `data`: its prepared data."""
+    """The held-out text of a run. A stream is a row of conversations, a document if the run masks documents, or else
+    all documents of a source joined, as the run validates. `data`: the run's prepared data."""
     if data is None:
-        raise InferenceError("the data of the run is not there", "name what to measure: --text GLOB or --tokens FILE")
+        raise InferenceError("the data of the run is missing", "name what to measure: --text GLOB or --tokens FILE")
     if spec.data.prompts is not None:
-        raise InferenceError("the run has prompts and no text", "name what to measure: --text GLOB or --tokens FILE")
+        raise InferenceError("the run has prompts but no text", "name what to measure: --text GLOB or --tokens FILE")
     try:
         if spec.data.chat is not None:
             rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
@@ -105,7 +107,7 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
         raise InferenceError(f"the text that the run held out cannot be read: {error}") from None
     if not any(reader.num_tokens for reader in readers):
         raise InferenceError(
-            "the run has held out no text: its spec says no `validation`", "name what to measure: --text or --tokens"
+            "the run has no held-out text: its spec has no `validation`", "name what to measure: --text or --tokens"
         )
     found: list[npt.NDArray[np.int64]] = []
     for reader in readers:
@@ -115,8 +117,8 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
 
 
 def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:
-    """The documents of a pattern in the tokens of a tokenizer.json, one after the other. Before each, and at the end,
-    is the token between documents, so that every token of text is a target."""
+    """The documents matching a glob pattern as one stream, encoded with a tokenizer.json. The end-of-document token
+    comes before each and at the end, so that every token of text is a target."""
     try:
         files = corpus.find(pattern, Path.cwd()).files
         with GivenTokenizer(path, tokenizer.read(path)) as process:
@@ -143,13 +145,13 @@ def _streams(rows: tuple[Ids, ...], name: str, named: Tokenizer | None) -> Strea
 
 
 def _bytes_of(rows: Sequence[Ids], named: Tokenizer | None) -> int | None:
-    """The bytes of the targets of streams. Known where a token is some bytes, as in a byte-level BPE."""
+    """The bytes of the targets of streams; None unless the tokenizer is a byte-level BPE, whose tokens are bytes."""
     if named is None or not is_byte_level(named):
         return None
-    sizes = np.zeros(tokenizer.size(named) + 1, np.int64)  # the last is that of an id below 0
+    sizes = np.zeros(tokenizer.size(named) + 1, np.int64)  # the last entry is for ids below 0
     for word, index in named.get_vocab(with_added_tokens=False).items():
         sizes[index] = len(word)  # a character for each byte
     sizes[[index for index, added in named.get_added_tokens_decoder().items() if added.special]] = 0
     if max(int(row.max()) for row in rows) >= len(sizes) - 1:
-        return None  # ids that the model has and its tokenizer does not
+        return None  # ids of the model that its tokenizer lacks
     return sum(int(sizes[np.maximum(row[1:], -1)].sum()) for row in rows)

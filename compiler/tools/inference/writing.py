@@ -1,4 +1,4 @@
-"""Text for text: a prompt is encoded, tokens follow, and their text comes out as soon as it is whole."""
+"""Completes text: encodes a prompt, generates tokens, and emits their text as soon as its characters are complete."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from runtime.data import tokenizer as bpe
 
 @dataclass(frozen=True)
 class Written:
-    """A completion. `stop`: the token with which the model ended it, or the word that ended it; "" if it reached its
-    longest length."""
+    """A completion. `stop`: the end token or stop word that ended it; "" if it reached the length limit."""
 
     prompt: tuple[int, ...]
-    tokens: tuple[int, ...]  # without the token that ends a document
+    tokens: tuple[int, ...]  # without the end token
     text: str
     stop: str
     drafts: Drafts
 
 
 class TextWriter:
-    """A model, its tokenizer and its chat template. Special tokens that are written in a text are tokens.
+    """A model with its tokenizer and chat template. Special tokens in a text are encoded as such.
 
-    `path`: the tokenizer.json. `template`: the file of a chat template; None: what lies beside the tokenizer. `drafts`:
-    whether the MTP block drafts, where there is one. Raises InferenceError where a file cannot be used.
+    `path`: the tokenizer.json. `template`: a chat template file; None: the one next to the tokenizer. `drafts`: use the
+    MTP block for drafts, if there is one. Raises InferenceError if a file cannot be used.
     """
 
     def __init__(self, model: LanguageModel, path: Path, template: Path | None = None, drafts: bool = True) -> None:
@@ -46,15 +45,15 @@ class TextWriter:
         self._start = bpe.in_front(self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning."""
+        """The ids of a text, without a start token."""
         return bpe.encode(self.tokenizer, [text])[0]
 
     def begun(self, ids: Sequence[int], *, is_whole: bool = False) -> tuple[list[int], list[int]]:
-        """Divide the ids of a text into those that begin it, one at least, and the rest.
+        """Split the ids of a text into its start, at least one token, and the rest.
 
-        What the tokenizer puts in front of texts begins it, once if the text has it too. A tokenizer that puts nothing
-        there leaves it to a special token that the text begins with, else to the token between documents. `is_whole`:
-        the text is what a chat template writes, so nothing is put in front.
+        The start is what the tokenizer prepends to texts, not repeated if the text has it already. If the tokenizer
+        prepends nothing, it is the special token that the text begins with, else the end-of-document token.
+        `is_whole`: a chat template rendered the text, so nothing is prepended.
         """
         if self._start and not is_whole:
             has_start = list(ids[: len(self._start)]) == self._start
@@ -64,17 +63,17 @@ class TextWriter:
         return [self.end], list(ids)
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a text that is to be continued."""
+        """The prompt ids for continuing a text."""
         begin, rest = self.begun(self.encode(text))
         return begin + rest
 
     def reply_prompt(self, conversation: Conversation) -> list[int]:
-        """The ids of a conversation in which the assistant speaks next, or goes on if the last message is its own.
-        InferenceError if the template refuses the conversation, or writes nothing."""
+        """The prompt ids for the assistant's next message, or for continuing the last one if it is the assistant's.
+        Raises InferenceError if the template rejects the conversation or renders nothing."""
         is_open = conversation["messages"][-1]["role"] == "assistant"
         if ids := self.encode(self.conversations.text(conversation, is_open=is_open)):
             return ids
-        raise InferenceError("the chat template writes nothing for this conversation")
+        raise InferenceError("the chat template renders nothing for this conversation")
 
     def write(
         self,
@@ -84,8 +83,8 @@ class TextWriter:
         show: Callable[[str], None] = lambda _: None,
         until: Sequence[str] = (),
     ) -> Written:
-        """At most `most` tokens that follow those of a prompt. `show` gets text as it comes. The text ends before the
-        first of `until` that is in it."""
+        """Generate at most `most` tokens after a prompt. `show` receives the text piece by piece. The text ends before
+        the first occurrence of a word of `until`."""
         drafts = Drafts()
         source = drafted(self.model, begin, sampler, drafts) if self.drafts else plain(self.model, begin, sampler)
         stream, tokens, stop = DecodeStream(skip_special_tokens=False), list[int](), ""
@@ -116,8 +115,8 @@ def open_writer(
     drafts: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> TextWriter:
-    """The writer of what a command is given. `tokenizer`: a tokenizer.json in the place of the source's own, with the
-    chat template beside it; other arguments are those of `load_model` and `TextWriter`. Raises InferenceError."""
+    """Open a writer for a source. `tokenizer`: a tokenizer.json that replaces the source's, with the chat template next
+    to it. The other arguments are those of `load_model` and `TextWriter`. Raises InferenceError."""
     path = required(tokenizer or source.tokenizer)
     model = load_model(source, dtype, average=average, progress=progress)
     return TextWriter(model, path, None if tokenizer is not None else source.template, drafts)

@@ -1,1 +1,1 @@
-"""Weights of published models: which of their tensors are which of a checkpoint's, and how a model is published."""
+"""Weights of published models: how their tensors map to those of a checkpoint, and how to publish a model."""

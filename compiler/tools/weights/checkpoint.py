@@ -1,4 +1,4 @@
-"""What the manifest of a checkpoint says of its model, for whoever has nothing but the checkpoint."""
+"""Reads the model of a checkpoint from its manifest alone."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ MAX_SHOWN = 6
 
 
 class ModelError(ValueError):
-    """A checkpoint whose model cannot be read, or that has not what is asked for."""
+    """The model of a checkpoint cannot be read, or lacks what was requested."""
 
 
 def imported_meta(model: Model, model_type: str, context: int, folder: Path) -> dict[str, Any]:
-    """Return the meta data of a checkpoint that is imported from a published model in a folder."""
-    of = {"model_type": model_type, "context": context, "name": _published_name(folder)}
-    return {"plan": {"model": tree(recipe.model(model))}, "published": of}
+    """Return the metadata of a checkpoint imported from the published model in a folder."""
+    published = {"model_type": model_type, "context": context, "name": _published_name(folder)}
+    return {"plan": {"model": tree(recipe.model(model))}, "published": published}
 
 
 def _published_name(folder: Path) -> str:
-    """Return the name by which `from_pretrained` loads a published model: its name on the Hub if the folder is in the
-    cache of huggingface_hub, else the path."""
+    """Return the name to pass to `from_pretrained`: the Hub name if the folder is in the cache of huggingface_hub, else
+    the path."""
     cached = re.search(r"/models--([^/]+)/snapshots/[^/]+$", str(folder.absolute()))
     return cached[1].replace("--", "/", 1) if cached else str(folder.absolute())
 
 
 def published_name(manifest: Manifest) -> str | None:
-    """Return the name by which `from_pretrained` loads the weights of a checkpoint; None if they were trained."""
+    """Return the name to pass to `from_pretrained` for an imported checkpoint; None for trained weights."""
     found = manifest.meta.get("published")
     name = found.get("name") if isinstance(found, Mapping) else None
     return name if isinstance(name, str) and name.isprintable() else None
@@ -48,7 +48,7 @@ def model_of(manifest: Manifest) -> Model:
     """The model of a checkpoint. Raises ModelError."""
     plan = manifest.meta.get("plan")
     found = plan.get("model") if isinstance(plan, Mapping) else None
-    if isinstance(found, Mapping):  # keys that are not their defaults are apart
+    if isinstance(found, Mapping):  # keys with other values than their defaults are under "more"
         more = found.get("more")
         found = {key: value for key, value in found.items() if key != "more"} | (more if isinstance(more, dict) else {})
     try:
@@ -63,7 +63,7 @@ def model_of(manifest: Manifest) -> Model:
 
 
 def sequence_of(manifest: Manifest) -> int:
-    """Tokens of a sequence of the run that wrote a checkpoint; 0 if it does not say."""
+    """Tokens per sequence in the run that wrote a checkpoint; 0 if unknown."""
     value: Any = manifest.meta
     for key in ("plan", "train", "sequence"):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -71,9 +71,9 @@ def sequence_of(manifest: Manifest) -> int:
 
 
 def check_tensors(manifest: Manifest, model: Model, *, average: bool, base: Manifest | None = None) -> None:
-    """Raise ModelError where a checkpoint does not hold every tensor of its model, or of its moving average.
+    """Raise ModelError unless a checkpoint holds every tensor of its model, or of its moving average (`average`).
 
-    `base`: of adapters, the weights that they are beside.
+    `base`: the manifest of the base weights, if the checkpoint holds adapters.
     """
     entries = [entry for each in (manifest, base) if each for shard in each.shards for entry in shard.entries]
     held = {entry.name: entry.shape for entry in entries}

@@ -1,7 +1,7 @@
-"""A model → the config.json that it is published with, and the family whose class computes it.
+"""Exports a model as config.json, and finds the family whose class computes it.
 
-A family describes a model if its configuration, read by the importer, is that model again. So what is written here and
-what is read there cannot part, and what is in the way of a family is where the two differ.
+A family describes a model if importing the exported config gives the same model. So exporter and importer cannot
+diverge, and the differences explain why a family does not fit.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from dsl.schema.attention import Indexer
 from dsl.schema.rotation import LinearScaling, Rope
 from runtime.contract.weights import Format, PublishedTensor
 
-# --- The configuration of a model as one of DeepSeek-V4: `compiler/tools/importers/deepseek_v4.py` in the other
-# direction
+# --- DeepSeek-V4 configs: the inverse of `compiler/tools/importers/deepseek_v4.py`
 
 Config = dict[str, Any]
 
 
 def attention_keys(model: Model, rotation: Callable[[Rope | None, Mapping[str, float]], Config]) -> Config:
-    """What each layer attends to. `rotation`: the keys of a rotation."""
+    """The attention keys. `rotation`: returns the keys of a RoPE."""
     layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Compressed)]
     first = layers[0]
     share = {"partial_rotary_factor": (first.rope.width or first.head_dim) / first.head_dim if first.rope else 1.0}
@@ -85,7 +84,7 @@ def _streams(model: Model) -> Config:
 
 
 def expert_keys(model: Model, moe: Moe | None) -> Config:
-    """How experts are chosen."""
+    """The keys of MoE layers."""
     if moe is None:
         return {}
     layers = [each for each in map(model.ffn, range(model.num_layers)) if isinstance(each, Moe)]
@@ -105,7 +104,7 @@ def expert_keys(model: Model, moe: Moe | None) -> Config:
     }
 
 
-# --- config
+# --- Feed-forward keys by family
 
 
 def _no_experts(model: Model, moe: Moe | None) -> Config:
@@ -186,14 +185,14 @@ FFN_KEYS: Mapping[str, Callable[[Model, Moe | None], Config]] = {
     "olmoe": _olmoe,
     "gpt_oss": _gpt_oss,
 }
-# --- config
-TILE = 128  # rows and columns of a block of FP8, as runtime/ops/quantise.py makes them
+# --- The config
+TILE = 128  # rows and columns of an FP8 block, as in runtime/ops/quantise.py
 DTYPES: Mapping[Format, str] = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Publication:
-    """How a model is published: under which type, with which configuration, and its tensors."""
+    """The published form of a model: its type, config and tensors."""
 
     model_type: str
     config: Config
@@ -208,13 +207,14 @@ UNREADABLE = "parts that its configuration cannot name"
 
 
 class NoFamilyError(ValueError):
-    """No family describes a model; the message says what is in the way of the nearest."""
+    """No family describes a model. The message says how the nearest one differs."""
 
 
 def publication(model: Model, context: int, imported_as: str = "") -> Publication:
-    """How a model goes out: as the family that it was imported as, if that describes it, else as the first that does.
+    """The published form of a model, as the family that it was imported as if that describes it, else as the first one
+    that does.
 
-    `context`: tokens of a sequence. Raises NoFamilyError.
+    `context`: tokens per sequence. Raises NoFamilyError.
     """
     refused: list[tuple[bool, int, str, list[str]]] = []
     usual = model.attention if isinstance(model.attention, Compressed) else _softmax(model)
@@ -228,14 +228,14 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
         other = importable.FAMILIES[model_type].attention != kind or UNREADABLE in found
         refused.append((other, len(found), model_type, found))
     *_, nearest, reasons = min(refused)
-    raise NoFamilyError(f"no family describes this model; in the way of {nearest}: {'; '.join(reasons)}")
+    raise NoFamilyError(f"no family describes this model; the nearest, {nearest}, differs: {'; '.join(reasons)}")
 
 
 def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
-    """What a family does not say of a model."""
+    """The reasons why a family does not describe a model; [] if it does."""
     row = FAMILIES[model_type]
     found = [
-        f"{key} is {getattr(moe, key)}, there always {value}"
+        f"{key} is {getattr(moe, key)}, but always {value} there"
         for moe in dict.fromkeys(experts_of(model))
         for key, value in row.fixed.items()
         if getattr(moe, key) != value
@@ -246,19 +246,19 @@ def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
     if read is None:
         return [*found, UNREADABLE]
     found += [
-        f"{path.partition('.')[2] or path} is {ours}, there {theirs}"
+        f"{path.partition('.')[2] or path} is {ours}, but {theirs} there"
         for path, ours, theirs in _differences(_plain(model), _plain(read))
     ]
     if not found:
         try:
             published(model, row)
         except UnnamedError as error:
-            found.append(f"tensors that it does not have: {error}")
+            found.append(f"tensors that it lacks: {error}")
     return list(dict.fromkeys(found))
 
 
 def _plain(model: Model) -> Mapping[str, Any]:
-    """What a model computes, without how it is trained: a mapping by the number of a layer and by key."""
+    """The settings that determine what a model computes, without those of training, by layer and key."""
     values = model.model_dump(mode="json", exclude={"name", "init_std", "attention", "layers", "mtp"})
     values["mtp"] = None if model.mtp is None else model.mtp.depth
     for layer in range(model.num_layers):
@@ -269,7 +269,7 @@ def _plain(model: Model) -> Mapping[str, Any]:
 
 
 def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, value here, value there) of what differs."""
+    """(path, our value, their value) for all differences."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in dict.fromkeys([*ours, *theirs]):
             yield from _differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
@@ -279,7 +279,7 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 
 # ---------------------------------------------------------------- config.json
 def model_config(model: Model, model_type: str, context: int) -> Config:
-    """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
+    """The config.json of a model as one of a type. Settings that the type cannot express are left out."""
     family = importable.FAMILIES[model_type]
     dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
     moe = next(iter(experts_of(model)), None)
@@ -309,7 +309,7 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
 
 
 def _ffn_kinds(model: Model) -> list[str]:
-    """Whether each layer is dense or has experts, in the words of `mlp_layer_types`."""
+    """The value of `mlp_layer_types`: dense or sparse for each layer."""
     return ["dense" if isinstance(model.ffn(layer), Dense) else "sparse" for layer in range(model.num_layers)]
 
 
@@ -321,14 +321,14 @@ def _attention(model: Model, family: importable.ConfigFamily) -> Config:
 
 
 def _activation(model: Model) -> str:
-    """The word for the activation of feed-forward parts: that of the first layer, as all have it in a family."""
+    """The name of the first layer's feed-forward activation, which all layers of a family share."""
     names, first = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}, model.ffn(0)
-    assert not isinstance(first, Custom), "refused before: compiler/tools/weights/checkpoint.py"
+    assert not isinstance(first, Custom), "compiler/tools/weights/checkpoint.py refuses it"
     return names.get(first.activation, "silu")
 
 
 def _factors(model: Model, family: importable.ConfigFamily) -> Config:
-    """Factors and bounds of a whole model, of families that have them."""
+    """Model-wide multipliers and the logit cap, for families that have them."""
     keys: Config = {"final_logit_softcapping": model.logit_cap} if family.caps_logits else {}
     if family.multiplies:
         keys |= {
@@ -340,7 +340,7 @@ def _factors(model: Model, family: importable.ConfigFamily) -> Config:
 
 
 def with_format(found: Publication, format: Format) -> Config:
-    """The configuration of a model that is stored in a format."""
+    """The config of a model stored in a format."""
     blocks = {
         "quant_method": "fp8",
         "fmt": "e4m3",
@@ -352,19 +352,19 @@ def with_format(found: Publication, format: Format) -> Config:
 
 
 def _modules_of(tensors: Iterable[PublishedTensor]) -> set[str]:
-    """The modules whose matrices are not in blocks."""
+    """The modules whose matrices are not stored in FP8 blocks."""
     wide = (each for each in tensors if len(each.shape) == 2 and each.kind != "linear" and each.shape[0])
     return {each.name.removesuffix(".weight") for each in wide if not each.name.endswith("embed_tokens.weight")}
 
 
 def _softmax(model: Model) -> Mla | Gqa | None:
-    """The softmax attention of a model: its own, or that of the first layer that has one."""
+    """The softmax attention of a model, or of its first layer that has one."""
     found = (each for each in (model.attention, *map(model.attention_of, range(model.num_layers))))
     return next((each for each in found if isinstance(each, Mla | Gqa)), None)
 
 
 def _linear(model: Model, family: importable.ConfigFamily) -> Config:
-    """Which layers have linear attention, and its sizes, of families that have it."""
+    """The layers with linear attention, and its sizes, for families that have it."""
     layers = [*map(model.attention_of, range(model.num_layers))]
     net = next((each for each in layers if isinstance(each, DeltaNet)), None)
     if not family.linear:
@@ -422,7 +422,7 @@ def _gqa(model: Model, attention: Gqa, family: importable.ConfigFamily) -> Confi
 
 
 def _scores(attention: Gqa, family: importable.ConfigFamily) -> Config:
-    """The scale of q·k, and the bound of logits, of families that say them."""
+    """The scale of q·k and the logit cap, for families that have these keys."""
     keys: Config = {"attn_logit_softcapping": attention.softcap} if family.softcap else {}
     scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
     if family.scale == "query_pre_attn_scalar":
@@ -434,7 +434,7 @@ def _scores(attention: Gqa, family: importable.ConfigFamily) -> Config:
 
 
 def _windows(model: Model, family: importable.ConfigFamily) -> Config:
-    """The sliding window, for families that have one: of all layers, or of those that are listed."""
+    """The sliding window, for families that have one, of all layers or of those listed in `layer_types`."""
     found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
     length = next((window for window in found if window is not None), None)
     if not family.windows:
@@ -449,7 +449,7 @@ def _windows(model: Model, family: importable.ConfigFamily) -> Config:
 
 
 def _rotations(model: Model, family: importable.ConfigFamily, part: Mapping[str, float]) -> Config:
-    """The rotation of all layers, or of each kind of layer, and which layers have none, for families that say it."""
+    """RoPE of all layers or by kind of layer, and the layers without it, for families that list them."""
     layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
     if family.skips_rotation:
         rope = next((each.rope for each in layers if each.rope is not None), None)
@@ -458,22 +458,22 @@ def _rotations(model: Model, family: importable.ConfigFamily, part: Mapping[str,
         usual = _softmax(model)
         return _rope(usual.rope, part) if usual else {}
     kinds = {FULL: False, SLIDING: True}
-    of_kind = {
+    rope_by_kind = {
         kind: next((each.rope for each in layers if (each.window is not None) == slides), None)
         for kind, slides in kinds.items()
     }
-    return {"rope_parameters": {kind: _rope(rope)["rope_parameters"] for kind, rope in of_kind.items() if rope}}
+    return {"rope_parameters": {kind: _rope(rope)["rope_parameters"] for kind, rope in rope_by_kind.items() if rope}}
 
 
 def _rope(rope: Rope | None, part: Mapping[str, float] = MappingProxyType({})) -> Config:
-    """Under the keys that most programs read, and under that of transformers 5. Nothing for attention without
-    positions, which no family of the table has. `part`: how much of a head is rotated."""
+    """The RoPE keys, both those that most programs read and that of transformers 5; {} without RoPE. `part`: the key
+    with the rotated share of a head."""
     if rope is None:
         return {}
     extension: Config = {"rope_type": "default"}
     if rope.scaling is not None:
-        given = rope.scaling.model_dump(mode="json", exclude={"kind", "original"}, exclude_none=True)
-        extension = {"rope_type": rope.scaling.kind, **given}
+        settings = rope.scaling.model_dump(mode="json", exclude={"kind", "original"}, exclude_none=True)
+        extension = {"rope_type": rope.scaling.kind, **settings}
         if not isinstance(rope.scaling, LinearScaling):
             extension["original_max_position_embeddings"] = rope.scaling.original
     return {

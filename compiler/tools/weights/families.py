@@ -1,8 +1,8 @@
-"""How the models of a type are published: a row for each, read by `dsc import hf` and by `dsc export hf`.
+"""The published form of each model type, used by `dsc import hf` and `dsc export hf`.
 
-A row says what the class is called, in which order it rotates, where its tensors have other names than those of
-DeepSeek and Llama (compiler/tools/weights/tensors.py), and what its class in `transformers` 5.23 computes whatever a
-configuration says. The keys of a configuration and their defaults are in compiler/tools/importers/families.py.
+A row has the class name, the order of rotated columns, tensor names that differ from those of DeepSeek and Llama
+(compiler/tools/weights/tensors.py), and features that the class in `transformers` 5.23 fixes whatever the config says.
+The config keys and their defaults are in compiler/tools/importers/families.py.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Names = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class PublishedFamily:
-    """How the models of a type are published."""
+    """The published form of a model type."""
 
     architecture: str
-    rotates: Literal["pairs", "halves"]  # numbers that lie side by side, or half of the rotated width apart
-    names: Names = field(default_factory=dict)  # of a block, in the place of the common ones
-    ends: Mapping[str, str] = field(default_factory=dict)  # of the rest of the model, likewise
-    fixed: Mapping[str, object] = field(default_factory=dict)  # keys of an MoE layer that the class does not read
-    linear: Names = field(default_factory=dict)  # of a block with linear attention, in the place of all others
-    gains_from_one: bool = False  # gains of norms are published as their differences from 1
-    predicts: bool = False  # whether there are tensors of multi-token prediction
-    reads_order: bool = False  # rope_interleave is read: false of it means halves
-    remote: bool = False  # whether `transformers` needs the code beside the published weights
+    rotates: Literal["pairs", "halves"]  # rotated pairs are adjacent columns, or half of the rotated width apart
+    names: Names = field(default_factory=dict)  # tensor names of a block that override the common ones
+    ends: Mapping[str, str] = field(default_factory=dict)  # the same for tensors outside of blocks
+    fixed: Mapping[str, object] = field(default_factory=dict)  # MoE settings that the class does not read, with values
+    linear: Names = field(default_factory=dict)  # tensor names of a linear-attention block, which replace all others
+    gains_from_one: bool = False  # norm gains are published as their differences from 1
+    predicts: bool = False  # has tensors of multi-token prediction
+    reads_order: bool = False  # rope_interleave is read: false means halves
+    remote: bool = False  # `transformers` needs the code published with the weights
 
 
 _MIXTRAL: Names = {
@@ -35,7 +35,7 @@ _MIXTRAL: Names = {
     "ffn.experts.*.up": ("block_sparse_moe.experts.*.w1.weight", "block_sparse_moe.experts.*.w3.weight"),
     "ffn.experts.*.down": ("block_sparse_moe.experts.*.w2.weight",),
 }
-_OLMO2: Names = {  # norms stand behind attention and behind the feed-forward part
+_OLMO2: Names = {  # norms after attention and after the feed-forward layer
     "attention.post_norm": ("post_attention_layernorm.weight",),
     "ffn.post_norm": ("post_feedforward_layernorm.weight",),
 }
@@ -44,7 +44,7 @@ _QWEN2_MOE: Names = {
     "ffn.shared.gate": ("mlp.shared_expert_gate.weight",),
     "ffn.shared.down": ("mlp.shared_expert.down_proj.weight",),
 }
-_SANDWICH: Names = {  # norms stand in front of both parts and behind them
+_SANDWICH: Names = {  # norms before and after attention and the feed-forward layer
     "attention.post_norm": ("post_attention_layernorm.weight",),
     "ffn.norm": ("pre_feedforward_layernorm.weight",),
     "ffn.post_norm": ("post_feedforward_layernorm.weight",),
@@ -57,7 +57,7 @@ _GPT_OSS: Names = {  # all experts of a layer are in one tensor
     "ffn.experts.*.down": ("mlp.experts.down_proj",),
     "ffn.experts.*.down_bias": ("mlp.experts.down_proj_bias",),
 }
-# Where a name stands twice, rows of both lie together, for each head of keys.
+# A name that occurs twice is one tensor that holds the rows of both, interleaved by key head.
 _QWEN3_NEXT: Names = {
     "attention.qkv": ("linear_attn.in_proj_qkvz.weight",),
     "attention.gate": ("linear_attn.in_proj_qkvz.weight",),
@@ -128,7 +128,7 @@ _ENDS_OF_V4 = {"head": "head.weight"} | {
 }
 _SIGMOID = {"score": "sigmoid"}
 
-# The first that describes a model is how it is published, unless it was imported as another one that does.
+# A model is published as the first family that describes it, or as the one that it was imported as if that does.
 FAMILIES: Mapping[str, PublishedFamily] = {
     "deepseek_v3": PublishedFamily("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True),
     "deepseek_v32": PublishedFamily("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),

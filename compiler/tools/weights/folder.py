@@ -1,7 +1,7 @@
-"""The folder of a published model: which tensors its files have, and whether they are those of a model.
+"""The weight files of a published model: lists their tensors and checks them against a model.
 
-Only the headers of files are read here, by the safetensors library. Everything that is wrong is found at once, and each
-message names the file and the tensor. Files that hold pickles are not opened: reading one runs code that is in it.
+The safetensors library reads only the file headers. All errors are reported at once, each with its file and tensor.
+Pickle files are never opened, because reading one can run code in it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 INTEGERS = frozenset({"I64", "I32"})
 BLOCKS = "F8_E4M3"
-FP4_BLOCK = 32  # numbers of MXFP4 that share a scale; two of them are a byte
+FP4_BLOCK = 32  # MXFP4 numbers per scale; two numbers are a byte
 MAX_INDEX_BYTES = 64 << 20
-MAX_SHOWN = 20  # mistakes
+MAX_SHOWN = 20  # errors in a message
 _FILE = re.compile(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")
 
 
 class FolderError(Exception):
-    """A folder of weights that cannot be used; a line for each reason."""
+    """A folder of weights cannot be used. The message has a line for each reason."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file, as its header says."""
+    """A tensor as described in a file's header."""
 
     file: str
     dtype: str
@@ -44,19 +44,19 @@ class StoredTensor:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights, of any kind. Raises FolderError where they are pickles alone."""
+    """Whether a folder has safetensors weights. Raises FolderError if it has only pickles."""
     if (folder / INDEX).exists() or (folder / ONE).exists():
         return True
     if found := next((name for name in PICKLES if (folder / name).exists()), None):
         raise FolderError(
-            f"{folder / found} is a pickle, and reading one runs code that is in it: convert it to safetensors first"
+            f"{folder / found} is a pickle, and reading one can run code in it: convert it to safetensors first"
             " (`save_pretrained` of transformers writes them)"
         )
     return False
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder, by name. Raises FolderError."""
+    """All tensors of a folder by name. Raises FolderError if files and index do not agree or cannot be read."""
     indexed = _index(folder / INDEX) if (folder / INDEX).exists() else None
     files = [ONE] if indexed is None else sorted(set(indexed.values()))
     found: dict[str, StoredTensor] = {}
@@ -83,7 +83,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    """The file of each tensor, as an index says."""
+    """Tensor → file, from an index."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise FolderError(f"{path} is not a regular file")
@@ -99,7 +99,7 @@ def _index(path: Path) -> dict[str, str]:
         raise FolderError(f"{path} has no `weight_map` of names and files")
     _raise(
         [
-            f"{path}: {printable(name)} is said to be in {printable(file)}, which is no name of a file beside it"
+            f"{path}: {printable(name)} is listed in {printable(file)}, which is not a file name in this folder"
             for name, file in files.items()
             if not _FILE.fullmatch(file)
         ]
@@ -112,12 +112,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice} is there twice")
+        raise ValueError(f"{twice} occurs twice")
     return found
 
 
 def _header(folder: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors of one file. The library compares the header with the size of the file."""
+    """The tensors of one file. The library checks the header against the file size."""
     path = folder / file
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -134,9 +134,10 @@ def _header(folder: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
 def check(
     folder: Path, tensors: Sequence[PublishedTensor], held: Mapping[str, StoredTensor], block: tuple[int, int] | None
 ) -> dict[str, str]:
-    """The file of every tensor and scale that a model takes. Every tensor of the folder is taken, or is an error.
+    """The file of each tensor and scale that a model needs. A tensor of the folder that the model does not need is an
+    error.
 
-    `block`: rows and columns that share a scale, as the configuration says. Raises FolderError with all that is wrong.
+    `block`: rows and columns that share a scale, from the config. Raises FolderError with all errors.
     """
     files: dict[str, str] = {}
     wrong: list[str] = []
@@ -154,24 +155,24 @@ def check(
         files[each.name] = found.file
         at = f"{folder / found.file}: {each.name}"
         if found.shape != each.shape:
-            wrong.append(f"{at} is {_extents(found.shape)}, and the configuration asks for {_extents(each.shape)}")
+            wrong.append(f"{at} is {_extents(found.shape)}, but {_extents(each.shape)} by the config")
         if found.dtype == BLOCKS and each.kind != "table":
             wrong += _blocked(folder, each, found, held, block)
             if scale := held.get(each.name + SCALE):
                 files[each.name + SCALE] = scale.file
         elif each.kind == "table" and found.dtype not in INTEGERS:
-            wrong.append(f"{at} is {found.dtype}, and tables hold whole numbers: {', '.join(sorted(INTEGERS))}")
+            wrong.append(f"{at} is {found.dtype}, but a table needs integers: {', '.join(sorted(INTEGERS))}")
         elif each.kind != "table" and found.dtype not in FLOATS:
-            wrong.append(f"{at} is {found.dtype}, which no weight is read from")
+            wrong.append(f"{at} is {found.dtype}, which is not supported for weights")
     foreign = [name for name in held if name not in files and not DERIVED.fullmatch(name)]
     wrong += [f"{folder}: {name} is missing" for name in missing]
-    wrong += [f"{folder / held[name].file}: {printable(name)} is no tensor of this model" for name in foreign]
+    wrong += [f"{folder / held[name].file}: {printable(name)} is not a tensor of this model" for name in foreign]
     _raise(wrong)
     return files
 
 
 def without_mtp(tensors: Sequence[PublishedTensor], held: Iterable[str], block: str) -> bool:
-    """Whether a folder has nothing of the published block of multi-token prediction, though the model has it."""
+    """Whether the model has a multi-token prediction block named `block` that the folder lacks completely."""
     return any(each.name.startswith(block) for each in tensors) and not any(name.startswith(block) for name in held)
 
 
@@ -182,41 +183,41 @@ def _blocked(
     held: Mapping[str, StoredTensor],
     block: tuple[int, int] | None,
 ) -> Iterator[str]:
-    """What is wrong with a matrix in blocks of FP8."""
+    """Errors of a matrix in FP8 blocks."""
     at, scale = f"{folder / found.file}: {each.name}", held.get(each.name + SCALE)
     if len(found.shape) != 2:
-        yield f"{at} is {BLOCKS}, and no matrix"
+        yield f"{at} is {BLOCKS}, but not a matrix"
     elif scale is None:
-        yield f"{at} is {BLOCKS}, and its scales are missing: {each.name + SCALE}"
+        yield f"{at} is {BLOCKS}, but its scales are missing: {each.name + SCALE}"
     elif block is None:
-        yield f"{at} is {BLOCKS}, and the configuration has no `quantization_config` with a `weight_block_size`"
+        yield f"{at} is {BLOCKS}, but the config has no `quantization_config` with a `weight_block_size`"
     else:
         wanted = tuple(-(-extent // size) for extent, size in zip(found.shape, block, strict=True))
         if scale.dtype != "F32" or scale.shape != wanted:
             name = f"{folder / scale.file}: {each.name + SCALE}"
-            yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; of such blocks it is F32 of {_extents(wanted)}"
+            yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; such blocks need F32 of {_extents(wanted)}"
 
 
 def _in_fp4(folder: Path, each: PublishedTensor, held: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """What is wrong with a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
+    """Errors of a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
     experts, columns, rows = each.shape
     blocks = (experts, rows, -(-columns // FP4_BLOCK))
     for end, wanted in ((FP4_DATA, (*blocks, FP4_BLOCK // 2)), (FP4_SCALE, blocks)):
         found = held.get(each.name + end)
         if found is None:
             data = each.name + FP4_DATA
-            yield f"{folder / held[data].file}: {data} is MXFP4, and its scales are missing: {each.name + end}"
+            yield f"{folder / held[data].file}: {data} is MXFP4, but its scales are missing: {each.name + end}"
         elif columns % FP4_BLOCK or found.dtype != "U8" or found.shape != wanted:
             name = f"{folder / found.file}: {each.name + end}"
-            yield f"{name} is {found.dtype} of {_extents(found.shape)}; of MXFP4 it is U8 of {_extents(wanted)}"
+            yield f"{name} is {found.dtype} of {_extents(found.shape)}; MXFP4 needs U8 of {_extents(wanted)}"
 
 
 def _extents(shape: Sequence[int]) -> str:
-    return " × ".join(f"{extent:,}" for extent in shape) or "a number"
+    return " × ".join(f"{extent:,}" for extent in shape) or "a scalar"
 
 
 def _raise(wrong: Sequence[str]) -> None:
-    """Raise FolderError if there are mistakes, with the first of them."""
+    """Raise FolderError with the first errors, if there are any."""
     if wrong:
         more = [f"and {len(wrong) - MAX_SHOWN:,} more"] if len(wrong) > MAX_SHOWN else []
         raise FolderError("\n".join([*wrong[:MAX_SHOWN], *more]))

@@ -1,7 +1,7 @@
-"""The tensors of a published model, each as pieces of the tensors of a checkpoint: one list for both directions.
+"""The tensors of a published model as pieces of a checkpoint's tensors: one list for import and export.
 
-The tensors of a checkpoint are those that the layers declare (compiler/plan/parameters.py); a table says what each is
-called in a published block. A tensor that the table does not have is an error, so none is forgotten.
+The layers declare a checkpoint's tensors (compiler/plan/parameters.py); tables map them to published names. A tensor
+without a name is an error, so none is forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compiler.tools.weights.families import PublishedFamily
 from dsl.schema import Compressed, DeltaNet, Gqa, Mla, Model, Moe
 from runtime.contract.weights import Halves, PublishedTensor, RowPiece
 
-# What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
+# Path of a tensor in a block → published names; * is an expert's index. Several names divide its rows among them.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.norm": ("input_layernorm.weight",),
     "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
@@ -54,33 +54,33 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "projection": ("eh_proj.weight",),
     "final_norm": ("shared_head.norm.weight",),
 }
-OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # else the norm of queries in heads
+OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # with MLA; otherwise a norm of query heads
 ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
-SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
-# How what is no matrix is published, of its extents here: taps with a dimension of one, rates of Kimi with three.
+SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # an MTP block has copies of them
+# Published shapes of tensors that are not matrices: taps have an extra dimension of size 1, Kimi's decay rates three.
 PUBLISHED_IN: Mapping[str, Callable[..., tuple[int, ...]]] = {
     "attention.convolution": lambda name, rows, taps: (rows, 1, taps),
     "attention.decay_rate": lambda name, heads: (1, 1, heads, 1) if name.startswith("self_attn.") else (heads,),
 }
 OF_UP = ("ffn.experts.*.up", "ffn.experts.*.up_bias")
-INDEXED = ("q", "k", "k_norm", "k_bias")  # tensors of an indexer with rotated rows, by halves in every family
+INDEXED = ("q", "k", "k_norm", "k_bias")  # indexer tensors with rotated rows, in halves in every family
 PLAIN = frozenset(
     {"ffn.router.weight", "projection", "attention.indexer.weights"}
-)  # matrices that no model stores in blocks of FP8
-DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
+)  # matrices that no model stores in FP8 blocks
+DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # computed from the config
 
 
 Attention = Mla | Gqa | Compressed | DeltaNet
 
 
 class UnnamedError(ValueError):
-    """Tensors of a model that no published model has; the message lists them."""
+    """The family has no names for some tensors of the model. The message lists them."""
 
 
 def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple[PublishedTensor, ...]:
     """The tensors of a model as its family publishes them, in the order of the model.
 
-    `rotates`: where a configuration says another order than its family. Raises UnnamedError.
+    `rotates`: overrides the family's order of rotated columns. Raises UnnamedError.
     """
     found = model_parameters(model)
     naming = _Naming(model, family, (rotates or family.rotates) == "halves")
@@ -94,24 +94,24 @@ def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple
 
 
 def _stacked(before: PublishedTensor, one: PublishedTensor) -> PublishedTensor:
-    """A published tensor of experts, with one more of them behind those that it has."""
+    """A published tensor of stacked experts, extended by one expert."""
     return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *one.pieces))
 
 
 def _joined(before: PublishedTensor, more: PublishedTensor) -> PublishedTensor:
-    """A published tensor whose rows are those of two, head by head of the keys."""
+    """A published tensor with the rows of both, interleaved by key head."""
     heads = gcd(len(before.pieces), len(more.pieces))
-    of_heads = [
+    by_head = [
         each.pieces[len(each.pieces) * head // heads : len(each.pieces) * (head + 1) // heads]
         for head in range(heads)
         for each in (before, more)
     ]
     rows = before.shape[0] + more.shape[0]
-    return replace(before, shape=(rows, *before.shape[1:]), pieces=tuple(chain.from_iterable(of_heads)))
+    return replace(before, shape=(rows, *before.shape[1:]), pieces=tuple(chain.from_iterable(by_head)))
 
 
 class _Naming:
-    """Published tensors of each tensor of a checkpoint."""
+    """Maps a checkpoint's tensors to published tensors."""
 
     def __init__(self, model: Model, family: PublishedFamily, halves: bool) -> None:
         self._model, self._halves = model, halves
@@ -125,15 +125,15 @@ class _Naming:
         return parameter.name in self._ends or local in self._names or local in self._linear
 
     def of(self, parameter: LogicalParameter) -> Iterator[PublishedTensor]:
-        """The published tensors that a tensor is made of."""
+        """The published tensors that hold the rows of a parameter."""
         if parameter.name in self._ends:
             found = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
             yield replace(found, from_one=self._is_from_one(parameter))
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
         attention = _attention_of(self._model, parameter.name)
-        own = OF_LATENT if isinstance(attention, Mla) else self._linear if isinstance(attention, DeltaNet) else {}
-        names = own.get(local) or self._names[local]
+        overrides = OF_LATENT if isinstance(attention, Mla) else self._linear if isinstance(attention, DeltaNet) else {}
+        names = overrides.get(local) or self._names[local]
         sizes = _sizes(local, attention, parameter, len(names))
         kind = {"bias": "buffer", "table": "table"}.get(parameter.role, "linear")
         if len(parameter.shape) == 1 or local in PLAIN:
@@ -146,7 +146,7 @@ class _Naming:
             one = _by_heads(one, local, index, attention, parameter, tuple(self._linear.values()).count(names))
             if local in PUBLISHED_IN:
                 one = replace(one, kind="plain", shape=PUBLISHED_IN[local](name, *one.shape), rows=one.shape)
-            if "*" in local and "*" not in name:  # all experts in one tensor, whose gate and up are columns in turn
+            if "*" in local and "*" not in name:  # all experts in one tensor, with interleaved gate and up columns
                 piece = replace(one.pieces[0], in_turn=local in OF_UP)
                 one = replace(one, shape=(1, *reversed(one.shape)), kind="plain", pieces=(piece,), stacked=True)
             below = num_experts(self._model, parameter.name) if kind == "table" else 0
@@ -154,14 +154,15 @@ class _Naming:
             start += size
 
     def _is_from_one(self, parameter: LogicalParameter) -> bool:
-        """Whether a tensor is published as its differences from 1: a gain, of a family that does so."""
+        """Whether a tensor is published as its differences from 1."""
         return self._from_one and parameter.init is None and _local(parameter.name) != "attention.out_norm"
 
 
 def _by_heads(
     one: PublishedTensor, local: str, index: int, attention: Attention, parameter: LogicalParameter, together: int
 ) -> PublishedTensor:
-    """A tensor that is published head by head: queries with their gates; all that is `together` of a delta rule."""
+    """Reorder the rows of a tensor that is published head by head: queries with their gates, or linear-attention
+    tensors of which `together` share one published tensor."""
     (piece,) = one.pieces
     if isinstance(attention, Gqa) and attention.output_gate and local in ("attention.qkv", "attention.qkv_bias"):
         if index:
@@ -198,14 +199,12 @@ def _attention_of(model: Model, name: str) -> Attention:
     """The attention of the block of a tensor."""
     kind, index = name.split(".")[:2]
     found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
-    assert isinstance(found, Mla | Gqa | Compressed | DeltaNet), (
-        "others are refused before: compiler/tools/weights/checkpoint.py"
-    )
+    assert isinstance(found, Mla | Gqa | Compressed | DeltaNet), "compiler/tools/weights/checkpoint.py refuses others"
     return found
 
 
 def _sizes(local: str, attention: Attention, parameter: LogicalParameter, count: int) -> Sequence[int]:
-    """The rows of each part of a tensor."""
+    """The number of rows of each part of a tensor."""
     if local in ("attention.qkv", "attention.qkv_bias"):
         if isinstance(attention, DeltaNet):
             return _widths(attention) if count > 1 else (parameter.shape[0],)
@@ -218,10 +217,10 @@ def _sizes(local: str, attention: Attention, parameter: LogicalParameter, count:
 
 
 def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
-    """Which rows of the part `index` of a tensor are rotated; None where none is."""
+    """The rotated rows of part `index` of a tensor; None if no row is rotated."""
     if isinstance(attention, DeltaNet) or attention.rope is None:
         return None
-    assert not isinstance(attention, Compressed), "published with pairs side by side"
+    assert not isinstance(attention, Compressed), "published with adjacent pairs"
     if isinstance(attention, Mla):
         nope, rope = attention.head_dim.nope, attention.head_dim.rope
         if local in ("attention.q", "attention.q_up"):
@@ -236,7 +235,7 @@ def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
 
 
 def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
-    """Which rows of a tensor of an indexer are rotated: the first of each head."""
+    """The rotated rows of an indexer tensor: the first of each head."""
     if not isinstance(attention, Mla) or attention.indexer is None or attention.rope is None:
         return None
     if local not in {f"attention.indexer.{name}" for name in INDEXED}:
@@ -245,7 +244,7 @@ def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
 
 
 def _added(model: Model, family: PublishedFamily, found: Sequence[LogicalParameter]) -> Iterator[PublishedTensor]:
-    """What is published beside the tensors of a checkpoint: copies for MTP, and parts that here are nothing."""
+    """Published tensors without a counterpart in the checkpoint: copies for MTP, absent biases and empty experts."""
     by_name = {each.name: each for each in found}
     for k in range(model.mtp.depth if model.mtp else 0):
         for name, theirs in SHARED.items():
@@ -283,20 +282,20 @@ def _published(
 
 
 def _local(name: str) -> str:
-    """The path of a tensor in its block: ffn.experts.*.up of layers.3.ffn.experts.17.up."""
+    """The path of a tensor in its block: ffn.experts.*.up for layers.3.ffn.experts.17.up."""
     parts = name.split(".")
     inside = parts[2:] if parts[0] in ("layers", "mtp") else parts
     return ".".join("*" if part.isdigit() else part for part in inside)
 
 
 def _published_block(model: Model, name: str) -> str:
-    """model.layers.3 of layers.3.…; the blocks of MTP come after the layers."""
+    """model.layers.3 for layers.3.…; the MTP blocks follow the layers."""
     kind, index = name.split(".")[:2]
     return f"model.layers.{int(index) + (model.num_layers if kind == 'mtp' else 0)}"
 
 
 def copies_of(model: Model) -> tuple[PublishedTensor, ...]:
-    """Tensors that a published model may have, though they repeat another: the head of tied embeddings."""
+    """Tensors that a published model may have although they repeat another: the head of tied embeddings."""
     if not model.tied:
         return ()
     embedding = next(each for each in model_parameters(model) if each.name == "embedding")
@@ -304,10 +303,10 @@ def copies_of(model: Model) -> tuple[PublishedTensor, ...]:
 
 
 def mtp_block(model: Model, index: int) -> str:
-    """How the names of a published block of multi-token prediction begin."""
+    """The prefix of tensor names in a published MTP block."""
     return f"model.layers.{model.num_layers + index}."
 
 
 def experts_of(model: Model) -> list[Moe]:
-    """The mixtures of experts of a model, one for each range of layers."""
+    """The MoE layers of a model, one for each range of layers."""
     return [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]

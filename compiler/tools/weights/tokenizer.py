@@ -1,4 +1,4 @@
-"""The files of a tokenizer beside a checkpoint, and those by which `transformers` loads it."""
+"""The tokenizer files next to a checkpoint, and those that `transformers` needs to load it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runtime.data.tokenizer import END_TOKENS, MAX_FILE_BYTES
 from runtime.data.tokenizer_files import CONFIG, GENERATION
 
 NAME = tokenizer_files.TOKENIZER
-FILES = (NAME, *tokenizer_files.BESIDE)  # of a publication
+FILES = (NAME, *tokenizer_files.BESIDE)  # in a published folder
 
 
 def published_files(folder: Path) -> dict[str, bytes]:
-    """The files of a tokenizer that a published model has, those that are regular files."""
+    """The contents of the tokenizer files in a folder, regular files only; {} if it has no tokenizer.json."""
     found = {}
     for name in FILES:
         path = folder / name
@@ -29,10 +29,10 @@ def published_files(folder: Path) -> dict[str, bytes]:
 
 
 def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str, bytes], int | None]:
-    """The files of the tokenizer of a checkpoint, and the id that ends a document; nothing where there is none.
+    """The tokenizer files of a checkpoint and the id of its end-of-document token; ({}, None) if there are none.
 
-    An imported checkpoint has them beside it. A run has the tokenizer in its data, where its checkpoint names it by
-    `digest`, the sha256 of its tokenizer.json. DataError for a tokenizer_config.json that is no JSON.
+    They are next to an imported checkpoint. In a run they are in its data, identified by `digest`, the sha256 of
+    tokenizer.json in the checkpoint's manifest. Raises DataError if tokenizer_config.json is not JSON.
     """
     if isinstance(digest, str) and checkpoint.parent.name == CHECKPOINTS:
         for path in sorted((checkpoint.parent.parent / "data").glob(f"*/{NAME}")):
@@ -47,7 +47,7 @@ def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str,
 
 
 def _configured(path: Path, content: bytes, context: int) -> tuple[dict[str, bytes], int | None]:
-    """The files of a run, and the configuration that names the class of a tokenizer where none does."""
+    """The tokenizer files of a run, with a default tokenizer_config.json if it has none."""
     token, number = _end(path, content)
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -63,9 +63,9 @@ def _configured(path: Path, content: bytes, context: int) -> tuple[dict[str, byt
 
 
 def _ending(path: Path, content: bytes, number: int) -> bytes:
-    """generation_config.json with the id that ended the documents of the run among those that end a text.
+    """generation_config.json with the run's end-of-document id added to its end-of-text ids.
 
-    `transformers` reads the ids there alone, and a base model that was tuned to a chat has another.
+    `transformers` reads the end ids only there, and a base model fine-tuned for chat has another one.
     """
     ids = sorted(tokenizer_files.stops(path))
     if number in ids:
@@ -74,7 +74,7 @@ def _ending(path: Path, content: bytes, number: int) -> bytes:
 
 
 def _end(path: Path, content: bytes) -> tuple[str, int | None]:
-    """The token that ends a document, and its id."""
+    """The end-of-document token and its id; ("", None) if there is none."""
     try:
         value = json.loads(content)
         vocabulary = {each["content"]: each["id"] for each in value["added_tokens"]}
@@ -82,6 +82,6 @@ def _end(path: Path, content: bytes) -> tuple[str, int | None]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return "", None
     vocabulary = {**(inner if isinstance(inner, Mapping) else {}), **vocabulary}
-    named = tokenizer_files.special_tokens(path).get("eos_token")
-    token = next((each for each in (named, *END_TOKENS) if each in vocabulary), None) or ""
+    configured = tokenizer_files.special_tokens(path).get("eos_token")
+    token = next((each for each in (configured, *END_TOKENS) if each in vocabulary), None) or ""
     return token, vocabulary.get(token)

@@ -1,5 +1,5 @@
-"""The processes that commands start, with small modules in place of the compiler and the ranks: what each is told, what
-they give, and how they end."""
+"""The processes that commands start, with small modules instead of the compiler and the ranks: arguments, output and
+exit codes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_other_is_ended_if_one_fails(
 
 
 def test_lines_are_shown_as_they_come_and_kept(capfd: Captured) -> None:
-    """Those of the process on both of its streams, and those of this one, in their order; in any thread."""
+    """The lines of the process on both streams and those of this process keep their order, in any thread."""
     shown, files = list[str](), open_files()
 
     def run() -> None:

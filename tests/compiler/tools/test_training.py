@@ -1,5 +1,5 @@
-"""`dsc train` in this process: which processes it starts, in which order, and with which words. None of them runs here:
-their exit codes are given instead. tests/runtime/run/test_commands.py has real ones."""
+"""`dsc train` in this process: the processes that it starts, their order and arguments. None of them runs here; the
+tests supply their exit codes. tests/runtime/run/test_commands.py starts real ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Captured = pytest.CaptureFixture[str]
 
 @dataclass
 class Processes:
-    """What was started, and the exit codes of the launchers in turn; 0 behind the last."""
+    """The started processes, and the exit codes of the launchers in turn; 0 after the last."""
 
     codes: list[int] = field(default_factory=list)
     compiler_code: int = 0
@@ -165,7 +165,7 @@ def test_a_debugger_needs_the_terminal(processes: Processes) -> None:
 def test_where_the_compiler_fails_no_run_is_named(
     by_torchrun: bool, processes: Processes, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder has an earlier run, which is not the one that was asked for."""
+    """The folder has an earlier run, which is not the requested one."""
     if by_torchrun:  # the compiler runs before the launcher, and not beside it
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
@@ -192,7 +192,7 @@ def test_a_build_that_others_replace_is_compiled_again(processes: Processes, cap
 
 
 def started(processes: Processes) -> list[tuple[str, bool]]:
-    """What was started: `compile` or `train` a build, and whether that resumes."""
+    """The started processes: `compile` or `train` of a build, and whether it resumes."""
     found = []
     for each in processes.told:
         launcher = each[each.index("and") + 1 :] if "and" in each else each
@@ -207,7 +207,7 @@ def trained(*phases: str, resume: bool = False) -> list[tuple[str, bool]]:
 
 
 def test_phases_are_trained_one_after_the_other(processes: Processes) -> None:
-    """All later ones are compiled first, so that what is wrong in them is said before the first is trained."""
+    """All later phases are compiled first, so that their errors show before the first is trained."""
     assert main(["train", "specs/mine.dsc"]) == 0
     later = [("compile mine.long", False), ("compile mine.last", False)]
     assert started(processes) == later + trained("mine", "mine.long", "mine.last")

@@ -1,4 +1,4 @@
-// The client: starts `dsc lsp` and hands it the specs. Plain CommonJS, so nothing has to be built.
+// The client: starts `dsc lsp` and connects it to the specs. Plain CommonJS, so nothing has to be built.
 "use strict";
 
 const { existsSync } = require("node:fs");
@@ -17,7 +17,7 @@ let status;
 let output;
 let starting = Promise.resolve();
 
-/** Start, restart and stop one after the other, however fast they are asked for. */
+/** Run start, restart and stop one after the other, however fast they are requested. */
 function inTurn(work) {
   starting = starting.then(work, work);
   return starting;
@@ -64,10 +64,10 @@ async function stop() {
   if (running !== undefined) await running.dispose();
 }
 
-/** Not awaited: a message waits for its reader. */
+/** Not awaited, because the message stays until the user dismisses it. */
 function report(command, error) {
   output.appendLine(`${command} lsp: ${error}`);
-  const message = `The language server did not start: ${command} lsp. Is it there: pip install '.[lsp]'?`;
+  const message = `The language server did not start: ${command} lsp. Is it installed? pip install '.[lsp]'`;
   vscode.window.showErrorMessage(message, "Settings", "Output").then((choice) => {
     if (choice === "Settings") vscode.commands.executeCommand("workbench.action.openSettings", "dsc.path");
     if (choice === "Output") output.show();

@@ -1,13 +1,13 @@
-// Which program serves: pure, so that it can be tested without an editor.
+// Chooses the program of the language server: pure, so that it can be tested without an editor.
 "use strict";
 
 const path = require("node:path");
 
 /**
- * The `dsc` to start: the setting, else that of a folder's virtual environment, else the one on the PATH.
+ * The `dsc` to start: the setting, else the one in a folder's virtual environment, else the one on the PATH.
  *
- * A workspace that is not trusted must not choose what runs: its folders are not looked at. (Its settings do not reach
- * here either: `dsc.path` is among the restricted ones.)
+ * An untrusted workspace must not choose what runs, so its folders are ignored. (Its settings are ignored too:
+ * `dsc.path` is a restricted setting.)
  */
 function programOf(setting, folders, trusted, platform, exists) {
   if (setting) return setting;

@@ -1,4 +1,4 @@
-"""An editor, as far as the protocol goes: frames messages by hand, so that nothing here is shared with the server."""
+"""A minimal LSP client that frames messages by hand, so that it shares no code with the server."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Editor:
             if message.get("method") == "textDocument/publishDiagnostics":
                 params = message["params"]
                 now = self.versions.get(params["uri"])
-                if params.get("version") in (None, now):  # what is told of an older text was under way
+                if params.get("version") in (None, now):  # ignore diagnostics of an older version
                     self.diagnostics[params["uri"]] = params["diagnostics"]
                 else:
                     assert now is None or params["version"] < now
@@ -126,7 +126,7 @@ class Editor:
         self.notify("textDocument/didClose", {"textDocument": {"uri": self.uri(name)}})
 
     def codes(self, name: str, wanted: list[str]) -> list[dict[str, Any]]:
-        """Wait until the diagnostics of a document have these codes; they are returned."""
+        """Wait until a document's diagnostics have these codes. Returns them."""
 
         def there() -> bool:
             found = self.diagnostics.get(self.uri(name))
@@ -137,21 +137,21 @@ class Editor:
         return self.diagnostics[self.uri(name)]
 
     def at(self, name: str, text: str, marked: str) -> dict[str, Any]:
-        """The parameters of a request about the place of `|` in `marked`, a part of a text."""
+        """The parameters of a request at the `|` in `marked`, a part of a text."""
         before = text.index(marked.replace("|", "")) + marked.index("|")
         line = text.count("\n", 0, before)
         column = len(text[text.rfind("\n", 0, before) + 1 : before].encode("utf-16-le")) // 2
         return {"textDocument": {"uri": self.uri(name)}, "position": {"line": line, "character": column}}
 
     def stop(self) -> int:
-        """Shut the server down as the protocol says; its exit code. Its stdin stays open."""
+        """Shut the server down by the protocol, leaving its stdin open. Returns its exit code."""
         assert self.request("shutdown", None) is None
         self.notify("exit", None)
         return progress.end(self.process)
 
 
 def applied(text: str, edits: list[dict[str, Any]]) -> str:
-    """A text with the edits of a server made, positions in UTF-16."""
+    """Apply a server's edits to a text, with UTF-16 positions."""
     lines = text.split("\n")
 
     def offset(position: dict[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""Completion: what is proposed at a cursor, in texts that mostly do not parse there."""
+"""Completion: proposals at a cursor, in texts that mostly do not parse."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_required_keys_come_first_with_documentation() -> None:
 
 
 def plain(snippet: str) -> str:
-    """What a snippet inserts if every placeholder is left as it is."""
+    """The text that a snippet inserts with all placeholders unchanged."""
     text = re.sub(r"\$\{\d+\|([^,|]*)[^|]*\|\}", r"\1", snippet)
     text = re.sub(r"\$\{\d+:((?:\\.|[^}\\])*)\}", r"\1", text)
     text = re.sub(r"\$\d+", "", text)
@@ -244,7 +244,7 @@ def test_every_snippet_of_a_key_parses() -> None:
 
 
 def test_every_key_of_every_block_is_proposed() -> None:
-    """The schema walked by its own table, the text written by hand from it."""
+    """Walk the schema, and write a spec text for each block by hand."""
     for block in blocks():
         parts = block.path.split(".")
         texts = [] if parts[0] in (*NAMED, "run") else ["run mine {"]

@@ -1,4 +1,4 @@
-"""Hover: what a word means, and what it comes to once the spec is resolved."""
+"""Hover: the meaning of a word, and its value in the resolved spec."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_runs_that_differ_are_both_told() -> None:
 
 
 def test_every_key_of_the_reference_has_a_hover() -> None:
-    """Each key has a hover in a text of just its block, which is not closed."""
+    """Each key has a hover in a text with only its unclosed block."""
     for block in blocks():
         parts, at, heads = block.path.split("."), "", []
         heads += [] if parts[0] in ("run", "model", "cluster", "precision") else ["run mine {"]

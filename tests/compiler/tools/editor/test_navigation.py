@@ -1,4 +1,4 @@
-"""Definitions, references, the outline; and the edits that mend."""
+"""Definitions, references, the outline, and quick fixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compiler.tools.editor.texts import HERE, QUICKSTART, ROOT, cursor, do
 
 
 def defined(marked: str, **others: str) -> tuple[str, str, int] | None:
-    """File, text and line of what is under the cursor."""
+    """File, text and line of the definition at the cursor."""
     found = definition(*cursor(marked, **others))
     return None if found is None else (Path(found.source.name).name, found.text, found.line)
 
@@ -95,7 +95,7 @@ def test_entries_of_the_outline_lie_within_each_other(path: Path) -> None:
 
 
 def mended(text: str) -> list[str]:
-    """The text after each of the actions that are offered on all of it."""
+    """The text after each quick fix offered for the whole text."""
     found = documented(text)
     offered = actions([found], Span(found.source, 0, len(text)))
     return [apply(text, action.edits) for action in offered]
@@ -113,7 +113,7 @@ def test_only_what_is_asked_about_is_offered() -> None:
 
 
 def test_each_way_out_of_a_conflict_mends_it() -> None:
-    """Every resolution that is offered, made on its own, leaves nothing wrong."""
+    """Applying any one offered resolution leaves no errors."""
     text = QUICKSTART.replace("pipeline = 2 ", "pipeline = 3 ")
     found = documented(text)
     assert found.diagnostics
@@ -134,7 +134,7 @@ def test_an_edit_of_another_file_names_it() -> None:
 
 
 def test_what_would_bring_another_mistake_is_not_preferred() -> None:
-    """A misspelt key hides what is wrong with its value: the edit is offered, but not made without asking."""
+    """A misspelt key hides an error in its value: the edit is offered, but not preferred."""
     for wrong, preferred in (("pipelin = 2", True), ("pipelin = x", False)):
         found = documented(QUICKSTART.replace("pipeline = 2", wrong))
         (action,) = (

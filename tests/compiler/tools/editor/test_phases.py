@@ -1,4 +1,4 @@
-"""The editor in `phase` blocks of a run: what is proposed, what is said of a word, where a name leads."""
+"""The editor in `phase` blocks of a run: completion, hover and definitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG = (ROOT / "specs" / "laptop-long.dsc").read_text("utf-8")
 
 
 def in_long(marked: str) -> str:
-    """The shipped spec with `|` put where a marked part of it says."""
+    """The shipped spec with a `|` inserted as in `marked`."""
     part = marked.replace("|", "")
     assert LONG.count(part) == 1, part
     return LONG.replace(part, marked)
@@ -57,8 +57,8 @@ def test_nothing_is_required_of_a_phase() -> None:
     ("marked", "wanted"),
     [
         ("pha|se to_128", "the keys that change when the previous phase ends"),
-        ("phase to_1|28", "`long.to_128`, phase 2 of 3, begins behind 90 steps, 184,320 tokens"),
-        ("phase to_2|56", "`long.to_256`, phase 3 of 3, begins behind 110 steps, 225,280 tokens"),
+        ("phase to_1|28", "`long.to_128`, phase 2 of 3, begins after 90 steps, 184,320 tokens"),
+        ("phase to_2|56", "`long.to_256`, phase 3 of 3, begins after 110 steps, 225,280 tokens"),
         ("sequence = 128, batch = 16, st|eps = 20", "= 40,960 tokens = 20 steps"),
         ("recomp|ute = [rmsnorm, swiglu]", "recomputed in the backward"),
         ("model = stret|ched", "4 layers (1 dense, 3 moe)"),

@@ -45,7 +45,7 @@ def here(editor: Editor, name: str, text: str, marked: str) -> dict[str, Any]:
 
 
 def test_a_session(editor: Editor) -> None:
-    """Mistakes appear, are mended by what is offered, and the rest of the features answer on the way."""
+    """Errors appear, quick fixes remove them, and the other features answer in between."""
     assert editor.answer["capabilities"]["positionEncoding"] == "utf-16"
     bad = QUICKSTART.replace("pipeline = 2", "pipelin = 2").replace("hidden = 192", "hidden = 0")
     editor.open(SPEC, bad)
@@ -88,7 +88,7 @@ def proposals(editor: Editor, text: str, marked: str) -> list[dict[str, Any]]:
 
 
 def test_completion_while_typing(editor: Editor) -> None:
-    """Keys, kinds, names, units and files, in a text that is cut off where one types."""
+    """Keys, kinds, names, units and files, in a text cut off at the cursor."""
     editor.open(SPEC, "")
     head = 'import "models/deepseek-v3.dsc"\nimport "clus"\nrun a {\n  model = deep\n'
     typed = head + "  parallel { pipeline = 2, ex"
@@ -140,7 +140,7 @@ def test_another_encoding_is_agreed_on(tmp_path: Path) -> None:
 
 
 def test_an_unsaved_import_shows_in_its_importer(editor: Editor) -> None:
-    """An unsaved text shows in its importer: mistakes, definitions; closing it brings the file of the disk back."""
+    """Errors and definitions in an importing file follow the unsaved text; closing it restores the file on disk."""
     importer, library = "deepseek-v3.dsc", "models/deepseek-v3.dsc"
     text, model = ((editor.folder / name).read_text("utf-8") for name in (importer, library))
     editor.open(importer)
@@ -207,7 +207,7 @@ def test_formatting_is_that_of_fmt(editor: Editor) -> None:
 
 
 def test_hostile_documents_leave_the_server_alive(editor: Editor) -> None:
-    """Bombs, broken characters and places that are not there are answered, and the next request too."""
+    """Bombs, broken characters and missing positions are answered, and so is the next request."""
     bombs = [
         "{" * 5000,
         "[" * 5000,
@@ -269,7 +269,7 @@ def test_documents_without_a_file(editor: Editor) -> None:
 
 
 def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
-    """Every bad spec of tests/ui, as an editor has it."""
+    """Every bad spec of tests/ui in the editor."""
     copies.copytree(ROOT / "tests/ui", editor.folder / "ui")
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:
         analysis = load.analyse(str(path))

@@ -1,4 +1,4 @@
-"""The tolerant reader against the parser, on texts that parse and on every beginning of one; places in the text."""
+"""The fault-tolerant reader against the parser, on texts that parse and on all their prefixes; cursor positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_of_a_long_text_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPat
 
 
 def parsed(statement: Statement) -> Shape:
-    """Key, value and body of a statement, without blanks."""
+    """Key, value and body of a statement, without spaces."""
     if isinstance(statement, Block):
         return statement.head.text.replace(" ", ""), "", tuple(parsed(each) for each in statement.body)
     if isinstance(statement, Attribute):
@@ -64,7 +64,7 @@ def test_words_as_one_types_them() -> None:
 
 
 def test_blocks_are_found_in_every_beginning_of_a_text() -> None:
-    """Cut anywhere, the cursor at the end stands in the block whose brace is open there."""
+    """For every prefix, the cursor at its end is in the innermost open block."""
     for end in range(len(QUICKSTART)):
         text = QUICKSTART[:end]
         opened: list[int] = []
@@ -96,7 +96,7 @@ def test_no_text_breaks_a_feature(text: str, offset: int) -> None:
 
 
 def test_no_mutation_of_a_spec_breaks_a_feature() -> None:
-    """Each of its lines left out, doubled, and cut in half."""
+    """Every line left out, doubled, and cut in half."""
     lines = QUICKSTART.splitlines(keepends=True)
     for index, line in enumerate(lines):
         for new in ("", line * 2, line[: len(line) // 2]):
@@ -131,7 +131,7 @@ def test_a_place_beyond_the_text_is_its_end() -> None:
 
 
 def test_files_that_a_spec_names_are_read_as_dsc_check_reads_them(tmp_path: Path) -> None:
-    """What is wrong with a schedule's file is said where the spec names it; with the right file nothing is."""
+    """Errors in a schedule file are reported where the spec names it; a valid file gives none."""
     assert QUICKSTART.count("name = dualpipe") == 1
     text = QUICKSTART.replace("name = dualpipe", 'file = "mine.schedule"')
     path = tmp_path / "spec.dsc"

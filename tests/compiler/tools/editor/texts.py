@@ -1,4 +1,4 @@
-"""Documents in memory for the tests of features: `|` in a text is the cursor."""
+"""In-memory documents for feature tests; `|` marks the cursor."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ HERE = "/nowhere/spec.dsc"
 
 
 def documented(text: str, path: str = HERE, **others: str) -> OpenDocument:
-    """The document of a text; `others` are texts beside it, `lib="…"` is lib.dsc."""
+    """The document of a text. `others`: neighbouring files, where `lib="…"` is lib.dsc."""
     texts = {os.path.realpath(path): text}
     texts |= {os.path.realpath(Path(path).parent / f"{name}.dsc"): each for name, each in others.items()}
     return document(path, over(texts))
 
 
 def cursor(marked: str, **others: str) -> tuple[OpenDocument, int]:
-    """The document of a text without its `|`, and where that was."""
+    """The document of a text without its `|`, and the offset of the `|`."""
     assert marked.count("|") == 1, marked
     return documented(marked.replace("|", ""), **others), marked.index("|")
 
 
 def in_quickstart(marked: str) -> str:
-    """The quickstart with `|` put where a marked part of it says."""
+    """The quickstart with a `|` inserted as in `marked`."""
     part = marked.replace("|", "")
     assert QUICKSTART.count(part) == 1, part
     return QUICKSTART.replace(part, marked)

@@ -1,4 +1,4 @@
-"""A rank of a pipeline of torch's own: it loads the CSV of a schedule, runs a step, and writes its gradients.
+"""A rank of torch's pipeline runtime: loads the CSV of a schedule, runs a step, and writes its gradients.
 
 python -m tests.compiler.tools.exchange.pipeline_worker CSV STORE RANK RANKS STAGES MICRO_BATCHES V|LOOP OUT
 """

@@ -1,4 +1,4 @@
-"""Stand-ins for the packages of other systems: modules of any name, whose calls record what they are given."""
+"""Stand-ins for packages of other systems: modules of any name whose calls record their arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELDS = json.loads((Path(__file__).parent / "fields.json").read_text("utf-8")) 
 
 
 class Recorded:
-    """Anything of another system: its attributes and calls are recorded, and are such again."""
+    """Any object of another system. Records attributes and calls, which return such objects again."""
 
     def __init__(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         self.__dict__.update(_name=name, _arguments=arguments or {}, _set={})
@@ -41,7 +41,7 @@ class Recorded:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of the packages that are stood in for."""
+    """Finds all modules of the replaced packages."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
@@ -60,7 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def standing_in(*packages: str) -> Iterator[None]:
-    """While this lasts, these packages are stand-ins."""
+    """Replace these packages with stand-ins inside the context."""
     before, finder = set(sys.modules), _Finder(packages)
     sys.meta_path.insert(0, finder)
     try:

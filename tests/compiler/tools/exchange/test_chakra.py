@@ -1,4 +1,4 @@
-"""`dsc export chakra`: the step of a plan as execution traces, decoded without protobuf and held to the plan."""
+"""`dsc export chakra`: the step of a plan as execution traces, decoded without protobuf and compared with the plan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A varint, and the offset of its end."""
     value = shift = 0
     while True:
         value |= (content[at] & 0x7F) << shift
@@ -118,7 +118,7 @@ def decoded(content: bytes) -> tuple[dict[str, Any], list[Node]]:
 
 @pytest.fixture(scope="module", params=CASES)
 def traced(request: pytest.FixtureRequest) -> tuple[TimedPlan, list[tuple[dict[str, Any], list[Node]]]]:
-    """A plan, and what its files hold."""
+    """A plan, and the contents of its files."""
     spec, *overrides = CASES[request.param]
     loaded = load(spec, overrides=overrides)
     if request.param == "host_copies":
@@ -153,9 +153,9 @@ def links(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]]) -> I
 def longest(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]], *, planned: bool) -> int:
     """The longest path through all ranks, in microseconds.
 
-    `planned`: with what the plan has beyond the program. A step of a schedule starts when the one before it on its rank
-    has wholly ended, and the steps whose messages it takes; sums of gradients go one after the other, and each starts
-    on all of its ranks together; what follows the last step starts on all ranks together.
+    `planned`: with the plan's additional constraints. A step of a schedule starts after the previous step of its rank
+    and after the steps whose messages it receives; gradient reductions run one after the other, and each starts on all
+    its ranks together; everything after the last step starts on all ranks together.
     """
     graph: Any = nx.DiGraph()
     last = {rank: max(node["step"] for node in nodes) for rank, (_, nodes) in enumerate(files)}
@@ -168,7 +168,7 @@ def longest(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]], *,
             if not planned:
                 continue
             if node["step"] >= 0:
-                if node["type"] != "MEM_LOAD":  # a rank goes on while one is copied back
+                if node["type"] != "MEM_LOAD":  # a rank continues during a copy back
                     graph.add_edge(key, ("end", rank, node["step"]))
                 graph.add_edge(("end", rank, node["step"] - 1), ("start", rank, node["step"]))
                 if node["type"] != "COMM_RECV":
@@ -216,7 +216,7 @@ def test_every_send_has_its_receive(traced: Traces) -> None:
 
 
 def test_the_longest_path_is_the_planned_step(traced: Traces) -> None:
-    """With what the plan assumes beyond the program; without that it is at most the step."""
+    """With the plan's additional constraints the path is the step; without them it is at most as long."""
     found, files = traced
     planned = longest(found, files, planned=True)
     assert planned == pytest.approx(found.step.seconds * 1e6, abs=3)
@@ -252,7 +252,7 @@ def test_sums_of_a_rank_are_those_of_the_plan(traced: Traces) -> None:
 
 
 def flops_of(found: TimedPlan, rank: int) -> int:
-    """The FLOPs of a pipeline rank: of each action of its schedule, those of the cuts of its stage's segments."""
+    """The FLOPs of a pipeline rank: for each action of its schedule, those of its stage's segments."""
     total, lowering = 0, found.lowering
     for step in found.schedule.actions[rank]:
         for action in (each for each in actions_of(step) if not is_copy(each)):
@@ -265,7 +265,7 @@ def flops_of(found: TimedPlan, rank: int) -> int:
 
 
 def test_what_a_forward_saved_goes_to_the_host_and_comes_back(traced: Traces) -> None:
-    """Only where a schedule says so; the forward is waited for by the one, and the backward waits for the other."""
+    """Copies exist only if the schedule has them: the copy out waits for the forward, the backward for the copy in."""
     found, files = traced
     for rank, (_, nodes) in enumerate(files):
         here = found.plan.mesh.coordinates(rank)[0]
@@ -280,7 +280,7 @@ def test_what_a_forward_saved_goes_to_the_host_and_comes_back(traced: Traces) ->
 
 
 def test_a_backward_moves_as_many_rows_as_its_forward(traced: Traces) -> None:
-    """The gradient of a gather is a scatter of the same whole, and the other way round."""
+    """The gradient of a gather is a scatter of the same size, and vice versa."""
     _, files = traced
     other = {"gather": "scatter", "scatter": "gather"}
     for _, nodes in files:

@@ -1,4 +1,4 @@
-"""`dsc export torchtitan` and `dsc export megatron-bridge`: what is set, by the names of the released packages."""
+"""`dsc export torchtitan` and `dsc export megatron-bridge`: the exported settings, by the released packages' names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from compiler.tools.exporters.planned import (
     ExportError,
     PythonCall,
     SpecLedger,
+    exported_adamw,
     free_name,
     layers_of,
     plain,
     rendered,
-    told_of_optimizer,
 )
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
@@ -224,8 +224,8 @@ def test_an_optimizer_of_your_own_is_refused() -> None:
     spec = load_spec(ROOT / "specs" / "tiny.dsc")
     row = SimpleNamespace(kind="lion", settings=dict)
     other = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
-    with pytest.raises(ExportError, match="Megatron is told of no optimizer lion"):
-        told_of_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="optimizer lion cannot be exported to Megatron"):
+        exported_adamw(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- what is lost
@@ -251,7 +251,7 @@ def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture)
     ("system", "more"), [("torchtitan", {"parallel.zero", "parallel.overlap_reduce"}), ("megatron-bridge", set())]
 )
 def test_what_the_other_system_has_is_no_loss(system: str, more: set[str], tmp_path: Path, capsys: Capture) -> None:
-    """The other system can do all that this spec asks for, and reads other data."""
+    """The other system supports everything in this spec except its data."""
     assert main(["export", system, BENCH, "-o", str(tmp_path / "out"), "--format", "json"]) == 0
     losses = parsed(capsys.readouterr().out, "export")["losses"]
     data = {"data.source", "data.tokenizer", "data.validation", "data.documents"}
@@ -277,13 +277,13 @@ YARN = YarnScaling(factor=4, original=64)
     ("scaling", "titan", "megatron"),
     [
         (None, None, None),
-        (LinearScaling(factor=4), "has YaRN alone", "has YaRN alone"),
-        (YARN, "multiplies no sines", None),
-        (YARN.model_copy(update={"attention_factor": 1.0}), None, "in Megatron sines have the factor"),
+        (LinearScaling(factor=4), "supports only YaRN", "supports only YaRN"),
+        (YARN, "does not scale the sines", None),
+        (YARN.model_copy(update={"attention_factor": 1.0}), None, "Megatron scales the sines"),
         (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 0.7}), None, None),
-        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 1.0}), "multiplies no sines", None),
-        (YARN.model_copy(update={"mscale_all_dim": 0.7}), "multiplies no sines", "in Megatron sines have the factor"),
-        (YARN.model_copy(update={"truncate": False}), "multiplies no sines", "the ramp ends at whole pairs"),
+        (YARN.model_copy(update={"mscale": 0.7, "mscale_all_dim": 1.0}), "does not scale the sines", None),
+        (YARN.model_copy(update={"mscale_all_dim": 0.7}), "does not scale the sines", "Megatron scales the sines"),
+        (YARN.model_copy(update={"truncate": False}), "does not scale the sines", "its ramp ends at whole pairs"),
     ],
 )
 def test_a_scaled_rotation_is_lost_where_the_other_has_another(
@@ -306,7 +306,7 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
 
 @pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
 def test_every_value_of_a_spec_is_said_or_lost(system: str, capsys: Capture) -> None:
-    """What no exporter knows, such as a key that is new, counts as lost and as a change."""
+    """A value unknown to the exporters, such as a new key, counts as lost and as a change."""
     spec = load_spec(BENCH)
     ledger = SpecLedger(spec)
     assert {loss.path for loss in ledger.losses(system)} == {leaf.path for leaf in leaves(spec)}

@@ -1,4 +1,4 @@
-"""`dsc import` of a plan from the outside: exit codes, files, and errors of a spec that is written."""
+"""`dsc import` of a plan as a command: exit codes, files, and errors in the written spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_a_spec_with_errors_is_written_with_them(tmp_path: Path, capsys: Capture) -> None:
-    """The fewest devices that the degrees allow do not hold 671B parameters; the cluster is one to be edited."""
+    """671B parameters do not fit on the fewest devices that the degrees allow; the user must edit the cluster."""
     file, out = tmp_path / "job.toml", tmp_path / "mine.dsc"
     file.write_text(JOB)
     assert main(["import", "torchtitan", str(file), "--lossy", "-o", str(out)]) == 1

@@ -1,4 +1,4 @@
-"""What `dsc import megatron-bridge` says of what a configuration has without writing it, or writes in other words."""
+"""`dsc import megatron-bridge`: Megatron's defaults for absent keys, and alternative spellings of keys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_default_that_no_model_has_here_is_in_the_ledger(argument: str) -> Non
     assert argument in SCRIPT and not changes(of_script(SCRIPT))
     found = of_script(SCRIPT.replace(argument, ""))
     assert {key: entry.kind for key, entry in changes(found).items()} == {OFF[argument]: "not expressible"}
-    assert "the default of Megatron" in changes(found)[OFF[argument]].why
+    assert "Megatron's default" in changes(found)[OFF[argument]].why
 
 
 def test_a_recipe_is_read_through_its_names() -> None:
@@ -90,7 +90,7 @@ def test_a_precision_may_have_a_name(written: str, compute: str, lost: tuple[str
 def test_statements_under_conditions_are_taken_for_executed_and_that_is_said() -> None:
     more = "if wide:\n        cfg.model.hidden_size = 512\n    for each in parts:\n        cfg.rng.seed = 7\n    "
     found = of_recipe(RECIPE.replace("return cfg", f"{more}return cfg"))
-    told = {entry.key: entry.kind for entry in found.ledger if "taken for executed, once" in entry.why}
+    told = {entry.key: entry.kind for entry in found.ledger if "its body is assumed to run once" in entry.why}
     assert told == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
     spec = read_back(found.text)
     assert (spec.model.hidden, spec.train.seed) == (512, 7)
@@ -103,7 +103,7 @@ def test_a_key_of_a_named_precision_may_be_set_anew() -> None:
 
 
 def test_attention_is_what_is_written() -> None:
-    """Latent attention that is set, or not, by name stands against what the class of the model says."""
+    """An explicit `multi_latent_attention` overrides the class of the model."""
     for kind, value, name in (("gqa", "False", "MLA"), ("mla", "True", "GPT")):
         text = RECIPE.replace("MLA", name).replace("qk_layernorm=True", f"multi_latent_attention={value}")
         assert read_back(of_recipe(text).text).model.attention.kind == kind
@@ -133,14 +133,14 @@ def test_queries_of_a_recipe_are_grouped_by_their_number() -> None:
     [("softmax", 2, False), ("softmax", 4, True), ("sigmoid", 4, False), ("sigmoid", 2, True)],
 )
 def test_scores_of_groups_are_those_of_their_best_experts(score: str, chosen: int, lost: bool) -> None:
-    """Here of one expert with softmax and of two with sigmoid; in Megatron of as many as a group may give a token."""
+    """Here a group's score is its best expert (softmax) or two best (sigmoid); in Megatron, topk / group_topk best."""
     router = f"moe_router_topk={chosen}, moe_router_num_groups=4, moe_router_group_topk=2"
     experts = f"num_layers=4, num_moe_experts=8, moe_router_score_function={score!r}, {router}"
     told = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
     assert ("moe_router_group_topk" in told) == lost
     if lost:
         entry = told["moe_router_group_topk"]
-        assert (entry.kind, entry.value) == ("approximated", "2") and "by its best expert with softmax" in entry.why
+        assert (entry.kind, entry.value) == ("approximated", "2") and "its best expert with softmax" in entry.why
 
 
 @pytest.mark.parametrize("pattern", ["0", "-1", "'0'", "'-2'", "[0]*4", "'x'", "2.5"])
@@ -158,13 +158,13 @@ def test_null_is_no_size() -> None:
 
 
 def test_what_is_computed_is_in_the_ledger(tmp_path: Path, capsys: Capture) -> None:
-    """And a spec with a default in its place is written with --lossy alone."""
+    """Only with --lossy is a spec written, with a default instead."""
     script, out = tmp_path / "s.sh", tmp_path / "s.dsc"
     script.write_text(SCRIPT.replace("--adam-beta2 0.95", "--adam-beta2 $B"))
     command = ["import", "megatron-bridge", str(script), "--devices", "2", "-D", "DATA=a", "-o", str(out)]
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert "computed: adam_beta2 = $B: train.optimizer.beta2: 0.999 stands for it" in said
+    assert "computed: adam_beta2 = $B: train.optimizer.beta2: replaced by 0.999" in said
     assert "give it: -D B=VALUE" in said and not out.exists()
     assert main([*command, "--lossy"]) == 0
     assert "# computed: adam_beta2 = $B" in out.read_text()

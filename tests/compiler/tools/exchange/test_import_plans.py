@@ -1,4 +1,4 @@
-"""`dsc import megatron-bridge`: what was exported comes back, and every key of a configuration is accounted for."""
+"""`dsc import megatron-bridge`: round trips of exports, and a ledger entry for every key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[4]
 BENCH = str(ROOT / "specs" / "bench-4.dsc")
 QUICK = str(ROOT / "specs" / "quickstart.dsc")
 Capture = pytest.CaptureFixture[str]
-# What a recipe leaves to the launcher and to the data, names, and what follows from a layout that is written out.
+# Keys that a recipe leaves to the launcher and the data, names, and keys that follow from an explicit layout.
 ELSEWHERE = ("cluster*", "data*", "name", "model", "precision", "parallel.layout", "sm*", "unfused", "offload")
 SCRIPT = """\
 #!/bin/bash
@@ -83,7 +83,7 @@ def of_script(text: str, devices: int | None = 2) -> ImportedPlan:
 
 @st.composite
 def overrides(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A spec that can be exported, and what is changed of it."""
+    """An exportable spec, and overrides of it."""
     given_of = {
         "train.sequence": st.sampled_from([64, 128, 512]),
         "train.steps": st.integers(40, 10**6),
@@ -127,8 +127,8 @@ def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
 
 
 def assert_comes_back(spec: Spec, found: ImportedPlan, losses: Sequence[LostValue], elsewhere: Sequence[str]) -> Spec:
-    """The spec that was imported of an export of `spec`, with its keys, but for those that were lost, and those that
-    are written `elsewhere` (patterns)."""
+    """The leaves of a spec imported from an export of `spec`, without lost keys and those written `elsewhere`
+    (patterns)."""
     assert not found.mistakes
     assert not [e for e in found.ledger if e.kind in ("unknown", "not expressible", "approximated")]
     again = read_back(found.text)
@@ -182,7 +182,7 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
     assert main(["import", "megatron-bridge", str(recipe), "--vocab", "100"]) == 2
     printed = capsys.readouterr().err
     assert not mark.exists()
-    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is not known" in printed
+    assert "I0104" in printed and f"{recipe}:4:20" in printed and "`num_layers` is unknown" in printed
     for text in ("f(1)[0]", "1 if x else 2", "[0] * 10**9", "x +"):
         with pytest.raises(NotLiteralError):
             list_of(text)
@@ -210,7 +210,7 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
-    """Whatever a script has for its values, an import ends with a text and a ledger."""
+    """An import returns a text and a ledger for any values in a script."""
     names = re.findall(r"--([\w-]+)", SCRIPT)
     odd = ["0", "-1", "1e400", "nan", "9" * 5000, "true", "none", "x }", '"', "[0]*10**9", "[[1]]", "1e15", "0.5", ""]
     words = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(odd)), min_size=1, max_size=4))

@@ -1,4 +1,4 @@
-"""`dsc import torchtitan`: what was exported comes back, and every key of a configuration is accounted for."""
+"""`dsc import torchtitan`: round trips of exports, and a ledger entry for every key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ option = 3
 
 @st.composite
 def exportable(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A spec that can be exported to torchtitan, and what is changed of it."""
+    """A spec exportable to torchtitan, and overrides of it."""
     path, changes = draw(overrides())
     if path == QUICK:
         names = ["1f1b", "dualpipev", "zbv", "zb1p", "interleaved", "interleaved_zb", "gpipe", "vhalf"]
@@ -107,7 +107,7 @@ def read(files: dict[str, str], config: str | None = None, devices: int | None =
 
 
 def exported_files(*changes: str) -> dict[str, str]:
-    """What the quickstart is exported to, in memory."""
+    """The exported files of the quickstart, in memory."""
     exported = exporter.export(_planned(run_of(load(QUICK, overrides=["schedule.name=1f1b", *changes]))))
     return {name: content.decode() for name, content in exported.files.items()}
 
@@ -205,9 +205,9 @@ def test_stages_are_those_of_a_job() -> None:
         return job(JOB.replace("pipeline_parallel_degree = 4\n", f"pipeline_parallel_degree = 4\n{line}\n"), devices=64)
 
     (mistake,) = with_key("pipeline_parallel_layers_per_stage = 9").mistakes
-    assert mistake.message == "61 layers are not cut into 7 stages on 4 ranks"
+    assert mistake.message == "61 layers cannot be cut into 7 stages on 4 ranks"
     (mistake,) = with_key("pipeline_parallel_first_stage_less_layers = 60").mistakes
-    assert mistake.message == "61 layers are not cut into 8 stages on 4 ranks"
+    assert mistake.message == "61 layers cannot be cut into 8 stages on 4 ranks"
     right = with_key("pipeline_parallel_first_stage_less_layers = 2")
     assert not right.mistakes and 'layout = "' + "E" + "t" * 6 + "|" in right.text
     parts = [["tok_embeddings", "layers.0"], ["layers.1"], ["layers.2", "new"], ["layers.3", "norm", "output"]]
@@ -222,15 +222,17 @@ def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told
     degrees = f"data_parallel_replicate_degree = {copies}\ndata_parallel_shard_degree = {shards}\n"
     text = JOB.replace("data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n", degrees)
     found = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
-    notes = [entry for entry in found.ledger if entry.why.startswith("each of 2 groups of ranks shards by itself")]
+    notes = [
+        entry for entry in found.ledger if entry.why.startswith("there, each of 2 groups of ranks shards separately")
+    ]
     assert not found.mistakes and [entry.kind for entry in notes] == ["no effect"] * told
     (mistake,) = job(text, devices=17).mistakes
-    assert mistake.message == "the degrees are those of 16 devices, --devices says 17"
+    assert mistake.message == "the degrees need 16 devices, --devices says 17"
 
 
 @pytest.mark.parametrize(("degree", "written", "lost"), [(1, "false", False), (2, "false", True), (2, "true", False)])
 def test_rows_that_tensor_ranks_do_not_split_are_lost(degree: int, written: str, lost: bool) -> None:
-    """One rank has nothing to split, whatever its job says."""
+    """One rank has nothing to split, whatever the job file says."""
     lines = f"tensor_parallel_degree = {degree}\nenable_sequence_parallel = {written}"
     told = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
     assert (told["parallelism.enable_sequence_parallel"] == "not expressible") == lost
@@ -354,7 +356,7 @@ def test_only_a_registry_is_taken_for_that_of_torchtitan() -> None:
     head = written.partition("model_spec=")[0]
     for text, assumed in ((written, []), (f"{head}model_spec=model_registry('16B'))\n", ["model_spec"])):
         found = read({"config_registry.py": text, "schedule.csv": exported_files()["schedule.csv"]})
-        assert [entry.key for entry in found.ledger if entry.why.startswith("the registry is taken")] == assumed
+        assert [entry.key for entry in found.ledger if entry.why.startswith("the registry is assumed")] == assumed
 
 
 def test_a_file_elsewhere_is_not_read(tmp_path: Path, capsys: Capture) -> None:
@@ -373,7 +375,7 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["import", "torchtitan", str(module)]) == 2
     printed = capsys.readouterr().err
-    assert not mark.exists() and "I0104" in printed and "`model_spec.model.layers.dim` is not known" in printed
+    assert not mark.exists() and "I0104" in printed and "`model_spec.model.layers.dim` is unknown" in printed
 
 
 def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -> None:
@@ -420,13 +422,13 @@ def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: 
     monkeypatch.setattr(python_calls, "MOST_STEPS", 50)
     _, found, computed = returned(Source("c.py", text), CONFIG, None)
     (item,) = computed
-    assert "names that lead to each other" in item.message and len(found) <= 50
+    assert "names that refer to each other" in item.message and len(found) <= 50
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
-    """Whatever a job has for its values, an import ends with a text and a ledger."""
+    """An import returns a text and a ledger for any values in a job file."""
     odd = ["0", "-1", "1e300", "nan", "9" * 400, "true", '"none"', '"x }"', "[0]", "[[1]]", "0.5", '""', "2020-01-01"]
     lines = JOB.splitlines()
     chosen = data.draw(

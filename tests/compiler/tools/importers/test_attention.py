@@ -96,7 +96,7 @@ def test_linear_attention_has_the_activation_of_its_convolution(model_type: str)
     """Its class applies `hidden_act` there too."""
     values = SIZES_OF[model_type] | {"model_type": model_type, "hidden_act": "gelu"}
     errors = [each.message for each in imported(values).diagnostics]
-    assert '`hidden_act` = "gelu": the activation of linear attention, too, which is SiLU in a spec' in errors
+    assert '`hidden_act` = "gelu": it is also the activation of linear attention, which is SiLU in a spec' in errors
 
 
 def _window(model: Model, layer: int) -> int | None:

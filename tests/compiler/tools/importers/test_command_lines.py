@@ -120,7 +120,7 @@ def test_variables_that_double_each_other_are_not_known() -> None:
 
 
 def test_what_is_no_script_is_refused() -> None:
-    with pytest.raises(SpecError, match="no shell script: No closing quotation"):
+    with pytest.raises(SpecError, match="not a shell script: No closing quotation"):
         script(Source("s.sh", "torchrun --x 'a"), {})
     with pytest.raises(SpecError, match="its variables are too long"):
         script(Source("s.sh", f"A={'9' * 90_000}\ntorchrun {'$A ' * 200}"), {})

@@ -1,4 +1,4 @@
-"""A config that leaves keys out is the model that `transformers` builds of it, and what was filled in is said."""
+"""A config with missing keys is imported as the model that `transformers` builds, and the defaults are reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def imported(values: dict[str, Any]) -> ImportedConfig:
 
 
 def filled(found: ImportedConfig) -> set[str]:
-    """The keys that are said to be filled in; the same on the terminal and in the spec."""
+    """The keys reported as filled with defaults, the same on the terminal and in the spec."""
     said = [item.message for item in found.diagnostics if item.code == "I0304"]
     assert said == [each.text for each in found.remarks if each.text in said] and len(said) < 2
     listed = said[0].partition(": ")[2].split(", ") if said else []
@@ -120,7 +120,7 @@ def test_each_key_that_is_left_out_is_its_default(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_another_value_is_another_model(model_type: str) -> None:
-    """Every default decides something, so the tests above can fail."""
+    """Every default matters, so the tests above can fail."""
     every = whole(model_type)
     rope = every.pop("rope_parameters", {"rope_theta": 1e4})  # or has none
     every.pop("mlp_layer_types", None)  # layer by layer what first_k_dense_replace says

@@ -133,9 +133,9 @@ SHIPPED = {  # specs of this repository, written from the reports
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_it_is_the_shipped_model(name: str) -> None:
-    """All but what a config does not say (how balancing and MTP change in the run, the limit of nodes) or says
-    otherwise: it has the deviation of initial weights and the weight of the balancing loss of its class, not those of
-    the report, and the rotation of the published weights, whose context was extended after the run."""
+    """The model without settings that a config lacks (schedules of balancing and MTP, the node limit) or that differ: a
+    config has its class's init_std and balancing-loss weight, not the report's, and the RoPE of the published weights,
+    whose context was extended after pre-training."""
 
     def compared(model: Model) -> Model:
         layers = tuple(
@@ -244,7 +244,7 @@ def test_random_configs(values: PreTrainedConfig) -> None:
         assert file.name == CONFIG
         found = huggingface.read(root, "m")
         assert found.model is not None, found.diagnostics
-        assert not [item for item in found.diagnostics if item.code == "I0302"]  # every key is known
+        assert not [item for item in found.diagnostics if item.code == "I0302"]  # no unknown key
         counted, biases = built(values)
         count = parameters(found.model)
         assert (count.total - count.bias, count.bias) == (counted, biases)
@@ -255,7 +255,10 @@ def test_random_configs(values: PreTrainedConfig) -> None:
 
 OTHER = {int: 7, float: 0.37, bool: None, str: "strange", list: ["strange"], dict: {"strange": 1}, type(None): 3}
 WITHOUT_EFFECT = {  # on this model, and why
-    "deepseek-v2-lite": {"n_group", "topk_group"},  # greedy has no groups: n_group is told, topk_group belongs to it
+    "deepseek-v2-lite": {
+        "n_group",
+        "topk_group",
+    },  # greedy has no groups: n_group is reported, topk_group belongs to it
     "qwen2.5-7b": {"sliding_window", "use_sliding_window"},  # its window is as long as its context
     "qwen3-30b-a3b": {"intermediate_size", "sliding_window", "use_sliding_window"},  # no dense layer, no window
     "qwen3-8b": {"sliding_window", "use_sliding_window"},
@@ -290,7 +293,7 @@ READERS = {  # a type whose class reads the key
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_what_is_refused(key: str, tmp_path: Path) -> None:
-    """A key is refused where a class of the type reads it. Elsewhere it is said not to be read, there and here."""
+    """A key is refused if the type's class reads it. Otherwise it is reported as not read."""
     other = "qwen2.5-7b"
     for name in {READERS.get(key, other)} | ({other} if REFUSED[key].types is not None else set()):
         plain = config(name)
@@ -313,13 +316,13 @@ def test_what_is_refused(key: str, tmp_path: Path) -> None:
 
 
 def test_a_balancing_loss_that_is_left_out_is_said() -> None:
-    """A V3 without the key has the loss of its class, one with null none; both are said, in the spec too."""
+    """A V3 without the key has its class's loss, one with null has none; both are reported, also in the spec."""
     values = config("deepseek-v3")
     del values["aux_loss_alpha"]
     absent, null = imported(values), imported(values | {"aux_loss_alpha": None})
     for found, weight, text in (
-        (absent, 0.001, "0.001 is the default of deepseek_v3, DeepSeek-V3's report has 1e-4"),
-        (null, 0.0, "aux_loss_alpha = null: no loss keeps the load within a sequence even"),
+        (absent, 0.001, "0.001 is the default of deepseek_v3; DeepSeek-V3's report has 1e-4"),
+        (null, 0.0, "aux_loss_alpha = null: no loss balances the experts' load within a sequence"),
     ):
         assert found.model is not None
         ffn = found.model.layers[-1].ffn

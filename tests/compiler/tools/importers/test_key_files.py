@@ -1,4 +1,4 @@
-"""Keys of YAML files: each with its value and its place, whatever refers to what."""
+"""Keys of YAML files, with their values and spans, also with aliases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_variables_are_replaced_and_others_are_not_known() -> None:
 
 
 def test_what_has_several_names_is_read_once() -> None:
-    """Aliases that multiply, and aliases of what they are in: both would take forever to be followed."""
+    """Aliases that multiply and recursive aliases, which would take forever to follow."""
     doubled = "".join(f"a{n}: &a{n} {{x{n}: 1, l: *a{n - 1}, r: *a{n - 1}}}\n" for n in range(1, 60))
     found = read("a0: &a0 {x0: 1}\n" + doubled)
     assert {name: values for name, values in found.items() if name[0] == "x"} == {f"x{n}": [1] for n in range(60)}

@@ -1,4 +1,4 @@
-"""The ledger of a plan: a key that is written is said, lost or not known, and null is as if it were absent."""
+"""The ledger of a plan import: a present key is said, lost or unknown; null counts as absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def keys_of(**values: object) -> Keys:
 
 
 def told(keys: Keys) -> dict[str, tuple[str, str]]:
-    """The kind and the value that the ledger has of each key."""
+    """Key → kind and value in the ledger."""
     keys.rest()
     return {entry.key: (entry.kind, entry.value) for entry in keys.ledger()}
 
@@ -45,6 +45,6 @@ def test_a_size_is_never_assumed() -> None:
     keys = keys_of(null=None, computed=ComputedValue("2 ** 4"), good=7)
     assert [keys.size(name, "model.hidden") for name in ("absent", "null", "computed", "good")] == [1, 1, 1, 7]
     assert [(item.code, item.message) for item in keys.mistakes] == [
-        ("I0202", "`absent` is missing"), ("I0202", "`null` is not known"), ("I0202", "`computed` is not known"),
+        ("I0202", "`absent` is missing"), ("I0202", "`null` is unknown"), ("I0202", "`computed` is unknown"),
     ]  # fmt: skip
     assert told(keys)["good"] == ("said", "7")

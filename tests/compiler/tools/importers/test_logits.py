@@ -64,7 +64,7 @@ NORMS = {  # ours → theirs
 
 
 def logical(theirs: dict[str, Tensor], model: Model, from_one: bool) -> dict[str, Tensor]:
-    """Their tensors by our names: heads rotated in pairs, gains whole."""
+    """The transformers tensors by our names: rotated columns in pairs, gains not relative to 1."""
     gain = 1.0 if from_one else 0.0
     found = {"embedding": theirs["model.embed_tokens.weight"], "final_norm": gain + theirs["model.norm.weight"]}
     if not model.tied:

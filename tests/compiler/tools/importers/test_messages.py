@@ -1,8 +1,7 @@
-"""What an import says and writes, pinned. `pytest tests/compiler/tools/importers/test_messages.py --bless` writes it
-anew.
+"""Golden messages and specs of imports. `pytest tests/compiler/tools/importers/test_messages.py --bless` rewrites them.
 
-bad/NAME.json → NAME.txt: the messages of `dsc import hf`, then, if that gives a spec, those and the spec of `--lossy`.
-bad/NAME.sh, bad/NAME.yaml → NAME.txt: those of `dsc import megatron-bridge`; bad/NAME.toml: of `dsc import torchtitan`.
+bad/NAME.json → NAME.txt: the messages of `dsc import hf`, then, if `--lossy` gives a spec, its messages and the spec.
+bad/NAME.sh, bad/NAME.yaml → NAME.txt: messages of `dsc import megatron-bridge`; bad/NAME.toml: `dsc import torchtitan`.
 configs/NAME.json → specs/NAME.dsc: the specs of published models.
 """
 

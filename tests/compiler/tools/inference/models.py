@@ -53,7 +53,7 @@ class Pair:
 
 
 def pair(kind: str, seed: int = 0, dtype: str = "fp64", sequence: int = 24) -> Pair:
-    """A model of `KINDS` with weights as if trained, on sequences of some length."""
+    """A model of `KINDS` with weights as after training, for sequences of `length` tokens."""
     run = spec(2, 2, 2, 2)
     run = run.model_copy(update={"model": ALL[kind], "train": run.train.model_copy(update={"sequence": sequence})})
     config = Config.from_plan(run.model.model_dump(mode="json") | {"sequence": sequence})

@@ -1,4 +1,4 @@
-"""Prompts of chat models: their tokens and the probabilities of answers are those of `transformers`."""
+"""Prompts of chat models: their tokens and the probabilities of answers match `transformers`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True)
 class Both:
-    """A chat model of dsc, and what was exported of it as `transformers` loads it."""
+    """A chat model of dsc, and its export loaded by `transformers`."""
 
     spec: Path
     ours: DscModel
@@ -177,7 +177,7 @@ def test_what_the_harness_asks_about_the_template(build: Build) -> None:
 
 
 def test_a_template_without_a_system_message(build: Build) -> None:
-    """The harness leaves the message out, and goes on after what the template refuses."""
+    """The harness drops a system message that the template rejects, and continues."""
     refuses = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}{{ m.content }}"
     )
@@ -209,7 +209,7 @@ def json_tokens(capsys: pytest.CaptureFixture[str], *words: str) -> list[int]:
 
 
 def test_special_tokens_of_a_document_are_text(tmp_path: Path) -> None:
-    """A document that quotes them is encoded as it is written; a prompt is not."""
+    """Special tokens quoted in a document are encoded as text; in a prompt they are tokens."""
     bpe = tokenizer.parse(tokenizer.read(write_model(tmp_path, None)))
     (quoted,) = tokenizer.encode(bpe, [END])
     tokenizer.parse_special(bpe)

@@ -1,4 +1,4 @@
-"""`dsc eval` and `dsc generate` on a run that was trained."""
+"""`dsc eval` and `dsc generate` on a trained run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SEQUENCE, BATCH, BATCHES = 16, 8, 2  # of the run, and of its validations
 
 
 def document(capsys: Captured, form: str, *words: object) -> Any:
-    """What a command prints with --format json."""
+    """The output of a command with --format json."""
     assert main([form, *map(str, words), "--format", "json"]) == 0
     return parsed(capsys.readouterr().out, form)
 
@@ -68,7 +68,7 @@ def cross_entropy(logits_BSV: torch.Tensor, targets_BS: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("step", [3, 6])
 def test_the_loss_is_that_of_the_validation(trained: Path, step: int, tmp_path: Path, capsys: Captured) -> None:
-    """On the tokens that the four ranks of the run validated on."""
+    """The loss on the tokens that the run's four ranks validated on."""
     count = BATCHES * BATCH * SEQUENCE
     np.save(tmp_path / "ids.npy", held_out(trained)[: count + 1].astype(np.uint16))
     found = document(capsys, "eval", f"{trained}@{step}", "--tokens", tmp_path / "ids.npy")
@@ -181,7 +181,7 @@ def test_the_text_for_people(trained: Path, capsys: Captured) -> None:
 
 
 def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]:
-    """Words of a command line, and what is said of them."""
+    """Command-line arguments, and the expected message."""
     arrays = {
         "large": np.array([1, 300, 2]),
         "numbers": np.array([0.5, 1.0]),
@@ -204,13 +204,13 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
     (folder / "other.dsc").write_text(spec.replace("inner = 32", "inner = 48"))
     ids = ["--tokens", folder / "one.npy"]
     return {
-        "id": ([run, "--tokens", folder / "large.npy"], "holds the id 300, at 1, and those of the model are 0 to 299"),
-        "dtype": ([run, "--tokens", folder / "numbers.npy"], "holds float64, no integers"),
+        "id": ([run, "--tokens", folder / "large.npy"], "holds the id 300 at 1, but the model's ids are 0 to 299"),
+        "dtype": ([run, "--tokens", folder / "numbers.npy"], "holds float64, not integers"),
         "empty": ([run, "--tokens", folder / "empty.npy"], "nothing to predict"),
         "one": ([run, "--tokens", folder / "one.npy"], "nothing to predict"),
         "cube": ([run, "--tokens", folder / "cube.npy"], "has 3 dimensions"),
         "npz": ([run, "--tokens", folder / "several.npz"], "several arrays"),
-        "no npy": ([run, "--tokens", folder / "text.npy"], "is no .npy file of numbers"),
+        "no npy": ([run, "--tokens", folder / "text.npy"], "is not a .npy file of numbers"),
         "no file": ([run, "--tokens", folder / "none.npy"], "cannot be read: No such file"),
         "no text": (
             [run, "--text", str(folder / "*.txt")],
@@ -227,7 +227,7 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
         "build": ([run.parents[1] / "build" / "tiny", *ids], "is a build, which has no weights"),
         "model": (
             [run / "checkpoints" / "step-00000006", "--spec", folder / "other.dsc"],
-            "of another model than the spec: layers.0.ffn.up, layers.0.ffn.down are missing or have another shape",
+            "does not fit the spec's model: layers.0.ffn.up, layers.0.ffn.down are missing or have another shape",
         ),
         "tokenizer": ([run, "--tokenizer", folder / "broken.json"], "not a tokenizer.json"),
         "no tokenizer": ([run, "--tokenizer", folder / "none.json"], "no tokenizer can be read"),
@@ -258,7 +258,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
 
 
 def test_generated_tokens_are_those_of_the_reference(trained: Path, capsys: Captured) -> None:
-    """The likeliest token each time, with drafts and without, in float64 as in the dtype of the run."""
+    """Greedy decoding with and without drafts, in float64 and in the dtype of the run."""
     words = [trained, "import os\n", "--tokens", 12]
     found = document(capsys, "generate", *words)
     (path,) = (trained / "data").glob("*/tokenizer.json")
@@ -338,7 +338,7 @@ def test_a_perplexity_is_a_number_or_nothing() -> None:
 
 
 def test_stacked_tensors_are_those_of_a_checkpoint(trained: Path) -> None:
-    """What the commands read is what these tests give a model."""
+    """The commands read the same tokens that these tests pass to a model."""
     spec = on_one_rank(load(trained / "spec.resolved"))
     found, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)

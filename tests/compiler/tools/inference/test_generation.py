@@ -1,4 +1,4 @@
-"""Generated tokens: with a cache as without one, with drafts as without them."""
+"""Generated tokens are the same with and without a cache, and with and without drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = 20
 
 
 def by_reference(both: Pair, prompt: list[int]) -> Iterator[int]:
-    """The likeliest tokens, each from the whole text before it, by the reference."""
+    """Greedy tokens by the reference, each computed from the whole text before it."""
     text = list(prompt)
     while True:
         text.append(int(reference_logits(both, torch.tensor(text))[-1].argmax()))
@@ -32,7 +32,7 @@ def first(tokens: Iterator[int]) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_the_whole_text(kind: str) -> None:
-    """Without drafts, and with those of a model that drafts."""
+    """Without drafts, and with drafts if the model has an MTP block."""
     words: set[int] = set()
     for seed in range(4):
         both, drafts = pair(kind, seed), Drafts()
@@ -54,7 +54,7 @@ class Oracle(LanguageModel):
         self.right = right
 
     def draft(self, next_T: Tensor, h_TD: Tensor, cache: Cache) -> Tensor:
-        """Logits of what follows the text so far, which is all that was given here."""
+        """Logits of the token after the text so far, which is all tokens passed to this model."""
         self.text = [*getattr(self, "text", self.prompt[:1]), *next_T.tolist()]
         logits_V = reference_logits(self.both, torch.tensor(self.text))[-1]
         return logits_V if self.right else -logits_V

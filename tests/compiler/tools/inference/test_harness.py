@@ -20,14 +20,14 @@ LENGTH = 16  # tokens that a prediction sees at most
 
 @dataclass
 class Instance:
-    """The harness's own class has more, which no model reads."""
+    """An `Instance` with only the attributes that a model reads."""
 
     args: tuple[Any, ...]
 
 
 @dataclass
 class Judge:
-    """What is expected: by the reference, one prediction after the other."""
+    """The expected result, by the reference, one prediction after the other."""
 
     reference: Reference
     bpe: Any
@@ -126,7 +126,7 @@ def test_results_go_to_the_cache_of_the_harness(model: DscModel) -> None:
 
 
 def test_a_class_of_the_harness_can_be_joined(trained: Path) -> None:
-    """The harness wants an instance of its own abstract class: its methods are found in ours."""
+    """The class has all abstract methods of the harness's class."""
     import abc
 
     class LM(abc.ABC):

@@ -49,7 +49,7 @@ def test_a_cache_changes_nothing(kind: str, split: list[int]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_forgets(kind: str) -> None:
-    """Tokens that are taken back leave nothing behind, however many came."""
+    """Dropping any number of tokens from a cache leaves no trace."""
     both = pair(kind)
     tokens_T, others_T = tokens_of(both, TOKENS, 0), tokens_of(both, 200, 1)
     cache = both.ours.cache()
@@ -79,7 +79,7 @@ def test_drafts_are_those_of_the_reference(kind: str, split: list[int]) -> None:
 
 
 class Again(Continued):
-    """A table for which attention has no form of its own."""
+    """An op table without cached attention."""
 
     def __init__(self, table: Continued) -> None:
         super().__init__([], None)
@@ -165,7 +165,7 @@ def test_dtypes_are_near(kind: str, dtype: str, tolerance: float) -> None:
 def test_one_thread_computes_a_small_model(
     weights: int, said: str | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the user said how many are to."""
+    """One thread, unless the user has set OMP_NUM_THREADS."""
     chosen = list[int]()
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -85,7 +85,7 @@ READ_OTHERWISE = [  # keys that classes of other types read, or read in another 
 def test_a_key_is_read_as_the_class_reads_it(
     model_type: str, keys: dict[str, Any], tmp_path: Path, capsys: Captured
 ) -> None:
-    """What a class of `transformers` computes with a configuration is what is imported, and what is exported again."""
+    """The imported model and its export compute what the class of `transformers` computes."""
     random_model(model_type, torch.float32).save_pretrained(tmp_path / "hf")
     file = tmp_path / "hf" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | keys))
@@ -139,7 +139,7 @@ def test_text_ends_where_the_publication_says(tmp_path: Path, capsys: Captured) 
 
 
 def test_token_ids_need_no_tokenizer(tmp_path: Path, capsys: Captured) -> None:
-    """Neither one that the spec names and that is not there, nor one that cannot be used."""
+    """A missing tokenizer and an unusable one are both refused."""
     random_model("llama", torch.float32, vocab_size=200).save_pretrained(tmp_path / "hf")
     np.save(tmp_path / "ids.npy", np.arange(40))
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
@@ -163,4 +163,4 @@ def test_what_is_no_trained_model(tmp_path: Path, capsys: Captured) -> None:
     assert raised.value.hint == f"import it: dsc import hf {tmp_path} -o model.dsc"
     root = Path(__file__).parents[4]
     assert main(["eval", str(root / "specs" / "tiny.dsc"), "--text", "x"]) == 2
-    assert "says no weights to begin with" in capsys.readouterr().err
+    assert "has no initial weights" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is drawn, and that drafts change no probability: by enumeration, exactly."""
+"""Sampling, and the exact proof by enumeration that drafts change no probability."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shares(weights: list[int]) -> Tensor:
     )
 )
 def test_a_draft_that_is_taken_or_replaced_has_the_probabilities_of_the_model(weights: tuple[list[int], ...]) -> None:
-    """Every draft, taken or not: Σ_x q(x)·(a(x)·[x] + (1 − a(x))·instead) = p."""
+    """Over all drafts, accepted or not: Σ_x q(x)·(a(x)·[x] + (1 − a(x))·instead) = p."""
     p_V, q_V = map(shares, weights)
     taken_V = acceptance(p_V, q_V)
     assert ((taken_V >= 0) & (taken_V <= 1)).all()

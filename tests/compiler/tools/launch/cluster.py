@@ -1,4 +1,4 @@
-"""What the tests of launching share: the scripts inside of what is written, and programs that take others' places."""
+"""Shared by the launch tests: extraction of scripts from written files, and stand-ins for programs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import yaml
 
 from compiler.cli.main import main
 
-# What a launcher needs beside a build.
+# Options that each launcher needs besides a build.
 NEEDED = {
     "torchrun": [],
     "slurm": ["--time", "1:00:00"],
     "kubernetes": ["--image", "registry/dsc:1", "--volume", "shared"],
     "skypilot": ["--image", "registry/dsc:1", "--volume", "shared"],
 }
-# What a scheduler says to each node: of two, the second.
+# Environment that a scheduler sets on the second of two nodes.
 SAID = {
     "torchrun": {},
     "slurm": {"DSC_HOST": "first", "SLURM_NODEID": "1"},
@@ -74,7 +74,7 @@ esac
 
 @dataclass(frozen=True)
 class Written:
-    """What `dsc launch` wrote for a launcher, one of `NEEDED`."""
+    """The files that `dsc launch` wrote for a launcher, one of `NEEDED`."""
 
     launcher: str
     folder: Path
@@ -95,7 +95,7 @@ class Written:
         return (self.folder / "node.sh").read_bytes().decode()  # with its carriage returns
 
     def start(self, environment: Mapping[str, str] | None = None, words: Sequence[str] = ("first", "1")) -> Any:
-        """Run the script of a node, as its launcher does; what it printed and its exit code."""
+        """Run the script of a node, as its launcher does. Returns its output and exit code."""
         said = SAID[self.launcher] if environment is None else environment
         command = ["bash", "-c", self.script(), "node.sh", *(words if self.launcher == "torchrun" else ())]
         return subprocess.run(
@@ -140,5 +140,5 @@ def in_job(programs: Path) -> dict[str, str]:
 
 
 def told(path: Path) -> Any:
-    """What the program wrote."""
+    """The arguments and environment that the program wrote."""
     return json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""`dsc launch` as a command: what it says, what it refuses, what it leaves alone."""
+"""`dsc launch` as a command: messages, refusals, and files that it must not touch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--elastic`: what torchrun is asked for, and a batch script that keeps a task on every node."""
+"""`--elastic`: the options of torchrun, and a batch script that keeps a task on every node."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def task(job: Path, node: int) -> int:
 
 
 def test_a_lost_task_is_started_again(job: Path) -> None:
-    """The other one is not touched, and the run that it ends is done."""
+    """The other task is not touched, and the run finishes with it."""
     process = started(job)
     other = task(job, 0)
     for pid in range(2):
@@ -107,7 +107,7 @@ def test_a_lost_task_is_started_again(job: Path) -> None:
 
 
 def test_a_node_that_flaps_is_given_up(job: Path) -> None:
-    """Behind its last start the job goes on without it, and ends as the others do."""
+    """After its last restart the job continues without it, and ends with the others' exit code."""
     process = started(job)
     for left in (1, 1, 0):
         os.kill(task(job, 1), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The scripts of `dsc launch`: a name in a path or an option stays text, and what is missing is named."""
+"""The scripts of `dsc launch`: names in paths and options are quoted, and missing variables are named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOSTILE = (
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("launcher", NEEDED)
 def test_hostile_names_stay_text(launcher: str, name: str, two_nodes: Path, tmp_path: Path) -> None:
-    """The program that a script starts sees every value as it was given, and nothing else is run."""
+    """The started program receives every value unchanged, and nothing else runs."""
     build = tmp_path / name / "build"
     shutil.copytree(two_nodes, build)
     python = fake_python(tmp_path / name / "python")
@@ -117,7 +117,7 @@ def test_every_node_meets_at_the_first(written: Written, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("written", ["slurm", "kubernetes", "skypilot"], indirect=True)
 def test_what_a_scheduler_did_not_say_is_named(written: Written) -> None:
-    """No default takes its place: a script that is started otherwise ends at once."""
+    """There is no default: a script started without the variable ends at once."""
     for name in SAID[written.launcher]:
         said = {other: value for other, value in SAID[written.launcher].items() if other != name}
         done = written.start(said)

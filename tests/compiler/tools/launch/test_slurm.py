@@ -1,4 +1,4 @@
-"""The batch script, with an srun that starts two tasks here: when a job is put back into the queue, and when not."""
+"""The batch script, with an srun that starts two local tasks: when a job is requeued, and when not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.compiler.tools.launch.cluster import fake_slurm, in_job, launch
 from tests.compiler.tools.launch.test_scripts import SHELLCHECK
 from tests.runtime.processes import wait_for
 
-# A torchrun: it saves when it is told to stop, if there is a file that says so, and fails as often as another says.
+# A torchrun stand-in: saves on a stop signal if one file exists, and fails as often as another file says.
 FAKE = f"""#!{sys.executable} -S
 import fcntl, os, signal, sys, time
 os.chdir(FOLDER)
@@ -39,7 +39,7 @@ with open("runs") as lock:  # whose lock the test has, until the run is to end
 
 @pytest.fixture
 def job(two_nodes: Path, tmp_path: Path) -> Iterator[Path]:
-    """A folder with a batch script, what it starts, and what Slurm has."""
+    """A folder with a batch script, the programs it starts, and the state of Slurm."""
     python = tmp_path / "python"
     python.write_text(FAKE.replace("FOLDER", repr(str(tmp_path))), "utf-8")
     python.chmod(0o755)
@@ -60,7 +60,7 @@ def running(job: Path) -> Iterator[None]:
 
 
 def finish(job: Path) -> None:
-    """Let the tasks of a job come to their end, those too that are yet to be started."""
+    """Let the tasks of a job finish, including those not started yet."""
     LOCKS.pop(job).close()
 
 
@@ -99,7 +99,7 @@ def test_the_signal_before_the_time_limit_requeues(job: Path) -> None:
 
 
 def test_a_stop_before_a_checkpoint_does_not_requeue(job: Path) -> None:
-    """A job whose time is too short for a step would else come back for ever."""
+    """Otherwise a job whose time limit is shorter than a step would be requeued forever."""
     process = started(job)
     send(job, signal.SIGUSR1)
     assert (process.wait(), lines(job / "requeued")) == (2, [])

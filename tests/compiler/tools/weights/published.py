@@ -1,4 +1,4 @@
-"""Tiny published models: random ones of `transformers`, saved as its users save them, and imported as ours import."""
+"""Tiny published models: random models of `transformers`, saved by `save_pretrained`, and imported."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ KEYS: Mapping[str, dict[str, Any]] = {
 
 @torch.no_grad()
 def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any) -> PreTrainedModel:
-    """A model with norms that are not 1 and balancing biases that are not 0, so that forgetting one shows."""
+    """A model with norm gains other than 1 and nonzero balancing biases, so that a missing one shows."""
     config = AutoConfig.for_model(model_type, **(SIZES | {"rope_parameters": dict(THETA)} | KEYS[model_type] | more))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     model.set_experts_implementation("eager")
@@ -191,7 +191,7 @@ def export(checkpoint: Path, out: Path, *options: str) -> int:
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Do here what commands ask a process for."""
+    """Run in this process what commands run in a subprocess."""
 
     def ask(command: list[str], request: str, tell: Callable[[str], None]) -> tuple[int, Any]:
         if command[1] == "import":
@@ -211,8 +211,8 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def logical(
     model: PreTrainedModel, folder: Path, values: Callable[[Tensor], Tensor | None], *, gradients: bool = False
 ) -> dict[str, Tensor]:
-    """What `values` gives for each parameter of a model, as tensors of a checkpoint: it is saved in the parameters'
-    place, and imported. `gradients`: that of a gain is no gain, to which 1 would be added."""
+    """`values` of each parameter as tensors of a checkpoint: saved instead of the parameters, and imported.
+    `gradients`: the values are gradients, so the import must not add 1 to those of gains."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         for tensor in model.parameters():
@@ -229,7 +229,7 @@ def logical(
 
 
 class Wide(TorchFunctionMode):
-    """Whatever asks for FP32 gets FP64: their norms, routers and softmax compute in FP32 whatever the weights are."""
+    """Replace FP32 by FP64 in `transformers`, whose norms, routers and softmax compute in FP32 for any weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
@@ -240,7 +240,7 @@ class Wide(TorchFunctionMode):
 
 
 def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
-    """The model whose rotation has its frequencies in FP64: theirs are rounded to FP32 when it is made."""
+    """The model with RoPE frequencies in FP64; `transformers` rounds them to FP32 on construction."""
     if not hasattr(model.model, "rotary_emb"):
         return model
     parameters = model.config.rope_parameters
@@ -257,7 +257,7 @@ def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def with_eps(model: PreTrainedModel) -> PreTrainedModel:
-    """The model whose norms of latents take the epsilon of its configuration: theirs take 1e-6 whatever it says."""
+    """The model with the config's eps in its latent norms; `transformers` always uses 1e-6."""
     for module in model.modules():
         if isinstance(module, DeepseekV3RMSNorm | DeepseekV2RMSNorm | KimiLinearRMSNorm):
             module.variance_epsilon = model.config.rms_norm_eps

@@ -1,4 +1,4 @@
-"""Adapters beside imported weights: gradients and steps as autograd has them, runs, what a merged export computes."""
+"""Adapters on imported weights: gradients and steps against autograd, runs, and merged exports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = ["imported"]
 
 RANK, ALPHA = 3, 6.0
 HEAD = 6  # columns of a head of the Llama
-# What a matrix here is there: the names of the parts of its rows, one below the other; * is the number of an expert.
+# Matrix here → names in `transformers` of the parts of its rows, in order; * is an expert's index.
 THERE = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.q_down": ("self_attn.q_a_proj",),
@@ -73,7 +73,7 @@ ROTATED = ("self_attn.q_proj", "self_attn.k_proj")  # of the Llama, in halves th
 
 
 def lora_of(spec: Spec) -> Lora:
-    """Adapters on every matrix that may have one."""
+    """Adapters on all matrices that support one."""
     return Lora(rank=RANK, alpha=ALPHA, on=tuple(matrices_of(spec.model)))
 
 

@@ -91,7 +91,7 @@ LAYERS = 61  # transformers takes layer 61 for the MTP of V3, and reports that o
 
 
 def with_mtp(folder: Path) -> dict[str, Tensor]:
-    """Save a V3 of 61 layers with one of MTP, in BF16, as it is published. Returns its tensors."""
+    """Save a V3 with 61 layers and one MTP layer in BF16, in its published form. Returns its tensors."""
     keys = {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1, "first_k_dense_replace": 60}
     model = random_model("deepseek_v3", torch.bfloat16, **keys)
     model.save_pretrained(folder)
@@ -131,7 +131,7 @@ def test_multi_token_prediction_is_the_layer_after_the_last(tmp_path: Path) -> N
 
 
 def test_weights_without_those_of_mtp_are_a_spec_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`save_pretrained` leaves the tensors of MTP out, and its configuration still says that there is a layer of it."""
+    """`save_pretrained` omits the MTP tensors, although its config still has an MTP layer."""
     random_model("deepseek_v3", num_nextn_predict_layers=1).save_pretrained(tmp_path / "hf")
     assert config_of(tmp_path / "hf")["num_nextn_predict_layers"] == 1
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
@@ -184,7 +184,7 @@ def test_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def anonymous_bytes() -> int:
-    """Bytes of this process that are of no file."""
+    """Bytes of this process's memory that are not mapped from files."""
     status = Path("/proc/self/status").read_text("utf-8")
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
 
@@ -234,7 +234,7 @@ def test_a_command_hears_at_once_how_far_weights_are(monkeypatch: pytest.MonkeyP
 
 
 class Pipe(RawIOBase):
-    """Keeps what is written to it, each write apart."""
+    """A stream that keeps each write separately."""
 
     def __init__(self, came: list[str]) -> None:
         self.came = came
@@ -334,7 +334,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_come_back(name: str, tmp_path: Path) -> None:
-    """What a configuration says beside its sizes is said again: equal tensors, and an equal loss."""
+    """Settings besides sizes survive the round trip: equal tensors and an equal loss."""
     model_type, more = VARIANTS[name]
     model = random_model(model_type, torch.float32, **more)
     model.save_pretrained(tmp_path / "hf")

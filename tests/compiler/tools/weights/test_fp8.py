@@ -1,4 +1,4 @@
-"""Blocks of FP8: read as they were meant, written so that others read them, and refused where something is missing."""
+"""FP8 blocks: dequantised correctly, written in the published form, and refused if something is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def values(data: Tensor, scales: Tensor) -> Tensor:
-    """What blocks stand for, number by number."""
+    """The values of blocks, number by number."""
     rows = torch.arange(data.shape[0])[:, None] // BLOCK
     columns = torch.arange(data.shape[1])[None, :] // BLOCK
     return data.float() * scales[rows, columns]
@@ -101,13 +101,13 @@ NAME = "model.layers.0.mlp.down_proj.weight"
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("missing", f"{NAME} is F8_E4M3, and its scales are missing: {NAME}_scale_inv"),
-        ("shape", f"{NAME}_scale_inv is F32 of 2 × 1; of such blocks it is F32 of 2 × 2"),
-        ("dtype", f"{NAME}_scale_inv is BF16 of 2 × 2; of such blocks it is F32 of 2 × 2"),
+        ("missing", f"{NAME} is F8_E4M3, but its scales are missing: {NAME}_scale_inv"),
+        ("shape", f"{NAME}_scale_inv is F32 of 2 × 1; such blocks need F32 of 2 × 2"),
+        ("dtype", f"{NAME}_scale_inv is BF16 of 2 × 2; such blocks need F32 of 2 × 2"),
         ("config", "has no `quantization_config` with a `weight_block_size`"),
         ("method", "`quantization_config` of 'gptq' are not read"),
         ("sizes", "no `weight_block_size` of two numbers"),
-        ("wide", f"{NAME}_scale_inv is no tensor of this model"),
+        ("wide", f"{NAME}_scale_inv is not a tensor of this model"),
     ],
 )
 def test_what_is_wrong_with_blocks(folder: Path, capfd: pytest.CaptureFixture[str], what: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Folders that are damaged or made to harm: each is refused with its file and tensor, and nothing is written."""
+"""Damaged and malicious folders: each is refused, naming the file and tensor, and nothing is written."""
 
 from __future__ import annotations
 
@@ -103,16 +103,16 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "overlapping": (lambda f: header(f, overlapping), f"{FILE} cannot be read"),
     "a pipe": (piped, f"{FILE} is not a regular file"),
     "a device": (lambda f: linked_to(f, "/dev/zero"), f"{FILE} is not a regular file"),
-    "a pickle": (pickled, "pytorch_model.bin is a pickle, and reading one runs code that is in it"),
+    "a pickle": (pickled, "pytorch_model.bin is a pickle, and reading one can run code in it"),
     "missing tensor": (lambda f: tensors(f, model__norm__weight=None), f"{NORM} is missing"),
-    "foreign tensor": (lambda f: tensors(f, evil=torch.ones(1)), "evil is no tensor of this model"),
+    "foreign tensor": (lambda f: tensors(f, evil=torch.ones(1)), "evil is not a tensor of this model"),
     "another shape": (
         lambda f: tensors(f, model__norm__weight=torch.ones(17)),
-        f"{NORM} is 17, and the configuration asks for 16",
+        f"{NORM} is 17, but 16 by the config",
     ),
     "another dtype": (
         lambda f: tensors(f, model__norm__weight=torch.ones(16, dtype=torch.int64)),
-        f"{NORM} is I64, which no weight is read from",
+        f"{NORM} is I64, which is not supported for weights",
     ),
     "index names a missing file": (
         lambda f: index(f, everything_in(f) | {NORM: "model-00002-of-00002.safetensors"}),
@@ -120,11 +120,11 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index leads out": (
         lambda f: index(f, everything_in(f) | {NORM: "../m.safetensors"}),
-        "no name of a file beside it",
+        "not a file name in this folder",
     ),
     "index has an absolute path": (
         lambda f: index(f, everything_in(f, "/etc/passwd")),
-        f"{INDEX}: lm_head.weight is said to be in /etc/passwd, which is no name of a file beside it",
+        f"{INDEX}: lm_head.weight is listed in /etc/passwd, which is not a file name in this folder",
     ),
     "index names a tensor that is nowhere": (
         lambda f: index(f, everything_in(f) | {"evil": FILE}),
@@ -136,14 +136,14 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index repeats a key": (
         lambda f: index(f, None, '{"weight_map": {}, "weight_map": {}}'),
-        "weight_map is there twice",
+        "weight_map occurs twice",
     ),
     "index is nested": (lambda f: index(f, None, "[" * 200_000), f"{INDEX} cannot be read"),
     "index is a list": (lambda f: index(f, None, "[]"), "has no `weight_map`"),
     "index has numbers": (lambda f: index(f, {NORM: 3}), "has no `weight_map`"),
     "a name that writes on the terminal": (
         lambda f: tensors(f, **{"a\x1b[31m": torch.ones(1)}),
-        "is no tensor of this model",
+        "is not a tensor of this model",
     ),
 }
 

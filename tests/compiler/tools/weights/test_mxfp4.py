@@ -29,7 +29,7 @@ def random_blocks(experts: int, rows: int, columns: int, seed: int) -> tuple[Ten
 
 
 def values(data: Tensor, scales: Tensor) -> Tensor:
-    """What blocks stand for, number by number."""
+    """The values of blocks, number by number."""
     found = torch.empty(*data.shape[:2], data.shape[2] * BLOCK, dtype=torch.float64)
     for at in torch.cartesian_prod(*(torch.arange(size) for size in found.shape)).tolist():
         expert, row, column = at
@@ -101,7 +101,7 @@ def test_half_of_a_pair_is_refused(folder: Path, end: str, capfd: pytest.Capture
     put(folder, found)
     assert import_(folder, folder.parent / "m.dsc") != 0
     said = capfd.readouterr().err
-    what = f"{UP}_blocks is MXFP4, and its scales are missing: {UP}_scales" if end == "_scales" else f"{UP} is missing"
+    what = f"{UP}_blocks is MXFP4, but its scales are missing: {UP}_scales" if end == "_scales" else f"{UP} is missing"
     assert what in said and not (folder.parent / "m.dsc").exists()
 
 
@@ -111,7 +111,7 @@ def test_other_shapes_are_refused(folder: Path, capfd: pytest.CaptureFixture[str
     put(folder, found)
     assert import_(folder, folder.parent / "m.dsc") != 0
     assert re.search(
-        rf"{re.escape(DOWN)}_scales is U8 of 6 × 63 × 1; of MXFP4 it is U8 of 6 × 64 × 1", capfd.readouterr().err
+        rf"{re.escape(DOWN)}_scales is U8 of 6 × 63 × 1; MXFP4 needs U8 of 6 × 64 × 1", capfd.readouterr().err
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs that begin with weights: what a spec says of them, what is refused, and the way from import to export."""
+"""Runs with initial weights: spec keys, refusals, and the path from import to export."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dsc(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_import_train_export(imported: Path) -> None:
-    """In processes, as users run them: the run begins with the weights, and what is exported is what was trained."""
+    """In processes, as users run them: the run starts from the weights, and the export has the trained ones."""
     Path("text.txt").write_text(TEXT, "utf-8")
     less = ("-s", 'data.source="text.txt"', "-s", "train.sequence=32", "-s", "data.validation=0")
     trained = dsc("train", "m.dsc", "--steps", "1", "--out", "run", *less)
@@ -86,7 +86,7 @@ def test_the_tokenizer_comes_with_the_weights(imported: Path) -> None:
 
 
 def check(capfd: pytest.CaptureFixture[str]) -> str:
-    """What `dsc check m.dsc` says of a spec that is wrong."""
+    """The messages of `dsc check m.dsc` for a wrong spec."""
     capfd.readouterr()
     assert main(["check", "m.dsc"]) == 2
     return capfd.readouterr().err
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_model(imported: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_checkpoint_that_changed(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The build knows its digest: a build of other weights is made again, and one that is trained alone is refused."""
+    """The build has the digest of the weights: with other weights it is rebuilt, or refused if it is run by itself."""
     assert main(["compile", "m.dsc"]) == 0
     tensors = weights(imported / "m.weights")
     meta = load(imported / "m.weights").meta
@@ -212,5 +212,5 @@ def test_a_model_that_no_family_describes() -> None:
     with pytest.raises(NoFamilyError) as found:
         changes = {"norm": "sandwich", "logit_cap": 30.0}
         publication(model(gqa(qk_norm="head"), MOE, MOE, mtp=False).model_copy(update=changes), 8)
-    message = "no family describes this model; in the way of glm4_moe: "
-    assert str(found.value) == f"{message}norm is sandwich, there pre; logit_cap is 30.0, there None"
+    message = "no family describes this model; the nearest, glm4_moe, differs: "
+    assert str(found.value) == f"{message}norm is sandwich, but pre there; logit_cap is 30.0, but None there"

@@ -1,4 +1,4 @@
-"""Imported weights are trained as `transformers` and autograd train them: loss, gradients and five steps, in FP64."""
+"""Training imported weights gives the loss, gradients and five steps of `transformers` and autograd, in FP64."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def within(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether tensors are equal within EXACT of the largest number of theirs."""
+    """Whether tensors are equal within EXACT times the largest reference number."""
     return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= EXACT * theirs.abs().max())
 
 
