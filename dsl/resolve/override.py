@@ -166,7 +166,7 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
     if kind == "precision" and named and isinstance(target, Word) and target.text in BUILT_IN:
         target = _own_precision(context, named, target)
     if not isinstance(target, Word) or (kind, target.text) not in context.definitions.blocks:
-        message = f"the run names no {kind}, so `{keys[0]}` cannot be set"
+        message = f"the run names no existing {kind}, so `{keys[0]}` cannot be set"
         raise context.reject("E0504", message, word.span, f"define a {kind} and write `{kind} = name`")
     block = context.block(kind, target.text, target.span)
     context.extended[kind, target.text] = _put(context, Scope((block,), kind), block, keys, word, setting)

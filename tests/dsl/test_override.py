@@ -172,7 +172,7 @@ def test_a_built_in_precision_is_changed_for_the_run_alone(tmp_path: Path) -> No
     assert BUILT_IN["bf16"].moments == "fp32"
     assert refused(tmp_path, "precision.moment=bf16") == [("E0201", "`precision` has no key `moment`")]
     unknown = refused(tmp_path, "precision=bf17", "precision.moments=bf16")
-    assert ("E0504", "the run names no precision whose `moments` could be set") in unknown
+    assert ("E0504", "the run names no existing precision, so `moments` cannot be set") in unknown
 
 
 @pytest.mark.parametrize("name", ["quickstart", "tiny"])
