@@ -38,7 +38,7 @@ SPECS = {
     "DeepSeek-V3, 131,072 devices": (*V3, *MANY),
     "quickstart, 4 CPU ranks": QUICKSTART,
 }
-SMALL, LARGE, FIRST = SPECS
+SMALL, LARGE, _ = SPECS
 # The parts of a compilation: (label in the table, module, function or method). An outer part excludes the inner ones.
 PARTS = (
     ("read and check the spec", "compiler.cli.commands.compile", "load_phases"),
@@ -56,6 +56,7 @@ PARTS = (
     ("certificates", "compiler.emit.emission", "Certificates.json"),
     ("write the folder", "compiler.cli.commands.compile", "write_build"),
 )
+LEAST_S = 0.2  # the page has no row for shorter parts
 NUM_SIZES = 49  # batch sizes of DeepSeek-V3; a test compares it
 GOALS_S = {"cold": 12.0, "kept": 3.0, "first step": 8.0}
 MOST_GROWTH, MOST_BYTES = 1.3, 2 << 30
@@ -228,9 +229,8 @@ def page(found: Mapping[str, Any]) -> str:
 This page says how long `dsc compile` takes, where the time goes, and what it keeps for the next compilation.
 `python -m benchmarks.compile_speed` measures it and writes this page.
 
-Processor seconds are the work of a compilation; clock seconds are the time that you wait. *Traced*: nothing was there
-before. *Kept*: [segments](#what-is-kept) are there. DeepSeek-V3 is compiled in FP8, as published, with a program and
-its proof for each of the {NUM_SIZES} sizes of its batch.
+*Traced*: nothing was there before. *Kept*: [segments](#what-is-kept) are there. DeepSeek-V3 is compiled in FP8, as
+published, with a program and its proof for each of the {NUM_SIZES} sizes of its batch.
 """,
             _commands(found),
             f"""{found["machine"]}, torch {found["torch"]}; medians of {found["rounds"]} rounds, {found["date"]}. Other
@@ -239,7 +239,6 @@ programs used the machine; its load was {low:.1f} to {high:.1f}.
             "## Goals\n\n" + goals(found),
             _steps(found),
             _parts_table(found),
-            _END,
             _CACHE,
         )
     )
@@ -250,11 +249,11 @@ def median(found: Mapping[str, Any], name: str, cache: str, measure: str) -> flo
 
 
 def _commands(found: Mapping[str, Any]) -> str:
-    lines = ["| `dsc compile` | segments | processor, s | clock, s | most memory, MB |", "|---|---|--:|--:|--:|"]
+    lines = ["| `dsc compile` | segments | processor, s | most memory, MB |", "|---|---|--:|--:|"]
     for name in SPECS:
         for how, said in (("cold", "traced"), ("kept", "kept")):
-            processor, clock, size = (median(found, name, how, what) for what in ("processor", "clock", "bytes"))
-            lines.append(f"| {name} | {said} | {processor:.1f} | {clock:.1f} | {size / 1e6:,.0f} |")
+            processor, size = (median(found, name, how, what) for what in ("processor", "bytes"))
+            lines.append(f"| {name} | {said} | {processor:.1f} | {size / 1e6:,.0f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -296,25 +295,21 @@ def _steps(found: Mapping[str, Any]) -> str:
 
 
 def _parts_table(found: Mapping[str, Any]) -> str:
-    """A row for each part, of the two specs beside each other."""
-    columns = [found["parts"][name][how] for name in (SMALL, FIRST) for how in ("cold", "kept")]
+    """A row for each part of the small compilation that takes long enough; the others are in the rest."""
+    columns = [dict(found["parts"][SMALL][how]) for how in ("cold", "kept")]
     labels = dict.fromkeys(label for column in columns for label in column if label not in ("the rest", "whole"))
-    lines = ["## Where the time goes", "", "Seconds of the processor:", ""]
-    lines += [f"| | {SMALL}: traced | kept | {FIRST}: traced | kept |", "|---|--:|--:|--:|--:|"]
-    for label in (*labels, "the rest", "whole"):
+    small = [label for label in labels if all(column.get(label, 0) < LEAST_S for column in columns)]
+    lines = ["## Where the time goes", "", f"{SMALL}, seconds of the processor in one compilation:", ""]
+    lines += ["| | traced | kept |", "|---|--:|--:|"]
+    for column in columns:
+        column["the rest"] = column.get("the rest", 0) + sum(column.pop(label, 0) for label in small)
+    for label in (*(label for label in labels if label not in small), "the rest", "whole"):
         cells = (f"{column.get(label, 0):.2f}" for column in columns)
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    whole = [median(found, name, how, "processor") for name in (SMALL, FIRST) for how in ("cold", "kept")]
-    lines.append(f"| the command, of the first table | {' | '.join(f'{each:.2f}' for each in whole)} |")
     return "\n".join(lines) + "\n"
 
 
 _BEST = """Seconds are processor time, medians of the rounds. For the first step it is the best round by the clock.
-"""
-
-_END = """\
-*Whole* is one compilation until its last line. *The command* is the median of other compilations, each until its
-process has ended.
 """
 
 _CACHE = """## What is kept
@@ -322,8 +317,7 @@ _CACHE = """## What is kept
 `dsc compile` keeps two kinds of files:
 
 - **Traced segments.** A compilation that finds all of its segments imports no torch. The name of a file is the digest
-  of all that decides its text: the segment, the SMs that its kernels may use, the sources of dsc that trace and print,
-  and the versions of Python, torch and jinja2.
+  of all that decides its text.
 - **Orders of instructions** over the two lanes of a body, which a search finds.
 
 Plan, schedules and programs are made anew each time, and every program is proven each time. No proof is kept.
@@ -336,8 +330,8 @@ Plan, schedules and programs are made anew each time, and every program is prove
 
 Nothing empties a shared folder. An entry has some ten kilobytes at most, and you may remove any at any time.
 
-A damaged, truncated or edited entry is made again. The digest detects damage, not malice: whoever can write to the
-folder can also write to the build.
+A damaged entry is made again. The digest detects damage, not malice: whoever can write to the folder can also write to
+the build.
 """
 
 

@@ -24,8 +24,9 @@ to any of them ([rates.md](rates.md)). For DeepSeek-V3 see [predictions.md](pred
 | farthest | {worst:+.1%}, `{name}` | above {far:.0%} with a reason below |
 | published step inside the interval | {inside:.0%} | at least {inside_goal:.0%}: {inside_met} |
 
-Errors are of tokens per second; a positive one means that the plan is faster than the run was. ZB-2p runs are planned
-with another schedule, which `auto` finds within the same memory, so they say less about the rates.
+A positive error means that the plan is faster than the run was. Steps and intervals in seconds are in
+[results.json](../benchmarks/published/results.json). ZB-2p runs are planned with another schedule, which `auto` finds
+within the same memory, so they say less about the rates.
 
 Where an architecture differs from what a spec can say, it is planned with a near one of equal size: GELU of 4h as
 SwiGLU of 8h/3, learned positions and ALiBi as RoPE, LayerNorm as RMSNorm, no biases and no dropout, FP16 as BF16."""
@@ -67,8 +68,8 @@ def _group(group: Group, results: Mapping[str, Result]) -> str:
         f"## {group.title}\n",
         _flow(f"Source: {group.source}." + (f" Differences: {group.differs}" if group.differs else "")),
         "",
-        "| run | tokens/s of a device | step, s | predicted | interval | off |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| run | tokens/s of a device | predicted | off |",
+        "|---|--:|--:|--:|",
         *(_row(run, results[run.name]) for run in group.runs),
     )
     return "\n".join(rows)
@@ -78,9 +79,7 @@ def _row(run: Published, result: Result) -> str:
     cells = (
         f"{run.config} `{run.name}`",
         f"{run.tokens_per_s_gpu:,.0f}",
-        f"{result.published_s(run):.3f}",
-        f"{result.step_s:.3f}",
-        f"{result.low_s:.3f}–{result.high_s:.3f}" + ("" if result.is_hit(run) else " **missed**"),
+        f"{result.tokens_gpu / result.step_s:,.0f}" + ("" if result.is_hit(run) else " **outside the interval**"),
         f"{result.off(run):+.1%}",
     )
     return f"| {' | '.join(cells)} |"
