@@ -124,7 +124,7 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (json.dumps(json.loads(JSON) | {"model": "\x1b[2J"}).encode(), "not a tokenizer.json"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused_by_name(content: bytes, message: str) -> None:
+def test_an_invalid_tokenizer_is_refused_by_name(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=rf"own\.json: {message}") as error, GivenTokenizer(Path("own.json"), content):
         pass
     assert str(error.value).isprintable()
