@@ -35,7 +35,7 @@ def test_a_wrong_spec(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error[E0201]" in err and "error[E0807]" in err
 
 
-def test_what_does_not_train_yet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_specs_that_cannot_train_yet_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ("-s", "precision.combine=e4m3", "-s", "parallel.route=flat")
     assert run(str(ROOT / "specs" / "deepseek-v3.dsc") + ":pretrain", *overrides) == 0
     out, err = capsys.readouterr()

@@ -92,7 +92,7 @@ def test_context_ranks_have_long_chunks(sequence: int, most: int) -> None:
     assert all(sequence // (2 * degree) >= choices.LEAST_CHUNK for degree in degrees)
 
 
-def test_other_mistakes_are_told_alone() -> None:
+def test_other_mistakes_are_reported_alone() -> None:
     """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
     assert [each.code for each in mistakes] == ["E0302"]
@@ -119,7 +119,7 @@ def test_a_layout_that_is_auto_is_none() -> None:
     assert load(SPECS / "deepseek-v3.dsc", overrides=("parallel.layout=auto",)).parallel.layout is None
 
 
-def test_what_is_not_open_cannot_be_auto() -> None:
+def test_only_open_keys_can_be_auto() -> None:
     with pytest.raises(SpecError, match="this value cannot be auto"):
         load(SPECS / "quickstart.dsc", overrides=("parallel.zero=auto",))
 

@@ -24,7 +24,7 @@ def said(tmp_path: Path, text: str, **files: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("one", "name"), [(BLOCK, "model `base`"), (LET, "let `count`")])
-def test_what_two_imports_define_is_ambiguous(one: str, name: str, tmp_path: Path) -> None:
+def test_a_name_defined_by_two_imports_is_ambiguous(one: str, name: str, tmp_path: Path) -> None:
     run = 'import "left.dsc"\nimport "right.dsc"\nrun a extends base { train { seed = 3 } }\n'
     left, right = f'import "base.dsc"\n{one}', f'import "base.dsc"\n{one}\n'
     with pytest.raises(SpecError) as caught:
@@ -45,7 +45,7 @@ def test_what_two_imports_define_is_ambiguous(one: str, name: str, tmp_path: Pat
         assert said(tmp_path, f"{run}{BLOCK}", left=left, right=right)[0][0] == "E0202"
 
 
-def test_what_one_file_defines_twice_is_told(tmp_path: Path) -> None:
+def test_a_name_defined_twice_in_one_file_is_an_error(tmp_path: Path) -> None:
     found = said(
         tmp_path, "run a extends base { train { seed = 2 } }\nmodel b extends base { }\nrun a { }\nmodel b { }"
     )
@@ -120,7 +120,7 @@ def test_what_no_value_is_made_of_is_looked_at(text: str, code: str, place: str,
     assert [(found, where) for found, where, _ in said(tmp_path, run + text)] == [(code, place)]
 
 
-def test_lets_that_are_no_numbers_are_right(tmp_path: Path) -> None:
+def test_lets_need_not_be_numbers(tmp_path: Path) -> None:
     values = ['"x"', "[rmsnorm, swiglu]", "1x128", "1f1b", "dualpipe", "sigmoid", "true", "none", "469B tokens", "b"]
     lets = "".join(f"let a{index} = {value}\n" for index, value in enumerate(values)) + 'let b = c\nlet c = "x"\n'
     text = lets + "run a extends base { let own = model.hidden * 2, train { sequence = 2 * own } }"

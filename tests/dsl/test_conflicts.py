@@ -364,7 +364,7 @@ def test_nothing_is_imported_for_a_right_spec() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_spec_of_very_many_layers_is_told_without_a_long_search(tmp_path: Path) -> None:
+def test_errors_in_a_spec_of_very_many_layers_need_no_long_search(tmp_path: Path) -> None:
     """The messages then say less, and nothing untrue: each mistake keeps the hint of its own rule."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     ffn = (

@@ -95,7 +95,7 @@ WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
         ({"devices = 4": "devices = 1", "experts = 16": "experts = 9"}, [("E0801", "auto"), ("E0901", "4")]),
     ],
 )
-def test_each_mistake_is_told_once(edits: dict[str, str], wanted: list[tuple[str, str]]) -> None:
+def test_each_mistake_is_reported_once(edits: dict[str, str], wanted: list[tuple[str, str]]) -> None:
     found = told(spec("quickstart", edits))
     assert found == wanted or (found[:1] == wanted[:1] and sorted(found) == sorted(wanted)), found
 
@@ -115,7 +115,7 @@ def test_every_conflict_has_its_edits() -> None:
             assert item.code not in after and len(after) < 3, edits
 
 
-def test_a_model_that_contradicts_itself_is_no_question_of_memory() -> None:
+def test_a_contradictory_model_is_not_reported_as_lack_of_memory() -> None:
     found = said(spec("quickstart", {"experts = 16": "experts = 9", "memory = 4GB": "memory = 20MB"}))
     assert [item.code for item in found] == ["E0803", "E0901", "E0812"]
     conflict = found[0].conflict

@@ -242,7 +242,7 @@ def test_only_regular_files_are_formatted(folder: Path, capsys: pytest.CaptureFi
     assert Path("link.dsc").is_symlink()
 
 
-def test_a_folder_that_cannot_be_written_is_told(
+def test_an_unwritable_folder_is_reported(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

@@ -85,7 +85,7 @@ MISSPELT = {
 
 
 @pytest.mark.parametrize("name", sorted(MISSPELT))
-def test_what_was_meant_is_found_soon(name: str, tmp_path: Path) -> None:
+def test_the_intended_name_is_found_quickly(name: str, tmp_path: Path) -> None:
     begin = time.process_time()
     assert len(messages(tmp_path / "bomb.dsc", MISSPELT[name].encode())) > 250
     assert time.process_time() - begin < SECONDS
@@ -125,7 +125,7 @@ def test_numbers_keep_to_their_bounds(tmp_path: Path) -> None:
         assert (not found) == (number == "1_" and not found)
 
 
-def test_a_pipe_a_folder_and_a_missing_file_are_told(tmp_path: Path) -> None:
+def test_a_pipe_a_folder_and_a_missing_file_are_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.dsc")
     (tmp_path / "folder.dsc").mkdir()
     for name in ("pipe", "folder"):

@@ -58,7 +58,7 @@ def test_the_published_example_has_61_layers_on_32_stages() -> None:
         ("", "must begin with E"),
     ],
 )
-def test_what_is_no_layout_of_three_layers(text: str, message: str) -> None:
+def test_invalid_layouts_of_three_layers(text: str, message: str) -> None:
     with pytest.raises(LayoutError) as error:
         stages_of_layout(text, 3, 0)
     assert message in str(error.value)

@@ -114,7 +114,7 @@ def test_every_choice_is_explained() -> None:
             assert tuple(marks.meanings) == get_args(literals[0]), f"{cls.__name__}.{name}"
 
 
-def test_derived_defaults_are_told() -> None:
+def test_derived_defaults_are_documented() -> None:
     told = {
         (cls, name)
         for cls in CLASSES
@@ -127,7 +127,7 @@ def test_derived_defaults_are_told() -> None:
     assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
 
 
-def test_every_key_of_every_block_is_told() -> None:
+def test_every_key_of_every_block_is_documented() -> None:
     """The blocks of the reference against those that the resolver accepts."""
     seen: dict[type[Node], set[str]] = {}
 
@@ -253,7 +253,7 @@ def test_keys_of_a_growing_batch() -> None:
 # ---------------------------------------------------------------- rules and keys
 
 
-def test_every_code_of_a_rule_is_told_with_some_key() -> None:
+def test_every_code_of_a_rule_is_documented_at_some_key() -> None:
     told = {code for key in keys().values() for code in key.codes}
     given = {code for rule in (*(rule for _, rule in RULES), *REFUSALS) for code in codes_of(rule)}
     assert told == given | {"E0703", "E0704", "E0708", "E1005"}
@@ -262,7 +262,7 @@ def test_every_code_of_a_rule_is_told_with_some_key() -> None:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("code", [code for code in CODES if code >= "E07"])
-def test_the_key_that_is_underlined_is_told_to_be_concerned(code: str) -> None:
+def test_the_underlined_key_lists_the_code(code: str) -> None:
     (found,) = said(lesson(code).wrong, with_refusals=True)
     assert found.span
     before = found.span.source.line(found.span.line)[: found.span.column - 1]

@@ -33,7 +33,7 @@ SPECS = Path(__file__).parents[2] / "specs"
         ({"context": 3}, "write `tensor = 1`, `context = 1` and `data = auto`"),
     ],
 )
-def test_degrees_that_do_not_make_the_world_are_told_the_nearest_that_do(degrees: dict[str, int], hint: str) -> None:
+def test_wrong_degrees_get_a_hint_to_the_nearest_right_ones(degrees: dict[str, int], hint: str) -> None:
     """On four devices."""
     spec = load(SPECS / "quickstart.dsc")
     one = dict.fromkeys(("pipeline", "data", "tensor", "context"), 1)

@@ -48,7 +48,7 @@ def shape(statements: tuple[object, ...]) -> list[object]:
     ]
 
 
-def test_what_has_no_indentation_is_not_guessed() -> None:
+def test_braces_are_not_guessed_without_indentation() -> None:
     for text in ("run a {\nparallel {\npipeline = 2\n}\n", "run a { parallel { pipeline = 2 }", "a { b {\n}\n} }\nc {"):
         assert [item.code for item in parse(Source("a", text)).diagnostics][-1] == "E0107", text
     unindented = "run a {\nparallel {\npipeline = 2\nexpert = 1\n\nmodel m {\nvocab = 2\n}\n"
@@ -56,7 +56,7 @@ def test_what_has_no_indentation_is_not_guessed() -> None:
     assert {item.code for item in parsed.diagnostics} == {"E0107"}
 
 
-def test_mistakes_behind_a_missing_brace_are_told() -> None:
+def test_mistakes_after_a_missing_brace_are_reported() -> None:
     text = (ROOT / "specs/quickstart.dsc").read_text("utf-8").replace("vocab = 4096", "vocb = 4096")
     cut = text.replace("  }\n  schedule", "  schedule")
     assert cut != text

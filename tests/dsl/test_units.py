@@ -44,7 +44,7 @@ def test_what_a_number_means(text: str, value: int | Fraction, dimension: units.
 
 
 @pytest.mark.parametrize("text", ["80gb", "1x128", "1f1b", "4B/s", "3TB/nodes", "3/s", "1GBs", "2e", "5k", "1Eib"])
-def test_what_is_no_unit(text: str) -> None:
+def test_invalid_units(text: str) -> None:
     assert units.quantity(text) is None
 
 

@@ -94,7 +94,7 @@ def test_keys_of_runs_that_learn_from_rewards_are_told() -> None:
     )
 
 
-def test_what_the_language_has_not_is_said_to_be_so() -> None:
+def test_features_that_the_language_lacks_are_named_as_such() -> None:
     attention = "attention gqa { heads = 4, kv_heads = 2, head_dim = 16, rope { theta = 10_000 }, KEYS }"
     words = ("norm_type", "dropout", "clip_qkv")
     hints = said(f"model m extends base {{ {attention.replace('KEYS', ', '.join(f'{word} = 1' for word in words))} }}")
@@ -120,7 +120,7 @@ def test_keys_of_grouped_queries_that_latent_attention_lacks_are_explained() -> 
     )
 
 
-def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
+def test_a_key_of_another_block_gets_a_hint_to_its_block() -> None:
     """All keys, taken from the schema, so that no list of them can become outdated."""
     of_data = {path.rpartition(".")[2] for path in keys() if path.rpartition(".")[0] == "data"}
     for path, key in keys().items():
@@ -136,7 +136,7 @@ def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
     assert "batch / (data · micro_batch)" in hints["gradient_accumulation"]
 
 
-def test_what_is_written_in_another_way_is_shown_with_its_value() -> None:
+def test_a_key_written_in_another_way_is_shown_with_its_value() -> None:
     hints = said("run a extends base { train { lr = 3e-4, epochs = 2, optimizer adamw { betas = [0.9, 0.95] } } }")
     assert hints["lr"].startswith("write `rate { constant at 3e-4 }`")
     assert "`tokens` or `steps`" in hints["epochs"]

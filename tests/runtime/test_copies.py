@@ -221,7 +221,7 @@ def test_a_place_that_fails_at_any_call_is_said_and_tried_again(
     assert failures > 5
 
 
-def test_a_store_that_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_refuses_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client may raise any exception: its text is reported, and the next checkpoint is copied."""
     fsspec.filesystem("memory").store.clear()
     place = StorePlace("memory://bucket/mine")

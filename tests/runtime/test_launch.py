@@ -311,7 +311,7 @@ def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert outcome.reason.endswith("all wait for one another, it longest")
 
 
-def test_a_slow_rank_that_reports_is_no_hang() -> None:
+def test_a_slow_rank_that_reports_is_not_a_hang() -> None:
     """Actions that together take longer than the limit are no hang if none does alone."""
     stillness = Stillness(checked=0.0)
     for number in range(1, 80):  # a look every 0.1 s, and a new action every 0.8 s

@@ -229,7 +229,7 @@ def test_events_behind_the_last_row_are_sent_once(start: Callable[[Sink], Worker
 
 
 @pytest.mark.parametrize(("name", "install"), [("otel", "'dsc-trainer[metrics]'"), ("wandb", "wandb")])
-def test_a_missing_library_is_said_once(tmp_path: Path, name: str, install: str) -> None:
+def test_a_missing_library_is_reported_once(tmp_path: Path, name: str, install: str) -> None:
     class Missing(Fake):
         def open(self, opened: Opened) -> None:
             import a_library_that_is_not_there  # type: ignore[import-not-found]  # noqa: F401
@@ -437,7 +437,9 @@ def raises(error: type[BaseException]) -> Callable[..., Any]:
     return function
 
 
-def test_a_log_that_is_a_link_is_not_written_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_is_a_link_is_not_written_and_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / beside.LOG).symlink_to(tmp_path / "theirs")
     build = SimpleNamespace(files={run_copy.WATCH: json.dumps(tree(WATCH)).encode()})

@@ -221,7 +221,7 @@ def test_a_plan_says_its_slices() -> None:
 
 
 @pytest.mark.parametrize("ranges", [[[0, 1], [3, 4]], [[1, 2]], [[1, 2], [3, 5]], [[1, 3], [2, 4]], []])
-def test_a_plan_whose_slices_are_no_tensor_is_refused(ranges: list[list[int]]) -> None:
+def test_a_plan_whose_slices_do_not_form_a_tensor_is_refused(ranges: list[list[int]]) -> None:
     fields = json.loads(pretty(_first(small_plan(dp=2))))
     fields["buckets"][1]["parameters"][0]["slice"]["ranges"] = ranges
     with pytest.raises(FormError, match=r"slices? of w"):

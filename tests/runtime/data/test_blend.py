@@ -199,7 +199,7 @@ def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...])
 
 
 @pytest.mark.parametrize("change", [{"first": -1}, {"shares": []}, {"samples": "2"}, {"more": 1}, {"first": 9}])
-def test_what_is_no_blend_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_blend_is_refused(change: dict[str, object]) -> None:
     value = Position().blended(blend([1, 2]), SAME).to_json()
     value["order"] |= change
     with pytest.raises(ValueError, match="no position in the data"):

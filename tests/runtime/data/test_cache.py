@@ -182,7 +182,7 @@ def test_a_pipe_in_an_entry_is_not_waited_for(preparing: Preparing) -> None:
             shutil.rmtree(preparing.folder / "runs/second")
 
 
-def test_what_a_killed_process_left_goes(preparing: Preparing) -> None:
+def test_leftovers_of_a_killed_process_are_removed(preparing: Preparing) -> None:
     preparing.cache.mkdir()
     for name in (".building-0123-4567", ".building-89ab-0000"):
         (preparing.cache / name).mkdir()

@@ -192,7 +192,7 @@ def test_the_template_is_the_one_that_is_named_or_lies_beside_the_tokenizer(tmp_
         ({"messages": [said("user")], "chat_template_kwargs": 3}, '"chat_template_kwargs" is not an object'),
     ],
 )
-def test_what_is_no_row_is_refused_with_its_place(tmp_path: Path, row: Any, said_of_it: str) -> None:
+def test_an_invalid_row_is_refused_with_its_place(tmp_path: Path, row: Any, said_of_it: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": MESSAGES["unicode"]}) + "\n\n" + json.dumps(row) + "\n", "utf-8")
     with pytest.raises(DataError) as caught:

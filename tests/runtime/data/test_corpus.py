@@ -22,7 +22,7 @@ def test_find_is_sorted_by_relative_name_wherever_the_folder_lies(spec_folder: P
     assert [file.name for file in find("../corpus/text00.txt", spec_folder / "corpus").files] == ["text00.txt"]
 
 
-def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Path, tmp_path: Path) -> None:
+def test_ignored_files_are_counted_and_links_are_not_followed(spec_folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key.txt").write_text("private")
@@ -42,7 +42,7 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
         find("corpus/*/key.txt", spec_folder)
 
 
-def test_what_the_kernel_shows_as_files_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_files_of_the_kernel_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern for the whole machine matches files of processes, which may end meanwhile."""
     for name in ("a.jsonl", "b/c/d.jsonl", "proc/1/e.jsonl", "b/proc/f.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def test_hidden_files_are_read_only_where_a_source_names_them(tmp_path: Path) ->
     assert [file.name for file in find("notes/.*", tmp_path).files] == [".hidden.txt"]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path: Path) -> None:
     """The text, and the digest that identifies prepared data, are those of the file without the mark."""
     texts, digests = [], []
     for name, mark in (("plain", b""), ("marked", codecs.BOM_UTF8)):
@@ -192,7 +192,7 @@ def test_digest_follows_names_and_contents_not_the_place(spec_folder: Path, tmp_
     assert digest(find("corpus/*.txt", tmp_path / "moved").files) != before
 
 
-def test_a_file_of_several_sources_is_said(tmp_path: Path) -> None:
+def test_a_file_of_several_sources_is_reported(tmp_path: Path) -> None:
     """The first such file by its path is named, whichever source has it first; links to it count as the same file."""
     a, b, c = (SourceFile(name, tmp_path / name) for name in ("a.txt", "b.txt", "c.txt"))
     (tmp_path / "a.txt").touch()

@@ -109,7 +109,7 @@ FACTS = {
 }
 
 
-def test_what_passes_is_what_is_prepared(spec_folder: Path, tmp_path: Path) -> None:
+def test_exactly_the_passing_documents_are_prepared(spec_folder: Path, tmp_path: Path) -> None:
     """All documents, the tokenizer, and the split of each document."""
     found = shared(spec_folder, tmp_path / "a")
     wanted = shared(spec_folder, tmp_path / "b", asked=request("passed/*.jsonl", None))

@@ -142,7 +142,7 @@ def test_a_row_that_is_refused_is_named_by_one_process(tmp_path: Path, monkeypat
         (json.dumps(json.loads(JSON) | {"model": "\x1b[2J"}).encode(), "not a tokenizer.json"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused_by_name(content: bytes, message: str) -> None:
+def test_an_invalid_tokenizer_is_refused_by_name(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=rf"own\.json: {message}") as error, GivenTokenizer(Path("own.json"), content):
         pass
     assert str(error.value).isprintable()

@@ -46,7 +46,7 @@ def restored(ids: list[int]) -> list[int]:
     return ids[1:hole] + middle + ids[hole + 1 : end] + tail
 
 
-def test_what_is_drawn_for_a_document_never_changes() -> None:
+def test_random_numbers_of_a_document_never_change() -> None:
     """SplitMix64 (Steele, Lea and Flood, 2014): a resumed run rearranges the same documents in the same way."""
 
     def splitmix64(state: int) -> int:

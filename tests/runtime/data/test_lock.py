@@ -39,7 +39,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_who_is_waited_for_is_said_and_a_death_gives_the_lock_back(tmp_path: Path) -> None:
+def test_the_holder_is_named_and_its_death_releases_the_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with holder(path) as process:
         said: list[str] = []
@@ -72,7 +72,7 @@ def test_a_wait_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_what_is_no_lock_file_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_lock_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="pipe: not a regular file"), locked(tmp_path / "pipe", "runs/own", print):
@@ -82,7 +82,7 @@ def test_what_is_no_lock_file_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_purpose_that_is_no_unicode_is_said_all_the_same(tmp_path: Path) -> None:
+def test_a_purpose_that_is_not_unicode_is_printed_too(tmp_path: Path) -> None:
     """Runs may be in folders whose names are arbitrary bytes."""
     path = tmp_path / ".lock"
     with locked(path, os.fsdecode(b"runs/\xff"), print):

@@ -92,7 +92,7 @@ def test_a_journal_that_the_disk_does_not_take_is_an_error(tmp_path: Path, insid
     assert _found(tmp_path / "journal") == []
 
 
-def test_what_earlier_processes_left_is_counted(tmp_path: Path) -> None:
+def test_results_of_earlier_processes_are_counted(tmp_path: Path) -> None:
     _write(tmp_path / "journal", RESULTS)
     for _ in range(2):
         with Journal(tmp_path / "journal", "text") as journal:

@@ -116,7 +116,7 @@ def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
     assert found.meta["sha256"] == prepared().meta["sha256"]
 
 
-def test_what_lies_beside_a_tokenizer_comes_with_it(prepared: Prepare, spec_folder: Path) -> None:
+def test_files_beside_a_tokenizer_are_copied_with_it(prepared: Prepare, spec_folder: Path) -> None:
     """tokenizer_config.json names the end token of documents; a run keeps it, and another config gives another key."""
     bpe = tokenizer.parse((prepared().folder / "tokenizer.json").read_bytes())
     bpe.add_special_tokens(["<eos>"])

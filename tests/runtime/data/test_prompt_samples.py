@@ -147,7 +147,7 @@ def test_prompts_and_completions_are_those_of_transformers(folder: Path, templat
             assert case.columns == {"answer": row.get("solution"), **columns}
 
 
-def test_a_token_that_the_tokenizer_has_not_is_no_text(prepared: Preparing) -> None:
+def test_a_token_unknown_to_the_tokenizer_has_no_text(prepared: Preparing) -> None:
     """A model may have more token ids than its tokenizer."""
     drawn = samples(prepared())
     ids = drawn.prompt(next(index for index in range(NUM) if at(drawn, index) == 5))
@@ -176,7 +176,7 @@ def test_the_folder_has_what_a_run_reads(prepared: Preparing) -> None:
     assert found.meta["prompts"]["unanswered"]["train"] == {"rows": 0, "first": -1}
 
 
-def test_what_decides_prompts_decides_the_key(folder: Path, prepared: Preparing) -> None:
+def test_everything_that_affects_prompts_affects_the_key(folder: Path, prepared: Preparing) -> None:
     first = prepared("a")
     keys = {first.folder.name}
     assert prepared("b", seed=8).folder.name in keys, "the order is the run's"
@@ -241,7 +241,7 @@ def test_prompts_that_cannot_be_prepared_are_named(folder: Path, prepared: Prepa
         prepared()
 
 
-def test_what_is_damaged_is_an_error_of_its_file(prepared: Preparing) -> None:
+def test_damage_is_an_error_of_the_damaged_file(prepared: Preparing) -> None:
     found = prepared()
     path = found.folder / "train.rows"
     path.write_bytes(path.read_bytes() + b"{}\n")

@@ -102,7 +102,7 @@ def test_compressed_lines_are_read(tmp_path: Path) -> None:
     assert kept(path) == kept(lines(tmp_path, VERL))
 
 
-def test_what_json_has_not_is_a_text(tmp_path: Path) -> None:
+def test_values_that_json_lacks_become_text(tmp_path: Path) -> None:
     row = {
         "prompt": "x",
         "when": datetime.datetime(2026, 1, 2, 3, 4, 5),

@@ -163,7 +163,7 @@ def test_a_long_document_of_a_table_is_refused(tmp_path: Path, monkeypatch: pyte
         list(read(path))
 
 
-def test_what_is_not_utf_8_is_named_by_its_row(tmp_path: Path) -> None:
+def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     values = pa.Array.from_buffers(pa.string(), 2, pa.array([b"good", b"\xff\xfe"]).buffers())
     path = write(tmp_path / "a.parquet", pa.table({"text": values}))
     with pytest.raises(DataError, match=r"a\.parquet: row 2 is not UTF-8"):
@@ -234,7 +234,7 @@ def test_a_digest_is_of_the_column_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.zst"])
-def test_what_has_to_be_installed_is_said(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"a\..*, pyarrow has to be installed: pip install \"dsc-trainer\[data\]\""):

@@ -107,7 +107,7 @@ def test_the_unigram_loss_is_over_what_the_loss_is_on(prepared: Callable[..., Pr
     assert found.meta["unigram_nats"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_what_decides_the_tokens_decides_the_key(folder: Path, prepared: Callable[..., Prepared]) -> None:
+def test_everything_that_affects_tokens_affects_the_key(folder: Path, prepared: Callable[..., Prepared]) -> None:
     first = prepared("a").folder.name
     assert prepared("b", chat=ChatRecipe(None, "drop")).folder.name == first, "the length of a sequence comes later"
     (folder / "mine.jinja").write_text(PLAIN, "utf-8")

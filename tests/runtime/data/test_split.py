@@ -79,7 +79,7 @@ def test_nothing_is_held_out_of_nothing(tmp_path: Path) -> None:
     assert split((), 0.0, 1) == split(files, 0.0, 2)
 
 
-def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
     for texts in (["alone"], ["twice", "twice"], ["", "alone"]):
         with pytest.raises(DataError, match=r"a\.jsonl: a single document cannot be divided: give more files"):
             split(_lines(tmp_path / "a.jsonl", texts), 0.5, 1)

@@ -108,7 +108,7 @@ def test_numbers_of_every_e4m3_scale() -> None:
 
 
 @ALL
-def test_what_is_no_number(form: Format) -> None:
+def test_nan_and_infinity(form: Format) -> None:
     rows, columns = form.tile
     x = random(4 * rows, 4 * columns)
     x[0, 3], x[rows, columns + 1], x[2 * rows : 3 * rows] = torch.nan, -torch.inf, 0

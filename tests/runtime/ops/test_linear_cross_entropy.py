@@ -142,7 +142,7 @@ def test_no_tensor_has_all_logits(monkeypatch: pytest.MonkeyPatch, dtype: torch.
     assert largest.elements == T * V
 
 
-def test_what_is_no_number_is_that_of_the_unfused_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_and_infinity_are_those_of_the_unfused_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target outside the columns, for which the C++ makes the loss and its row's gradient NaN; a row of infinity."""
     monkeypatch.setattr(MODULE, "BLOCK", 1)
     dloss, h_TD, w_VD, targets_T = arguments(torch.float32, 150, 90, 12)

@@ -98,7 +98,7 @@ def test_blocks_of_rows_of_bf16_give_the_gradient_of_fp32() -> None:
     torch.testing.assert_close(gradient(args).float(), exact, rtol=2**-8, atol=1e-9)
 
 
-def test_a_target_that_is_no_word_makes_the_loss_no_number() -> None:
+def test_a_target_outside_the_vocabulary_makes_the_loss_nan() -> None:
     logits_TV, targets_T, *told = arguments(torch.float32)
     targets_T = torch.where(torch.arange(len(targets_T)) == 4, logits_TV.shape[1], targets_T)
     loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *told)

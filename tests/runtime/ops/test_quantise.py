@@ -87,7 +87,7 @@ def test_the_largest_number_is_exact_where_it_can_be(power: int) -> None:
         assert second is None or s[1, 0] == second
 
 
-def test_what_is_no_number() -> None:
+def test_nan_and_infinity() -> None:
     x = random(4, 256, dtype=torch.float32)
     x[0, 3], x[1, 130], x[2] = torch.nan, -torch.inf, 0
     wide = dequantise(*quantise(x))

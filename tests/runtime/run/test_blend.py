@@ -105,7 +105,7 @@ def test_a_kill_draws_the_same_samples(place: Place, straight: Path) -> None:
     assert untimed(run) == untimed(straight)
 
 
-def test_what_is_trained_on_is_arranged(place: Place, straight: Path) -> None:
+def test_training_data_is_arranged(place: Place, straight: Path) -> None:
     """The run's data has no copy of the file of token ids, and `dsc data show` shows the tokens between parts."""
     (meta,) = (straight / "data").glob("*/meta.json")
     assert not list(meta.parent.glob("ids.*"))

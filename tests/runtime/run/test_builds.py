@@ -249,7 +249,7 @@ def test_what_is_refused(whole: Place, tmp_path: Path, edit: Callable[[Path], No
     assert done.stdout == "" and not (tmp_path / "runs").exists()
 
 
-def test_what_python_and_compile_keep_is_no_part_of_a_build(whole: Place, tmp_path: Path) -> None:
+def test_caches_of_python_and_compile_are_not_part_of_a_build(whole: Place, tmp_path: Path) -> None:
     folder = tmp_path / "b"
     shutil.copytree(whole.folder / "build" / "tiny", folder)
     (folder / "stages" / "__pycache__").mkdir()
@@ -264,7 +264,7 @@ def test_what_python_and_compile_keep_is_no_part_of_a_build(whole: Place, tmp_pa
         Build.open(folder, digest)
 
 
-def test_differences_are_told_in_the_order_of_names(tmp_path: Path) -> None:
+def test_differences_are_reported_in_the_order_of_names(tmp_path: Path) -> None:
     """All of them if requested, and the first one if a build is refused."""
     folder = tmp_path / "b"
     copies.copytree(TINY_BUILD, folder)

@@ -143,7 +143,7 @@ def test_a_spec_from_elsewhere(shop: Place, tmp_path: Path) -> None:
     assert sorted(shop.folder.rglob("*")) == before
 
 
-def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
+def test_missing_data_is_reported(shop: Place, tmp_path: Path) -> None:
     done = shop.dsc("train", shop.folder / "build" / "first", cwd=tmp_path, code=2)
     missing = f"error: data source 'corpus/*.py': no {', '.join(SUFFIXES)} file found in {tmp_path}/corpus"
     hint = f" = hint: paths of the spec start at {tmp_path}; `--data DIR` names another folder"
@@ -154,14 +154,14 @@ def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- errors outside the spec, found before compiling
 
 
-def test_missing_data_is_said_instead_of_compiling(place: Place) -> None:
+def test_missing_data_is_reported_instead_of_compiling(place: Place) -> None:
     place.write(dict(ONE_RANK, source="away/*.py"))
     done = place.dsc("train", code=2)
     assert done.stderr.startswith("error: data source 'away/*.py': no .txt") and done.stderr.count("\n") == 2
     assert done.stdout == "" and not (place.folder / "build").exists()
 
 
-def test_a_run_folder_that_is_taken_is_said_instead_of_compiling(place: Place) -> None:
+def test_a_used_run_folder_is_reported_instead_of_compiling(place: Place) -> None:
     place.write(ONE_RANK)
     (place.folder / "runs" / "tiny" / "checkpoints" / "step-00000003").mkdir(parents=True)
     done = place.dsc("train", code=2)
@@ -191,7 +191,7 @@ def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
     assert not list((place.folder / "runs").rglob(".building-*"))
 
 
-def test_compiler_and_data_are_told_in_turn(place: Place) -> None:
+def test_lines_of_compiler_and_data_are_not_mixed(place: Place) -> None:
     """Compiler and data preparation run concurrently; their lines are printed in order."""
     place.write(ONE_RANK)
     both = place.folder / "both"
@@ -247,7 +247,7 @@ def test_a_build_is_refused(shop: Place, name: str) -> None:
 
 
 @pytest.mark.parametrize("steps", ["0", "-1", "1e3", "many"])
-def test_steps_that_are_no_number(steps: str, tmp_path: Path) -> None:
+def test_steps_that_are_not_a_number(steps: str, tmp_path: Path) -> None:
     done = run((*DSC, "train", f"--steps={steps}"), 2, tmp_path)
     assert "is not a number of steps from 1 on" in done.stderr and "Traceback" not in done.stderr
 

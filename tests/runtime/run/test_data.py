@@ -108,7 +108,7 @@ def test_a_cache_elsewhere_and_a_build_from_elsewhere(place: Place, tmp_path: Pa
     assert [path.name for path in folder.iterdir()] == ["runs"]
 
 
-def test_a_held_lock_is_said_and_can_be_interrupted(place: Place) -> None:
+def test_a_held_lock_is_reported_and_can_be_interrupted(place: Place) -> None:
     run = place.folder / "held"
     (run / "data").mkdir(parents=True)
     with (run / "data" / ".lock").open("w") as held:
@@ -184,7 +184,7 @@ def test_a_text_shorter_than_a_sample_is_one_error_before_the_first_step(place: 
     assert not (place.folder / "runs" / name / "metrics.jsonl").exists()
 
 
-def test_what_a_later_phase_cannot_validate_on_is_said_at_the_beginning(place: Place) -> None:
+def test_data_too_short_for_a_later_phase_is_reported_at_the_start(place: Place) -> None:
     """One text of 41 tokens is held out: enough for a sample of 16 tokens, not for one of 64."""
     (place.folder / "many").mkdir()
     for number in range(12):

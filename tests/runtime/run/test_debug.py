@@ -155,7 +155,7 @@ def test_one_of_four_ranks(place: Place, leave: str) -> None:
     assert "had the terminal" in (run / "logs" / "rank_3.log").read_text("utf-8")
 
 
-def test_what_debug_does_not_go_with(place: Place) -> None:
+def test_options_that_exclude_debug(place: Place) -> None:
     place.compile(ONE_RANK)
     for words, said in (
         (("--debug-rank", 1), "--debug-rank 1: this build has 1 ranks, the last is 0"),

@@ -95,6 +95,6 @@ def test_then_the_other_degrees() -> None:
     assert {"parallel.pipeline=auto", "parallel.data=auto", "schedule.name=auto"} <= {*found}
 
 
-def test_what_no_plan_is_for(place: Place) -> None:
+def test_devices_without_a_plan(place: Place) -> None:
     with pytest.raises(RefitError, match="no degrees keep the rules there, with a batch of 16 sequences"):
         refit(place.folder / "tiny.dsc", 1, 7)

@@ -325,7 +325,7 @@ def test_under_torchrun_rank_0_exports(place: Place) -> None:
         (["failed", "finished"], 0, "FINISHED"),
     ],
 )
-def test_how_a_run_ended_is_told(
+def test_the_end_of_a_run_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[str], exit_code: int, status: str
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")

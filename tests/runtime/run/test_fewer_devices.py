@@ -75,7 +75,9 @@ def test_the_last_device_is_not_left_out(place: Place) -> None:
         assert fewer.is_other(failed(0)) is is_left_out
 
 
-def test_no_plan_for_what_is_left_is_said(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_plan_for_the_remaining_devices_is_reported(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The search goes down to one device; a temporary error ends it at once."""
     build, tried = Build.open(place.folder / "build" / "tiny"), []
 

@@ -66,7 +66,7 @@ def test_a_run_whose_folder_is_lost_goes_on_from_the_copy(place: Place) -> None:
     kept.rename(slow)
 
 
-def test_a_place_that_cannot_be_written_is_said_and_training_goes_on(place: Place) -> None:
+def test_an_unwritable_place_is_reported_and_training_goes_on(place: Place) -> None:
     slow = place.folder / "slow"
     kept = slow.rename(place.folder / "slow of straight")
     slow.symlink_to("mnt/slow")  # a store that is not mounted

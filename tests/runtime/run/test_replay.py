@@ -67,7 +67,7 @@ def test_a_step_that_was_not_traced_is_trained_again(place: Place) -> None:
         path.write_text(text, "utf-8")
 
 
-def test_what_differs_is_named(place: Place) -> None:
+def test_differences_are_named(place: Place) -> None:
     metrics = place.folder / "run" / "metrics.jsonl"
     text, row = metrics.read_text("utf-8"), rows(place.folder / "run")[4]
     assert row["step"] == 5

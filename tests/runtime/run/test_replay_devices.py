@@ -67,7 +67,7 @@ def test_a_device_that_errs_each_time_is_named(place: Place) -> None:
     assert {key: each["run"] for key, each in found["differs"][0]["keys"].items()}["loss"] == "nan"
 
 
-def test_an_error_that_passed_is_told_from_a_real_number(place: Place) -> None:
+def test_a_transient_error_is_distinguished_from_a_real_number(place: Place) -> None:
     once = Faulty(1, 5, 1.5, once=str(place.folder / "once"))
     with_fault(place, once, "train", "tiny.dsc", "--out", "passed", "--steps", 6, code=0)
     assert rows(place.folder / "passed")[4]["loss"] != rows(place.folder / "run")[4]["loss"]
@@ -79,7 +79,7 @@ def test_an_error_that_passed_is_told_from_a_real_number(place: Place) -> None:
     assert digests(place.folder / "run") == before, "nothing is left of it"
 
 
-def test_what_was_rolled_back_is_trained_again(place: Place) -> None:
+def test_a_rolled_back_attempt_is_replayed(place: Place) -> None:
     """NaN that occurred once: the discarded attempt is replayed, not the step that followed."""
     place.compile(dict(TWO, name="back", more="health { rerun = false, not_finite = rollback, back = 2 }"), "back.dsc")
     once = Faulty(0, 7, once=str(place.folder / "was nan"))

@@ -103,5 +103,5 @@ def test_what_is_asked_for_is_no_failure(outcome: Outcome) -> None:
     assert Restarts(3).refusal(outcome, saved=3) == ""
 
 
-def test_without_restarts_nothing_is_said() -> None:
+def test_without_restarts_nothing_is_printed() -> None:
     assert Restarts(0).refusal(failed(4), saved=3) == ""

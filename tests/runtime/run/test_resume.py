@@ -141,7 +141,7 @@ def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor],
     return whole, elements
 
 
-def test_going_on_under_another_plan_is_said(trained: Trained, place: Place) -> None:
+def test_resuming_with_another_plan_is_reported(trained: Trained, place: Place) -> None:
     """A run of four ranks is resumed with another plan: the next step has the loss that the four would have had."""
     place.compile(PLANS["1f1b"])
     run = place.folder / "run"
@@ -154,7 +154,7 @@ def test_going_on_under_another_plan_is_said(trained: Trained, place: Place) -> 
     assert losses == pytest.approx([row["loss"] for row in untimed(source)][:5], rel=1e-5)
 
 
-def test_nothing_to_do_is_said(trained: Trained) -> None:
+def test_nothing_to_do_is_reported(trained: Trained) -> None:
     place = trained["1f1b"]
     before = (place.folder / "straight" / "metrics.jsonl").read_bytes()
     done = place.dsc("train", "--out", "straight", "--resume")
@@ -271,7 +271,7 @@ def test_a_change_of_the_model_is_refused(begun: tuple[Path, Build, Path], path:
 
 
 @pytest.mark.parametrize("path", RECIPE)
-def test_a_change_of_the_recipe_is_said(begun: tuple[Path, Build, Path], path: str) -> None:
+def test_a_change_of_the_recipe_is_reported(begun: tuple[Path, Build, Path], path: str) -> None:
     checkpoints, build, corpus = begun
     last = find(checkpoints, changed(build, path, RECIPE[path]), corpus, "cpu").notes[-1]
     differs = last.removeprefix("not bit for bit as without the break, because this differs: ")

@@ -97,7 +97,7 @@ def test_another_batch_draws_the_samples_that_follow(place: Place, monkeypatch: 
     assert f"train.batch.end 8 → {size}" in said
 
 
-def test_a_rate_that_jumps_is_said(place: Place) -> None:
+def test_a_jump_of_the_rate_is_reported(place: Place) -> None:
     """Both rates are named; there is no message if phases only differ after this position."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     place.dsc("train", "tiny.dsc", "--out", "jump", "--steps", FIRST)

@@ -174,7 +174,7 @@ def test_a_name_that_is_too_long(trained: Place, command: str) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_metrics_that_are_no_file_are_found_before_the_first_step(
+def test_irregular_metrics_files_are_found_before_the_first_step(
     again: tuple[Place, Path], make: Callable[[Path], None]
 ) -> None:
     place, run = again

@@ -31,7 +31,7 @@ def edited(text: str) -> str:
     return re.sub(r"(?m)^(F.*) B(\d\.\d) (.*)$", r"\1 I\2 \3 W\2", text)
 
 
-def test_what_is_written_is_what_runs(place: Place) -> None:
+def test_a_handwritten_schedule_runs_as_written(place: Place) -> None:
     written = (place.folder / "mine" / "own.schedule").read_text()
     assert written.count("I") == written.count("W") > 2
     place.dsc("train", "tiny.dsc", "--steps", 2)

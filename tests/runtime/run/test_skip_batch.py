@@ -103,7 +103,7 @@ def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch
     assert [row["loss"] for row in untimed(other)] == [row["loss"] for row in untimed(run)]
 
 
-def test_what_is_to_be_skipped_is_in_the_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_to_skip_are_in_the_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint saved between the resume and the bad batch records it: later resumes skip it without the option."""
     run = place.folder / "remembered"
     life(place, run, monkeypatch, 2, skip=False)

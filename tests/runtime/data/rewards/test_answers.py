@@ -53,7 +53,7 @@ def test_the_answer_of_a_text(text: str, answer: str) -> None:
         ("True", True),
     ],
 )
-def test_what_is_right(completion: str, answer: object) -> None:
+def test_right_answers(completion: str, answer: object) -> None:
     assert is_right(completion, answer)
 
 
@@ -72,7 +72,7 @@ def test_what_is_right(completion: str, answer: object) -> None:
         ("\u0663", "3"),  # a digit, but not one of 0 to 9
     ],
 )
-def test_what_is_not_right(completion: str, answer: object) -> None:
+def test_wrong_answers(completion: str, answer: object) -> None:
     assert not is_right(completion, answer)
 
 

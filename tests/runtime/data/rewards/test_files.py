@@ -78,7 +78,9 @@ def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
     ],
     ids=["missing", "open", "other", "class", "signs", "sum", "nul", "large", "device"],
 )
-def test_each_reward_without_its_function_is_told(text: str | Path | None, message: str, hint: str, path: Path) -> None:
+def test_each_reward_without_its_function_is_reported(
+    text: str | Path | None, message: str, hint: str, path: Path
+) -> None:
     own = path.parent / "own.py"
     own.unlink()
     if isinstance(text, Path):

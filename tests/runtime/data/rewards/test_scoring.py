@@ -202,7 +202,7 @@ def test_rewards_are_computed_at_the_same_time(tmp_path: Path) -> None:
         ("return [bytearray(1 << 33)]", "it needs more than 4 GiB of memory"),
     ],
 )
-def test_what_goes_wrong_names_the_reward_and_the_place(body: str, said: str) -> None:
+def test_errors_name_the_reward_and_the_place(body: str, said: str) -> None:
     message = refusal(f"def reward(prompts, completions, **_):\n    {body}\n")
     assert message.startswith("reward `own`: ") and said in message and "\n = hint: " in message
     assert message.startswith("reward `own`: rewards/own.py:") or "memory" in said

@@ -112,7 +112,7 @@ def test_the_disk_holds_the_checkpoints_of_the_plan(plan: RunPlan) -> None:
 
 @pytest.mark.parametrize("fact", [each.name for each in fields(NodeFacts) if each.name != "cpus"])
 @pytest.mark.parametrize("node", [CPUS, GPUS])
-def test_what_is_not_known_is_said(fact: str, node: NodeFacts, plan: RunPlan) -> None:
+def test_unknown_facts_are_reported(fact: str, node: NodeFacts, plan: RunPlan) -> None:
     """An unknown fact neither ends in a traceback nor counts as right."""
     gone = replace(node, **{fact: CheckProblem("no answer within 8 s\x1b[31m")})
     found = wrong(gone, on_gpus(plan) if node is GPUS else plan)

@@ -111,7 +111,7 @@ def test_random_numbers(seed: int, rows: int, columns: int, turned: bool, salt: 
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-def test_what_is_left_to_torch(name: str) -> None:
+def test_operands_that_only_torch_takes(name: str) -> None:
     """FP64 gradients have the same result."""
     x = torch.randn(40, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     arguments = (True, KEY) if name == "nvfp4" else ()

@@ -52,7 +52,7 @@ def test_the_fence_shows_what_is_written_between_rows() -> None:
     assert not (each.all[each.others] == 0xA5).all()
 
 
-def test_a_write_beside_a_result_is_told(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_beside_a_result_is_reported(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(*args: object) -> None:
         result = args[-1]
         assert isinstance(result, torch.Tensor)

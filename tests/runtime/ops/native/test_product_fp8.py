@@ -120,7 +120,7 @@ def test_scales_far_apart_do_not_meet_each_other() -> None:
     assert ((found - wanted).abs() <= HALF * wanted).all()
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
+def test_nan_and_infinity_stay_in_their_row() -> None:
     x, xs = operand(200, 300, seed=1)
     w, ws = operand(70, 300, seed=2, tile=128)
     clean = ops.linear_fp8(x, xs, w, ws)

@@ -117,7 +117,7 @@ def test_requantising_any_codes(seed: int, rows: int, columns: int, turned: bool
         assert torch.equal(found.nan_to_num(nan=7.0), dequantise(q, s).nan_to_num(nan=7.0))
 
 
-def test_what_is_left_to_torch() -> None:
+def test_operands_that_only_torch_takes() -> None:
     """An FP64 operand, or one whose rows are not contiguous, has the same result."""
     x = torch.randn(40, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for given_to in (x, x.float()[:, ::2], x.bfloat16().t()):

@@ -43,7 +43,7 @@ def test_exp_at_every_magnitude() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17])
-def test_exp_of_what_is_no_number(width: int) -> None:
+def test_exp_of_nan_and_infinity(width: int) -> None:
     """exp of NaN and infinities is right in whole vectors and in the remainder of a row."""
     assert exp(torch.full((width,), NAN)).isnan().all()
     assert (exp(torch.full((width,), -INF)) == 0).all()
@@ -101,7 +101,7 @@ def test_no_target_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("target", [19, 2**40, 2**62])
-def test_a_target_that_is_no_column_is_never_read(target: int) -> None:
+def test_a_target_outside_the_columns_is_never_read(target: int) -> None:
     """Torch refuses it; here nothing beyond the row is read or written, and the loss is NaN."""
     logits_TV, targets_T = Source(torch.float32, 0).normal(3, 19), torch.tensor([1, target, 2])
     loss, lse_T = OPS["cross_entropy"](logits_TV, targets_T)
@@ -114,9 +114,7 @@ def test_a_target_that_is_no_column_is_never_read(target: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("op", ["mla_attention", "gqa_attention"])
-def test_attention_spreads_what_is_no_number_to_what_depends_on_it(
-    op: str, index: int, dtype: torch.dtype, value: float
-) -> None:
+def test_attention_spreads_nan_only_to_dependent_rows(op: str, index: int, dtype: torch.dtype, value: float) -> None:
     """A NaN reaches later rows of its sequence, but no other sequence and no earlier block of rows."""
     S, at, last = 70, 40, 2
     case = {"mla_attention": cases.mla_attention, "gqa_attention": cases.gqa_attention}[op]
