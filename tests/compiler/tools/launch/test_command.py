@@ -129,7 +129,7 @@ def test_a_folder_that_is_no_build(tmp_path: Path, capsys: Captured) -> None:
 
 def test_nothing_is_written_into_a_build(two_nodes: Path, capsys: Captured) -> None:
     assert main(["launch", "torchrun", str(two_nodes), "--out", str(two_nodes / "launch")]) == 2
-    assert "is in the build" in capsys.readouterr().err and not (two_nodes / "launch").exists()
+    assert "is inside the build" in capsys.readouterr().err and not (two_nodes / "launch").exists()
 
 
 def test_a_link_is_not_followed(two_nodes: Path, tmp_path: Path, capsys: Captured) -> None:
