@@ -1,4 +1,4 @@
-"""The files of each launcher. `LAUNCHERS` is the one table: what a launcher is, the options that it takes and needs."""
+"""The files of each launcher. `LAUNCHERS` lists the launchers with the options that they take and need."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from compiler.tools.launch.options import checked_line, enroot_image, of_devices
 
 
 class Quoted(str):
-    """A text that a shell reads as one word, or as several that were quoted one by one."""
+    """A text that is already quoted for a shell: one word, or several."""
 
 
 def quoted(text: str) -> Quoted:
-    """One word."""
+    """Quote a text as one shell word."""
     assert "\0" not in text, "no argument of a process holds a NUL"
     return Quoted(shlex.quote(text))
 
@@ -59,12 +59,12 @@ def _checked(value: object) -> object:
 # --- files
 
 NODE_SCRIPT = "node.sh"
-CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot's, of devices that dsc knows by name
+CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot's names of devices
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """A file to write: its name in the folder, its text, and what it is."""
+    """A file to write: its name in the folder, its text, and a description."""
 
     name: str
     text: str
@@ -95,7 +95,7 @@ class Launcher:
 
 
 def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """One script, to start by hand or by ssh on each node."""
+    """A script to start on each node, by hand or over ssh."""
     several = job.needs.nodes > 1
     last = job.needs.nodes - 1
     start = f"{quoted(str(folder / NODE_SCRIPT))} {'HOST NODE' if several else ''}".rstrip()
@@ -108,7 +108,7 @@ def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
 
 
 def slurm(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """A batch script that starts one task a node."""
+    """A batch script that starts one task per node."""
     limit = seconds_of(args.time)
     if limit is not None and args.lead >= limit:
         raise LaunchError(
@@ -156,7 +156,7 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
     for each in folders:
         if not each.startswith("/") or set(each) & set(",:"):
             raise LaunchError(
-                f"a container cannot have the folder {each!r}: its path must begin with / and have no comma or colon",
+                f"the folder {each!r} cannot be mounted in a container: it needs a path from / without comma or colon",
                 "give absolute paths to --out, --run-folder, --build-path and --data",
             )
     mounts = ",".join(f"{each}:{each}" for each in folders)
@@ -183,7 +183,7 @@ def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     accelerator = args.accelerator or CLOUD_NAMES.get(job.needs.device.lower(), "")
     if not accelerator and not job.needs.is_cpu:
         raise LaunchError(
-            f"device {job.needs.device} of the spec has no name of SkyPilot's that dsc knows",
+            f"device {job.needs.device} of the spec has no SkyPilot name known to dsc",
             "name it with --accelerator: `sky show-gpus` lists them",
         )
     fields = manifests.checked_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")

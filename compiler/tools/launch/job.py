@@ -1,4 +1,4 @@
-"""A job: what builds need of a cluster, and where its nodes find things. `dsc launch` makes its files from it."""
+"""A job of `dsc launch`: what its builds need from a cluster, and paths on the nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESOLVED = "spec.resolved"
 
 
 class LaunchError(Exception):
-    """A build or an option from which no files can be made. `hint`: an edit of the command line."""
+    """Files cannot be written for this build or option. `hint`: how to change the command line."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -50,14 +50,14 @@ class Needs:
 
     @property
     def is_amd(self) -> bool:
-        """Whether the devices are GPUs of AMD, by their name."""
+        """Whether the devices are AMD GPUs, judging by their name."""
         return self.device.lower().startswith("mi")
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """A run that goes on without lost nodes. `least`: nodes that it takes; `restarts`: how often ranks, and a node, are
-    started again; `gather_s`: how long to wait for further nodes once `least` are there."""
+    """Settings of a run that continues without lost nodes. `least`: minimum nodes; `restarts`: restarts of ranks and of
+    each node; `gather_s`: seconds to wait for more nodes once `least` are there."""
 
     least: int
     restarts: int
@@ -87,14 +87,14 @@ class Job:
 
 
 def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:
-    """What builds need that are phases of one run, in their order. Raises LaunchError where they are not, or where one
-    needs other nodes."""
+    """The needs of the builds of a run's phases, in order. Raises LaunchError if they are not consecutive phases of one
+    run, or if they need different nodes."""
     found = tuple(map(needs_of, builds))
     for (before, each), build in zip(pairwise(found), builds[1:], strict=True):
         if (run_name(each.run), each.phase) != (run_name(before.run), before.phase + 1):
             raise LaunchError(
                 f"{build} is not the phase that follows phase {before.phase} of run {run_name(before.run)}",
-                "name the builds of the phases of one run in their order, or write the files of each build by itself",
+                "name the builds of one run's phases in order, or write the files of each build separately",
             )
         if _nodes(each) != _nodes(before):
             raise LaunchError(
@@ -110,7 +110,8 @@ def _nodes(needs: Needs) -> str:
 
 
 def needs_of(build: Path) -> Needs:
-    """What a build folder needs. Raises LaunchError where it holds no whole build, or nodes differ in their counts."""
+    """The needs of a build. Raises LaunchError if the build is damaged, or if its nodes differ in their device
+    counts."""
     try:
         found = read(build)
         plan = RunPlan.from_json(found.files["plan.json"])

@@ -1,4 +1,4 @@
-"""What the options of `dsc launch` take. Each refuses what its launcher would read as something else."""
+"""Parsers of the options of `dsc launch`. They refuse values that the launcher would misread."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from compiler.tools.launch.job import LaunchError
 
-LABEL_MOST = 40  # characters: pods of a JobSet have names of at most 63, some of them the JobSet's own
+LABEL_MOST = 40  # characters; pod names have at most 63, and a JobSet adds to them
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of an object of Kubernetes, RFC 1123
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a Kubernetes object name, RFC 1123
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LINE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@%+=|&()\[\]*-]*", re.ASCII)  # neither blanks nor quotes
+_LINE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@%+=|&()\[\]*-]*", re.ASCII)  # no blanks or quotes
 _INTERFACE = re.compile(r"[=^]?[A-Za-z0-9_.,:-]+", re.ASCII)  # NCCL takes `=eth0` and `^docker` too
 _IMAGE = re.compile(r"/?[A-Za-z0-9][A-Za-z0-9_./:@#+-]*", re.ASCII)
 _REGISTRY = re.compile(r"((?:[^/]*[.:][^/]*|localhost))/(.+)")  # a host has a dot or a port
 _SBATCH = re.compile(r"(?:--)?([a-z][a-z0-9-]*)(?:=(.+))?", re.ASCII)
 _FIELD = re.compile(r"([a-z][A-Za-z_]*)=(.+)", re.ASCII)
-# Options of sbatch that the script sets, or that would run something else: a getopt takes their beginnings, too.
+# sbatch options that the script sets, or that would run something else. getopt also accepts prefixes of them.
 OWN = (
     *("array", "constraint", "account", "gpus", "gpus-per-node", "gres", "job-name", "no-kill", "no-requeue", "nodes"),
     *("ntasks", "ntasks-per-node", "open-mode", "partition", "qos", "requeue", "signal", "time", "wrap"),
 )
 _MOUNT = re.compile(r"/[A-Za-z0-9_./-]+", re.ASCII)
 _RESOURCE = re.compile(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9_.-]+", re.ASCII)
-_TIMES = (  # of sbatch: minutes, minutes:seconds, hours:…, days-hours, days-hours:…
+_TIMES = (  # time formats of sbatch: minutes, minutes:seconds, hours:…, days-hours, days-hours:…
     (re.compile(r"(\d{1,9})"), (60,)),
     (re.compile(r"(\d{1,9}):(\d{1,2})"), (60, 1)),
     (re.compile(r"(\d{1,9}):(\d{1,2}):(\d{1,2})"), (3600, 60, 1)),
@@ -37,7 +37,7 @@ _TIMES = (  # of sbatch: minutes, minutes:seconds, hours:…, days-hours, days-h
 
 
 def label_of(run: str) -> str:
-    """The name of a run as schedulers take it: small letters, digits and dashes."""
+    """The name of a run as a label for schedulers: lowercase letters, digits and dashes."""
     label = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")[:LABEL_MOST].rstrip("-")
     return label if _LABEL.fullmatch(label) else f"run-{label}".rstrip("-")
 
@@ -46,15 +46,15 @@ def label(text: str) -> str:
     """--name."""
     if not _LABEL.fullmatch(text) or len(text) > LABEL_MOST:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a name of a job: small letters, digits and dashes, a letter first, {LABEL_MOST} at most"
+            f"{text!r} is not a job name: lowercase letters, digits and dashes, a letter first, at most {LABEL_MOST}"
         )
     return text
 
 
 def object_name(text: str) -> str:
-    """A name of Kubernetes or SkyPilot."""
+    """Parse the name of a Kubernetes or SkyPilot object."""
     if not _NAME.fullmatch(text) or len(text) > 253:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a name there: small letters, digits, dashes and dots")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid name: lowercase letters, digits, dashes and dots")
     return text
 
 
@@ -66,14 +66,14 @@ def image(text: str) -> str:
 
 
 def registry_image(text: str) -> str:
-    """--image of a launcher whose containers come from a registry. LaunchError."""
+    """Check --image of a launcher that pulls from a registry. Raises LaunchError."""
     if text.startswith("/") or "#" in text:
-        raise LaunchError(f"--image {text} is not an image of a registry", "give registry/name:tag")
+        raise LaunchError(f"--image {text} is not an image in a registry", "give registry/name:tag")
     return text
 
 
 def enroot_image(text: str) -> str:
-    """An image as Pyxis takes it: a file, or registry#name:tag."""
+    """An image in the notation of Pyxis: a file, or registry#name:tag."""
     match = None if text.startswith("/") or "#" in text or "://" in text else _REGISTRY.fullmatch(text)
     return f"{match[1]}#{match[2]}" if match else text
 
@@ -81,14 +81,16 @@ def enroot_image(text: str) -> str:
 def mount(text: str) -> str:
     """--mount."""
     if not _MOUNT.fullmatch(text) or ".." in text.split("/"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a folder of a container: an absolute path, as /mnt/dsc")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a folder in a container: give an absolute path, such as /mnt/dsc"
+        )
     return text.rstrip("/")
 
 
 def interface(text: str) -> str:
     """--interface and --hca: names, as NCCL lists them."""
     if not _INTERFACE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} are not names of interfaces: as eth0, or mlx5_0,mlx5_1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of interfaces, such as eth0 or mlx5_0,mlx5_1")
     return text
 
 
@@ -104,7 +106,7 @@ def resource(text: str) -> tuple[str, int]:
     """--resource NAME=COUNT."""
     name, _, count = text.partition("=")
     if not _RESOURCE.fullmatch(name) or not re.fullmatch("[1-9][0-9]{0,5}", count, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COUNT, as rdma/ib=1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COUNT, such as rdma/ib=1")
     return name, int(count)
 
 
@@ -116,7 +118,7 @@ def time_limit(text: str) -> str:
 
 
 def seconds_of(time: str) -> int | None:
-    """Seconds of a time limit; None: there is none."""
+    """A time limit in seconds; None if there is none."""
     for form, units in _TIMES:
         if match := form.fullmatch(time):
             return sum(int(part) * unit for part, unit in zip(match.groups(), units, strict=True))
@@ -124,7 +126,7 @@ def seconds_of(time: str) -> int | None:
 
 
 def number(low: int, high: int, what: str) -> type[int]:
-    """A type of argparse: an integer in a range."""
+    """An argparse type for an integer in a range."""
 
     def parsed(text: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", text, re.ASCII) or not low <= int(text) <= high:
@@ -135,11 +137,11 @@ def number(low: int, high: int, what: str) -> type[int]:
 
 
 def sbatch(text: str) -> str:
-    """--sbatch NAME[=VALUE]: a line of #SBATCH beside those that the script has."""
+    """--sbatch NAME[=VALUE]: an additional #SBATCH line."""
     match = _SBATCH.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a long option of sbatch: NAME=VALUE, as reservation=maintained"
+            f"{text!r} is not a long option of sbatch: NAME=VALUE, such as reservation=maintained"
         )
     name, value = match.groups()
     if owned := next((own for own in OWN if own.startswith(name)), None):
@@ -154,7 +156,7 @@ def sbatch(text: str) -> str:
 
 
 def field(text: str) -> tuple[str, Any]:
-    """--field NAME=JSON. A word that is no JSON is a text."""
+    """--field NAME=JSON. A word that is not JSON is a string."""
     match = _FIELD.fullmatch(text)
     if match is None or not text.isprintable():
         raise argparse.ArgumentTypeError(f'{text!r} is not NAME=JSON, as nodeSelector={{"pool": "train"}}')
@@ -166,7 +168,7 @@ def field(text: str) -> tuple[str, Any]:
     except ValueError:
         if re.fullmatch(r"[A-Za-z0-9_.+-]+", value, re.ASCII):
             return name, value
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=JSON: what follows {name}= is no JSON") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=JSON: the value of {name} is not JSON") from None
 
 
 def _no_number(text: str) -> Any:
@@ -174,19 +176,19 @@ def _no_number(text: str) -> Any:
 
 
 def of_devices(text: str, devices: int) -> bool:
-    """Whether a --gres has the devices of a node itself. LaunchError where it has another number of them."""
+    """Whether --gres includes the devices. Raises LaunchError if their number differs from the build's."""
     words = [each.split(":") for each in checked_line("--gres", text).split(",")]
     counts = [int(each[-1]) if each[-1].isdecimal() else 1 for each in words if each[0] == "gpu"]
     if counts and sum(counts) != devices:
         raise LaunchError(
             f"--gres {text} has {sum(counts)} devices, and the build takes {devices} on each node",
-            f"give as many, as gpu:{devices}, or compile for the devices that there are: dsc compile --on",
+            f"give gpu:{devices}, or compile for the devices you have: dsc compile --on",
         )
     return bool(counts)
 
 
 def checked_line(option: str, value: str) -> str:
-    """A value that goes into a line of `#SBATCH`, which has its own quotes and comments. LaunchError."""
+    """Check a value for an #SBATCH line, which has its own quoting and comments. Raises LaunchError."""
     if not _LINE.fullmatch(value):
         raise LaunchError(f"{option} {value!r} has characters that a line of #SBATCH cannot hold")
     return value

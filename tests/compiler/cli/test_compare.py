@@ -148,4 +148,4 @@ def test_what_is_no_run_is_said_and_damage_is_counted(make_run: MakeRun, tmp_pat
     said = capsys.readouterr().out
     assert "other: 1 damaged lines" in said and "other: its spec.resolved is missing or damaged" in said
     assert main(["compare", str(good), str(other), "-o", str(good / "metrics.jsonl")]) == 2
-    assert "it is what is read" in capsys.readouterr().err
+    assert "it is an input" in capsys.readouterr().err

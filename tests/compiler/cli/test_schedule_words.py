@@ -114,7 +114,7 @@ def test_both_ends_are_refused_for_torch_before_a_search(capsys: Captured) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--compare", "auto,zbv", *SIZES, "--format", "torch-csv"], "--format torch-csv is of one schedule"),
+        (["--compare", "auto,zbv", *SIZES, "--format", "torch-csv"], "--format torch-csv is for a single schedule"),
         (["specs/quickstart.dsc", "--compare", "auto", "--format", "torch-csv"], "leave --compare out"),
         (
             ["--name", "auto", *SIZES, "--format", "megatron-layout"],
