@@ -1,4 +1,4 @@
-"""The forms of docs/json.md, and whether a document has the form it should have."""
+"""Checks JSON documents against the forms of docs/json.md."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ for _text in re.findall(r"```form\n(.*?)```", PAGE.read_text("utf-8"), re.S):
 
 
 def faults(document: Any, form: Any, at: str = "$") -> list[str]:
-    """Places where a document does not have its form: a wrong type, a missing key, a key that is not described."""
+    """The paths at which a document violates its form: a wrong type, a missing key, or an undocumented key."""
     if isinstance(form, str):
         kinds = form.split(" | ")
         forms = [FORMS[kind] for kind in kinds if kind in FORMS]
@@ -97,7 +97,7 @@ def _is_no_bool(document: Any, kind: str) -> bool:
 
 
 def parsed(text: str, name: str) -> Any:
-    """The document that was printed; asserts its form."""
+    """The printed document, after checking its form."""
     document = json.loads(text)
     assert faults(document, FORMS[name]) == []
     return document

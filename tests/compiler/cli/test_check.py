@@ -113,7 +113,7 @@ def test_every_message_has_the_form_of_the_page(path: Path, capsys: Captured, mo
 
 
 def test_the_form_finds_faults() -> None:
-    """The check of forms is one: it refuses what it should."""
+    """The form checker itself refuses wrong documents."""
     good = {"file": "a", "line": 1, "column": 1, "end_line": 1, "end_column": 2, "text": ""}
     assert faults(good, FORMS["edit"]) == []
     assert faults(good | {"line": "1"}, FORMS["edit"]) == ["$.line: '1' is no int"]
@@ -136,7 +136,7 @@ def test_warnings_of_train_are_no_errors(capsys: Captured) -> None:
 
 
 def test_annotations_read_back(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """What the runner would make of each line: the properties and the text that were meant."""
+    """The CI runner parses the intended properties and text from each line."""
     monkeypatch.chdir(UI)
     assert main(["check", "several.dsc", "--format", "github"]) == 2
     lines = capsys.readouterr().out.splitlines()
@@ -247,7 +247,7 @@ def test_fix_leaves_what_it_does_not_know_and_files_not_named(folder: Path, caps
 
 
 def test_fix_leaves_what_would_bring_another_mistake(folder: Path, capsys: Captured) -> None:
-    """What is written is right as far as its word goes: no key twice, no other architecture, no guess between two."""
+    """Corrections are safe: no duplicate key, no change of architecture, no guess between two words."""
     lines = {
         "train { batch = 8, micro_batch = 2, global_batch = 16 }": None,
         "train { micro_batch = 2, global_batch_size = 16 }": "train { micro_batch = 2, batch = 16 }",
@@ -273,7 +273,7 @@ def test_fix_leaves_what_would_bring_another_mistake(folder: Path, capsys: Captu
 
 
 def test_fix_corrects_a_word_whose_value_breaks_a_rule(folder: Path) -> None:
-    """The word is corrected first; then the message says that its value does not fit the others."""
+    """The word is corrected first; then a message reports that its value conflicts with others."""
     (folder / "a.dsc").write_text('import "right.dsc"\nrun a extends tiny { parallel { expret = 7 } }\n', "utf-8")
     assert main(["check", "a.dsc", "--fix"]) == 2
     assert "expert = 7" in (folder / "a.dsc").read_text("utf-8")
@@ -297,7 +297,7 @@ def test_fix_finds_the_file_however_it_is_called(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", [["check", "--fix"], ["fmt"]])
 def test_what_may_not_be_written_is_not_replaced(command: list[str], folder: Path, capsys: Captured) -> None:
-    """Read-only files and files with several names stay as they are, and so do those beside them."""
+    """Read-only files and files with several hard links stay unchanged, and so do the files next to them."""
     wrong, linked = folder / "wrong.dsc", folder / "linked.dsc"
     linked.write_bytes(wrong.read_bytes().replace(b"  ", b"   ") + b"\n\n")
     wrong.write_bytes(linked.read_bytes())

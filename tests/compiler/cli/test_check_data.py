@@ -1,4 +1,4 @@
-"""`dsc check` says where the source of the data matches nothing; `dsc train` refuses it before anything is trained."""
+"""`dsc check` reports data sources that match no file; `dsc train` refuses them before training."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
 
 
 def test_files_that_are_not_read_or_too_short_are_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dsc data prepare` counts what is not in UTF-8, too: `dsc check` opens no file."""
+    """Only `dsc data prepare` also counts files that are not UTF-8, as `dsc check` opens no file."""
     (folder / "text" / ".notes.txt").write_text("hidden", "utf-8")
     for number in range(7):
         (folder / "text" / f"{number}.html").write_text("text", "utf-8")
@@ -87,7 +87,7 @@ def test_files_that_are_not_read_or_too_short_are_warned_of(folder: Path, capsys
 
 
 def test_text_is_too_short_where_no_sample_can_be_made_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A sample is a sequence of 16 tokens and the two behind it; a byte is a token at most, and so is the end."""
+    """A sample has 16 tokens and the two after them; a byte is at most one token, and so is the end of a document."""
     spec(folder, "short.txt")
     said = "'short.txt': its files have at most 17 tokens, and a sample takes 18"
     for size, warning in ((16, f"warning[D0106]: {said}"), (17, "")):
@@ -198,7 +198,7 @@ def test_it_is_an_error_of_train(folder: Path) -> None:
 
 
 def test_text_of_the_language_server_is_not_looked_for(folder: Path) -> None:
-    """A folder may be on a network: what is said while typing does not depend on it."""
+    """The folder may be on a network drive, so diagnostics while typing do not depend on it."""
     code = "import sys, compiler.tools.editor.server; sys.exit('runtime.data.corpus' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

@@ -15,7 +15,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def said(capsys: Captured, *words: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command line that argparse ends."""
+    """Exit code, stdout and stderr of a command line that exits in argparse."""
     with pytest.raises(SystemExit) as end:
         main(list(words))
     out, err = capsys.readouterr()

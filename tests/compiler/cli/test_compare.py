@@ -1,4 +1,4 @@
-"""`dsc compare`: figures are those of the rows, differences those of the specs; curves go over tokens and time."""
+"""`dsc compare`: figures match the rows, differences match the specs; curves are plotted over tokens and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsc compile` with segments that were traced before: the same build, without torch."""
+"""`dsc compile` with cached traces of segments: the same build, without torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) ->
 
 @pytest.fixture
 def compiled(tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Compiles into a folder, which must go well."""
+    """Compile into a folder; it must succeed."""
     monkeypatch.chdir(tmp_path)
 
     def run(out: str, *words: str) -> Path:

@@ -18,7 +18,7 @@ from dsl.schema import AdamW, Compressed, DeltaNet, Gqa, Mla, Muon
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
-# Keys that the attention of that spec has not, or has as a block.
+# Keys that the spec's attention lacks, or has as a block.
 OTHER_KINDS = {*Gqa.model_fields, *Compressed.model_fields, *DeltaNet.model_fields} - {*Mla.model_fields}
 OF_OTHERS = {f"model.attention.{name}" for name in OTHER_KINDS | {"head_dim"}}
 HARNESS = """
@@ -38,7 +38,7 @@ def line() -> CommandLine:
 
 @pytest.fixture
 def complete(line: CommandLine, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """What bash offers for words, the last of which is being written. There are two specs and a folder."""
+    """The proposals of bash for words, the last of them incomplete. There are two specs and a folder."""
     bash = shutil.which("bash")
     assert bash, "bash is needed"
     script = tmp_path / "script"
@@ -97,7 +97,7 @@ def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
-    """No key is offered that `-s` would not know: whatever is wrong with its value is not the key."""
+    """`-s` accepts every proposed key: an error is about its value, not the key."""
     from dsl.messages.diagnostics import SpecError
 
     assert len(line.keys) > 50

@@ -1,4 +1,4 @@
-"""What commands say of prompts: `dsc data`, `dsc check`, and the data of a run that learns from rewards."""
+"""Prompts in commands: `dsc data`, `dsc check`, and the data of a run that learns from rewards."""
 
 from __future__ import annotations
 

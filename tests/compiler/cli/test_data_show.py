@@ -1,4 +1,4 @@
-"""`dsc data show`: a row with what the loss is on, what becomes of it, and what becomes of all rows."""
+"""`dsc data show`: a row with its loss mask, its samples, and the totals over all rows."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ PLAIN = ("-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "t
 
 @pytest.mark.parametrize("words", [("--row",), ("-s", "data.documents=masked", "--sequence")])
 def test_only_windows_that_are_trained_on_are_shown(folder: Path, capsys: Captured, words: tuple[str, ...]) -> None:
-    """The last window of a sequence needs two tokens more, as targets: of 193 tokens two windows are trained on."""
+    """The last window of a sequence needs two more tokens as targets: 193 tokens give two windows."""
     (folder / "193.txt").write_text("x" * 192, "utf-8")
     words = (*PLAIN, "-s", 'data.source="193.txt"', *words)
     show(capsys, folder, *words, "1", spec="text.dsc")

@@ -1,4 +1,4 @@
-"""`dsc diff`: what differs is listed, and nothing else."""
+"""`dsc diff` lists exactly the differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPECS = sorted((ROOT / "specs").glob("*.dsc"))
 QUICK = str(ROOT / "specs" / "quickstart.dsc")
 Captured = pytest.CaptureFixture[str]
 
-# Overrides of quickstart.dsc that leave it right: path → other values than its own.
+# Valid overrides of quickstart.dsc: path → values that differ from its own.
 SINGLE = {
     "train.seed": ("2", "77"),
     "train.micro_batch": ("1",),
@@ -167,7 +167,7 @@ def test_how_ranges_are_cut_names_and_order_are_no_difference(tmp_path: Path, ca
 
 
 def test_text(layered: Path, capsys: Captured, bless: bool) -> None:
-    """What a person reads, pinned."""
+    """Golden text output."""
     golden = Path(__file__).parent / "golden" / "diff.txt"
     assert main(["diff", QUICK, str(layered), "-s", "parallel.pipeline=4", "-s", "parallel.expert=1"]) == 1
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Edits from hints: each that is offered removes its mistake, and brings no mistake of form with it."""
+"""Edits from hints: each offered edit removes its error, and causes no error of form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def overrides_of(name: str) -> list[str]:
 
 
 def said(name: str, overrides: Sequence[str], texts: Mapping[str, str] = {}) -> tuple[Diagnostic, ...]:
-    """What is said about a spec where some files have other texts: mistakes, or else refusals."""
+    """The diagnostics of a spec with some files replaced: errors, or else refusals."""
 
     def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
         file = os.path.normpath(path)
@@ -46,7 +46,7 @@ def said(name: str, overrides: Sequence[str], texts: Mapping[str, str] = {}) -> 
 
 
 def count(items: Sequence[Diagnostic]) -> Counter[tuple[str, str]]:
-    """Mistakes without their places, which an edit may move."""
+    """Errors without their spans, which an edit may move."""
     return Counter((item.code, item.message) for item in items)
 
 
@@ -80,7 +80,7 @@ def test_most_hints_that_say_an_edit_are_one() -> None:
 
 
 def test_all_edits_of_a_text_can_be_made_at_once() -> None:
-    """All edits together, as an editor's "fix everything" makes them, leave fewer mistakes and none of form."""
+    """All edits together, as with an editor's "fix all", leave fewer errors and none of form."""
     for name in NAMES:
         before = said(name, overrides_of(name))
         edits = [edit for item in before if (edit := edit_of(item)) and edit.span.source.name == f"{name}.dsc"]
@@ -114,7 +114,7 @@ BLOCKS = {  # the place of each block's brace → the block, `{ }` of rate apart
 
 
 def with_keys(place: int, words: Sequence[str]) -> dict[str, Diagnostic]:
-    """What is said of keys that are none of the block at a place, by the key."""
+    """Key → diagnostic, for keys that do not belong to the block at an offset."""
     text = EVERY_BLOCK[:place] + "".join(f"\n{word} = 1" for word in words) + "\n" + EVERY_BLOCK[place:]
     items = said("all", (), {"all.dsc": text})
     return {item.span.text: item for item in items if item.code == "E0201" and item.span is not None}
@@ -122,7 +122,7 @@ def with_keys(place: int, words: Sequence[str]) -> dict[str, Diagnostic]:
 
 @pytest.mark.parametrize("place", BLOCKS, ids=[f"{name}-{place}" for place, name in BLOCKS.items()])
 def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
-    """A word of another system, or a key of another block, is never offered an edit that brings another mistake."""
+    """A word of another system or a key of another block never gets an edit that causes another error."""
     found: dict[str, Diagnostic] = {}
     words = sorted(WORDS | KEYS | {"frobnicate", "zzz"})
     for start in range(0, len(words), 80):  # of more than a hundred mistakes, no hints are given
@@ -142,7 +142,7 @@ def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
 
 
 def test_keys_that_are_missing_come_on_lines_of_their_own() -> None:
-    """Below the line that opens the block, whatever stands behind its brace."""
+    """Added below the line that opens the block, whatever follows its brace."""
     text = 'import "lib/base.dsc"\nrun a extends base { train { validate {  # how well\n    batches = 2 } } }\n'
     (item,) = said("all", (), {"all.dsc": text})
     edit = edit_of(item)

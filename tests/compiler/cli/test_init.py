@@ -1,4 +1,4 @@
-"""`dsc init`: a spec in one file that is right, and trains as it is."""
+"""`dsc init`: a valid spec in one file that can be trained unchanged."""
 
 from __future__ import annotations
 

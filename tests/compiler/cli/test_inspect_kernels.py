@@ -1,4 +1,4 @@
-"""`dsc inspect BUILD --kernels`: what is listed is what was emitted, and what is wrong is said."""
+"""`dsc inspect BUILD --kernels` lists the emitted kernels and reports errors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_left_apart_is_said(builds: tuple[Path, Path], capsys: pytest.Ca
 def test_the_optimizer_is_listed(
     builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    """Elements are those that the runtime's buckets give to a rank, bytes those of the optimizer's tensors."""
+    """Elements match the runtime's buckets of a rank, bytes match the optimizer's tensors."""
     spec = load(ROOT / "specs" / f"{name}.dsc")
     build = builds[0] if name == "tiny" else tmp_path
     if name != "tiny":
@@ -103,7 +103,7 @@ def test_the_optimizer_is_listed(
 
 
 def test_what_makes_weights_of_few_bits_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every weight that plan.json says is quantised, by the kernel that it names; other recipes have none."""
+    """Every quantised weight of plan.json, with the kernel that it names; other recipes have none."""
     widths = ["model.attention.query_rank=16", "model.attention.kv_rank=16"]
     spec = load(ROOT / "specs" / "tiny.dsc", overrides=["precision=fp8_block", *widths])
     files = dict(compile_spec(spec).files)

@@ -27,7 +27,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of a user's, and in it: a spec, a schedule, a load, a trace."""
+    """A user's folder with a spec, a schedule, a load and a trace."""
     monkeypatch.chdir(tmp_path)
     copies.copy(ROOT / "specs" / "tiny.dsc", "spec.dsc")
     copies.copy(TRACE, "trace.json")

@@ -1,4 +1,4 @@
-"""What commands say while they work: on a terminal in place, in a log a line where it takes long."""
+"""Progress messages of commands: updated in place on a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compiler.cli.test_schedule import QUICK, Terminal
 
 
 class Log(io.StringIO):
-    """What is written to it, and a word when a line is whole."""
+    """A stream that records its text, and signals complete lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_in_a_log_a_long_step_is_said_though_it_tells_nothing_new(monkeypatch: p
 
 
 def test_an_error_in_the_middle_of_the_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread goes on after the command, and an error does not stand behind what a terminal shows."""
+    """No thread outlives the command, and an error does not follow progress text on the same line."""
 
     def fails(_: object) -> int:
         tell = progress("plan", (1e6,))

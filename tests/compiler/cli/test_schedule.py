@@ -1,4 +1,4 @@
-"""`dsc schedule`: output, errors, and that it stays light."""
+"""`dsc schedule`: output, errors, and light imports."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
 
 
 def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
-    """Nor where another placement is the best, as that of as many chunks as are asked for."""
+    """Also if another placement is the best, such as that of the requested number of chunks."""
     words = ("--ranks", "3", "--micro-batches", "7", "--format", "json")
     for names, chunks in (("zbv,dualpipev,1f1b,auto", ()), ("interleaved,auto", ("--chunks", "24"))):
         assert run("--compare", names, *words, *chunks) == 0
@@ -160,7 +160,7 @@ def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
 
 
 def test_many_are_compared_where_they_are_small(capsys: Captured) -> None:
-    """All together take as long as they do one after the other."""
+    """The limit applies to the time of all compared schedules together."""
     names = "gpipe,1f1b,zb1p,zbv,dualpipev,auto"
     assert run("--compare", names, "--ranks", "128", "--micro-batches", "150") == 2
     assert "use --micro-batches 136 or fewer, to finish within a minute, or compare fewer" in capsys.readouterr().err
@@ -193,14 +193,14 @@ ON_THREE = [word for each in THREE for word in ("-s", each)]
 
 
 def test_auto_of_a_spec_counts_shares_of_the_model(capsys: Captured) -> None:
-    """Six stages on three ranks: what the run takes, and what it would take under another cap."""
+    """Six stages on three ranks: the schedule of the run, and the one under another cap."""
     for cap in (1.5, 1.25):
         found = [capped_at(words, capsys) for words in (("-s", f"schedule.cap={cap}"), ("--cap", f"{cap}"))]
         assert max(found[0]["peak_activations"]) == max(found[1]["peak_activations"]) == cap // 0.5 * 0.5
 
 
 def capped_at(words: tuple[str, ...], capsys: Captured) -> dict[str, Any]:
-    """What `dsc schedule` says of three ranks that fold, under a cap."""
+    """The output of `dsc schedule` for three folded ranks under a cap."""
     assert run(QUICK, *ON_THREE, *words, "--format", "json") == 0
     document = parsed(capsys.readouterr().out, "simulated")
     assert (document["placement"], document["parts"], len(document["costs"]["stages"])) == ("v", 2, 6)
@@ -228,7 +228,7 @@ def test_a_picture_says_what_a_row_is_where_tensor_ranks_split_layers(capsys: Ca
 
 
 def simulated(document: dict[str, object]) -> float:
-    """The makespan by the costs that were printed, which are rounded."""
+    """The makespan computed from the printed, rounded costs."""
     schedule = Schedule.from_json(json.dumps({key: document[key] for key in list(document)[:5]}))
     return float(simulate(schedule, costs_of_json(json.dumps(document["costs"]))).makespan)
 

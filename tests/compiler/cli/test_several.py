@@ -1,4 +1,4 @@
-"""A folder with several specs: every command names them as they lie, from the folder it is in."""
+"""A folder with several specs: every command names them relative to its working folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsc show`: what it prints is the spec again, and every value says where it comes from."""
+"""`dsc show`: its output parses as the same spec, and every value has its origin."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_lines_and_leaves_tell_the_same(path: Path) -> None:
 
 
 def test_origins_are_where_the_values_are(tmp_path: Path) -> None:
-    """Another number at the place of a value is another value at its path, and at no other but derived ones."""
+    """Changing the number at a value's origin changes the value at its path, and otherwise only derived values."""
     path = str(ROOT / "specs" / "quickstart.dsc")
     resolved = resolve(path)
     before = {leaf.path: leaf.text for leaf in leaves(resolved.spec)}

@@ -1,4 +1,4 @@
-"""`dsc sweep`: every combination once, planned before anything runs; what does not fit is left out."""
+"""`dsc sweep`: every combination once, planned before anything runs; combinations that do not fit are skipped."""
 
 from __future__ import annotations
 

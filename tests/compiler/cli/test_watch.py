@@ -1,4 +1,4 @@
-"""`dsc watch`: of runs that are over, that go on, that were killed, and on a terminal."""
+"""`dsc watch` on finished, running and killed runs, and on a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def next_millisecond() -> None:
 
 
 class Clock:
-    """The time of `dsc watch`: it goes on where the command sleeps, and then the run goes on."""
+    """The clock of `dsc watch`: it advances when the command sleeps, and the run advances with it."""
 
     def __init__(self) -> None:
         self.slept_s = 0.0
@@ -260,7 +260,7 @@ def test_it_waits_for_a_run_that_has_not_begun(
 
 
 def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[list[str], list[str], int]:
-    """The screen of a terminal in which `dsc watch` runs, when it first has `until` and at the end; the exit code."""
+    """The screen of a terminal running `dsc watch` when it first shows `until`, the final screen, and the exit code."""
     screen = pyte.Screen(columns, 24)
     stream, pid_fd = pyte.ByteStream(screen), os.forkpty()
     pid, terminal = pid_fd

@@ -36,8 +36,8 @@ CHECKED = (
     "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
 )  # fmt: skip
 THETA = 100.0  # so that all columns turn a good deal in short sequences
-Lengths = tuple[int, ...]  # of the documents of a sequence; of () there is one, and no kernel is told of it
-# Of queries that are some rows of each sequence: (where the document of each begins, or None; their positions), [B·Q].
+Lengths = tuple[int, ...]  # lengths of a sequence's documents; (): one document, not passed to the kernel
+# For queries that are some rows of each sequence, [B·Q]: (start of the query's document, or None; positions).
 Some = tuple[Tensor | None, Tensor]
 
 
@@ -65,7 +65,7 @@ def heads_of(places: tuple[Tensor | None, ...], queries: int, heads: int) -> tup
 
 
 def some_rows(x: Tensor, B: int, S: int, some: Some | None) -> Tensor:
-    """Those of x [B·S, …] that are queries."""
+    """The rows of x [B·S, …] that are queries."""
     if some is None:
         return x
     return x[(some[1].view(B, -1) + S * torch.arange(B)[:, None]).flatten()]
@@ -127,7 +127,7 @@ def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = (), some: Some | No
 
 
 def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
-    """Latent attention between eight and twelve bits: the numbers of the kernels that it stands for, to the bit.
+    """Latent attention fused with quantisation to 8 or 12 bits: bit-identical to the separate kernels.
 
     `special`: zeros in one head, NaN and an infinity in others.
     """
@@ -201,7 +201,7 @@ def bounded(
     lengths: Lengths = (),
     some: Some | None = None,
 ) -> None:
-    """What each of the bounds changes alone, and what they change together."""
+    """The effect of each bound alone, and of all together."""
     B, H = sizes[0], sizes[2] * sizes[3]
     of_heads = random(H, dtype=dtype, seed=5) if sinks else None
     bounds = Bounds(window, softcap, of_heads.double().repeat(B) if of_heads is not None else None)
@@ -209,7 +209,7 @@ def bounded(
 
 
 def sinks_of_nothing(sizes: Grouped, window: int) -> None:
-    """A sink of −∞ leaves each bit as it is without sinks, and one of NaN makes its head's results NaN alone."""
+    """A sink of −∞ gives the same bits as no sink, and a sink of NaN makes only its head's results NaN."""
     q, k, v, *more = gqa_operands(torch.bfloat16, sizes)
     H, constants = sizes[2] * sizes[3], (window, 0.0)
     without = run("bounded_attention", q, k, v, None, *more, *constants)
@@ -342,7 +342,7 @@ def random_documents(seed: int) -> None:
 
 
 def one_document_is_none(op: str, dtype: torch.dtype, sizes: Any) -> None:
-    """Told that sequences are one document each, kernels leave each bit as it is if they are not told."""
+    """With one document per sequence, kernels give the same bits as without document starts."""
     for found, expected in zip(results(op, dtype, sizes, (sizes[1],)), results(op, dtype, sizes), strict=True):
         assert torch.equal(found, expected)
 

@@ -23,7 +23,7 @@ CHECKED = (
 
 
 def apart(sums: str, remade: str, parts: tuple[Any, ...], norm: tuple[Tensor, ...], pow2: bool) -> tuple[Tensor, ...]:
-    """What the kernels give one after the other; `norm`: x, w, rstd, add."""
+    """The results of the separate kernels; `norm`: x, w, rstd, add."""
     x, w, rstd, add = norm
     dy = parts[0]
     if sums == "sum_":

@@ -62,7 +62,7 @@ def same(found: Any, wanted: Any) -> None:
 
 
 def within_tiles(q: Tensor, s: Tensor, exact: Tensor, error: Tensor) -> None:
-    """data · scale against FP64; `error`: how far off the numbers were that were quantised."""
+    """data · scale against FP64; `error`: error bound of the numbers before quantisation."""
     assert q.is_contiguous() and s.t().is_contiguous()
     scale = s.double().repeat_interleave(128, 1)[:, : q.shape[1]]
     largest = exact.abs() + error
@@ -142,5 +142,5 @@ def moves_each_byte_once() -> None:
 
 
 def rounded(exact: Tensor, dtype: torch.dtype, magnitude: Tensor, operations: int) -> Tensor:
-    """How far off a stored result may be."""
+    """The error bound of a stored result."""
     return STORED[dtype] * exact.abs() + operations * U * magnitude

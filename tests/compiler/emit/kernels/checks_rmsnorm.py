@@ -22,7 +22,7 @@ def view(dtype: torch.dtype, rows: int, columns: int, seed: int) -> Tensor:
 
 
 def gradient_magnitude(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor) -> Tensor:
-    """The sum of the magnitudes of what the input gradient is a sum of; FP64."""
+    """The sum of the magnitudes of the input gradient's terms, in FP64."""
     slope = (dy * w * x).abs().mean(-1, keepdim=True) * rstd[..., None] ** 2
     return rstd[..., None] * ((dy * w).abs() + x.abs() * slope)
 

@@ -17,7 +17,7 @@ CHECKED = ("route", "route_dgrad", "sequence_balance", "sequence_balance_dgrad")
 
 
 def score_errors(logits_TE: Tensor, softmax: bool) -> Tensor:
-    """How far scores may be off, in units of their own. e^x is off by |x| units, as its argument is rounded."""
+    """The error bound of scores, in units of the scores. e^x is off by |x| units, as its argument is rounded."""
     x_TE = logits_TE.double()
     if softmax:
         return 2 * (x_TE - x_TE.amax(1, keepdim=True)).abs() + 8

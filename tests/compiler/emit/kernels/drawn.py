@@ -1,4 +1,4 @@
-"""What the tickets of a queue are, drawn in Triton's interpreter. For a process with TRITON_INTERPRET=1."""
+"""The tickets of a queue, drawn in Triton's interpreter. For a process with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that show the tests' own tools to work: what the watch must refuse, and BF16 that must round.
+"""Kernels that test the tests' tools: accesses that the watch must refuse, and BF16 rounding.
 
 For a process with TRITON_INTERPRET=1, like interpreted.py.
 """
@@ -55,7 +55,7 @@ def _masked(source: Any, target: Any, KNOWN: tl.constexpr, BLOCK: tl.constexpr) 
 
 
 def masked() -> None:
-    """What a load leaves open where its mask is off is no 0, of any dtype; what it says is as it says."""
+    """A masked-off load without `other` is not 0 in any dtype; with `other` it is that value."""
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.int16, torch.uint8):
         source, target = torch.ones(16).to(dtype), torch.ones(16).to(dtype)
         _masked[(1,)](source, target, False, 16)
@@ -105,7 +105,7 @@ def _draw(queue: Any, target: Any, REACH: tl.constexpr, LEAVE: tl.constexpr, BLO
 
 
 def queues() -> None:
-    """A ticket is anybody's: what two tickets of one program write is as wrong as what two programs do."""
+    """Any program may draw a ticket, so two tickets of one program conflict as two programs do."""
     queue = torch.zeros(4, dtype=torch.int32)
     _draw[(2,)](queue, torch.zeros(64), 1, 0, 16)
     with pytest.raises(AssertionError, match="two programs write one address"):

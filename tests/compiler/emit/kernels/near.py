@@ -1,4 +1,4 @@
-"""How far results of the attention kernels may be off, found by their steps on numbers that carry how far they are off.
+"""Error bounds of the attention kernels, computed by running their steps on numbers that carry an error bound.
 
 What turns is turned in FP32 and rounded to the dtype, products read that dtype and add up in FP32, weights and
 gradients of scores are rounded before the products that read them. With U = 2⁻²⁴ a sum of n products is off by at most
@@ -20,7 +20,7 @@ from tests.compiler.emit.kernels.interpreted import STORED, U, run
 
 @dataclass(frozen=True)
 class Near:
-    """Numbers, FP64, and how far what stands for them may be off."""
+    """Exact numbers in FP64, and the error bound of their computed values."""
 
     exact: Tensor
     off: Tensor
@@ -111,7 +111,7 @@ def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
 
 
 def exponents(x: Near, largest: Tensor) -> Tensor:
-    """How far e^x is off, of itself, where what it was subtracted from is at most `largest`: as 2^x."""
+    """The relative error of e^x, computed as 2^x, if the minuend of x is at most `largest`."""
     return torch.expm1(x.off + 4 * U * (x.most + largest) + 4 * U)
 
 

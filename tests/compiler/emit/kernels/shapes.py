@@ -22,7 +22,7 @@ from dsl.schema.run import Fusion
 from tests.specs.shipped import RUNS, SPECS
 
 ROWS = 32768  # received by an expert rank: a multiple of 16, which Triton is told of
-ODD_ROWS = (1023, 1)  # of neither is it told the same
+ODD_ROWS = (1023, 1)  # neither is a multiple of 16
 
 Variant = tuple[str, str, tuple[str, ...]]  # file, run, what is set otherwise
 
@@ -39,7 +39,7 @@ OTHERWISE: tuple[tuple[str, ...], ...] = (
     (UNFUSED,),
     ("recompute=[logits]", "precision=bf16"),
 )
-# What published models have that no shipped spec has: attention within bounds, and other activations.
+# Features of published models that no shipped spec has: bounded attention, and other activations.
 GROUPED, DENSE = "model.attention", "model.layers.0.ffn"
 MISTRAL = (f"{GROUPED}.window=4096",)
 GEMMA2 = (

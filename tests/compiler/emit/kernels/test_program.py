@@ -21,7 +21,7 @@ from tests.runtime.step.specs import MODELS, MOE, model, spec
 from tests.runtime.step.test_fp8 import Roundings
 
 ROOT = Path(__file__).parents[4]
-Left = dict[str, Tensor]  # what a step leaves
+Left = dict[str, Tensor]  # results of a step by name
 
 
 def run(build: Path, out: Path, interpret: bool) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The queue that programs draw their tiles from: its tickets, in Triton's interpreter, and what it is good for."""
+"""The queue that programs draw their tiles from: its tickets in Triton's interpreter, and its benefit."""
 
 from __future__ import annotations
 

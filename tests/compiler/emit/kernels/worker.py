@@ -13,5 +13,5 @@ def start() -> None:
 
 
 def call(module: str, name: str, *arguments: Any) -> None:
-    """Runs a check of `module`; what it raises is raised in the test that waits for it."""
+    """Runs a check of `module`. Its exceptions are raised in the waiting test."""
     getattr(importlib.import_module(module), name)(*arguments)

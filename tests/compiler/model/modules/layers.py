@@ -1,4 +1,4 @@
-"""Layers of one's own, as users write them: what the tests of this folder trace."""
+"""User-defined layers for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Geglu(nn.Module):
 
 
 class Shared(nn.Module):
-    """A low-rank part that reads its matrix twice, and writes into what it made itself."""
+    """A low-rank layer that reads its matrix twice, and writes in place into its own intermediate."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

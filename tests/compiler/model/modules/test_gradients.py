@@ -60,7 +60,7 @@ def arguments(segment: ir.Segment) -> dict[str, Tensor]:
 
 
 def emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What F, I and W make: outputs, gradients of inputs, and accumulators."""
+    """The results of F, I and W: outputs, gradients of inputs, and accumulators."""
     whole, functions = cut(segment), load(segment)
     values = {name: tensor.clone() for name, tensor in given.items()}
     for phase in "FIW":
@@ -70,7 +70,7 @@ def emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those that torch has for the user's module between its norms."""
+    """The same results from torch for the user's module between its norms."""
     constants = dict(segment.constants)
     leaves = {each.name: given[each.name].clone().requires_grad_() for each in (*segment.params, *segment.inputs)}
     module = getattr(layers, name)(HIDDEN)
@@ -141,7 +141,7 @@ def flops_of(name: str) -> int:
     found = 0
     for node in (*module.forward, *module.backward):
         if node.op in PRODUCTS or "convolution" in node.op:
-            found += torch_flops(node.op, *([shapes[value] for value in of] for of in (node.reads, node.outputs)))
+            found += torch_flops(node.op, *([shapes[value] for value in side] for side in (node.reads, node.outputs)))
     return found
 
 
@@ -161,7 +161,9 @@ def test_what_is_made_of_no_tensor_costs_in_each_function_that_reads_it() -> Non
     found = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
     made = ["aten.arange", "aten.clamp", "aten.ge", "aten.scalar_tensor", "aten.sub", "aten._to_copy"]
     for phase, ops in (("F", made), ("I", made), ("W", [])):
-        names = [apart[name].rpartition(".")[0] for of, name, _ in found if of == phase and name in apart]
+        names = [
+            apart[name].rpartition(".")[0] for node_phase, name, _ in found if node_phase == phase and name in apart
+        ]
         assert sorted(names) == sorted(ops)
     assert all(works[0][1].bytes > 0 for _, name, works in found if name in apart)
 

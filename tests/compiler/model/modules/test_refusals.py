@@ -1,4 +1,4 @@
-"""Modules that cannot be layers are refused at the key that names them, with the line of the user's file."""
+"""Unsupported layers are refused at the key that names them, with the line of the user's file if there is one."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ WRONG = {
 
 def written(folder: Path, **lines: str) -> Path:
     """A spec, and beside it the file of its module."""
-    given = {"make": "pass", "step": "pass", "result": "x * self.weight"} | lines
-    (folder / "own.py").write_text(FILE.format(**given))
+    parts = {"make": "pass", "step": "pass", "result": "x * self.weight"} | lines
+    (folder / "own.py").write_text(FILE.format(**parts))
     (folder / "spec.dsc").write_text(SPEC)
     return folder / "spec.dsc"
 
@@ -165,7 +165,7 @@ def test_a_text_that_names_no_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_checking_runs_nothing(tmp_path: Path) -> None:
-    """What `dsc check` and the editor ask finds a class that is missing, and runs no line of the file."""
+    """`dsc check` and the editor find a missing class without running any line of the file."""
     path = written(tmp_path)
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'w')\n"

@@ -64,7 +64,7 @@ class Ranks:
         experts = range(counts.shape[2])
         moved = 2 if step.kind == "dispatch" else 1  # rows and gate weights, or rows
         for before, after in zip(step.inputs[:moved], step.outputs[:moved], strict=True):
-            given, made = (f"d_{after.name}", f"d_{before}") if backward else (before, after.name)
+            taken, made = (f"d_{after.name}", f"d_{before}") if backward else (before, after.name)
             at_source = [(s, r, e) for s in ranks for r in ranks for e in experts]  # as rows lie, rank after rank
             at_expert = [(s, r, e) for r in ranks for e in experts for s in ranks]
             to_experts = (step.kind == "dispatch") != backward
@@ -73,7 +73,7 @@ class Ranks:
             pieces: dict[tuple[int, int, int], torch.Tensor] = {}
             for rank, values in enumerate(self.values):
                 mine = [piece for piece in here if piece[owner] == rank]
-                pieces |= zip(mine, values[given].split([count[s][r][e] for s, r, e in mine]), strict=True)
+                pieces |= zip(mine, values[taken].split([count[s][r][e] for s, r, e in mine]), strict=True)
             for rank, values in enumerate(self.values):
                 values[made] = torch.cat([pieces[piece] for piece in there if piece[1 - owner] == rank])
         if step.kind == "dispatch" and not backward:

@@ -84,10 +84,10 @@ def indexer_loss(
     rate: int,
 ) -> Tensor:
     """Return the sum over the queries that see a key."""
-    given = query.detach(), None if kv is None else kv.detach(), k_rope.detach()
+    operands = query.detach(), None if kv is None else kv.detach(), k_rope.detach()
     seen = _is_chosen(chosen, sequence, len(q), rate)
     some = seen.any(dim=-1)
-    theirs = _latent_scores(*given, sequence // rate, heads, nope).transpose(1, 2)[some]
+    theirs = _latent_scores(*operands, sequence // rate, heads, nope).transpose(1, 2)[some]
     p = torch.softmax(theirs.masked_fill(~seen[some][:, None], -torch.inf), dim=-1).mean(dim=1)
     scores = _index_scores(q, k, weights, sequence, index_heads, rate)[some]
     ours = torch.softmax(scores.masked_fill(~seen[some], -torch.inf), dim=-1)

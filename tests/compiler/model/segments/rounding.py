@@ -1,4 +1,4 @@
-"""What roundings to BF16 do to a computation: it is run in wider numbers, and each result is rounded at random.
+"""The effect of BF16 rounding on a computation, estimated by running it in wider numbers with random rounding.
 
 Monte Carlo arithmetic (Parker, 1997): where a BF16 run rounds a number to one of 8 bits, the number is rounded up or
 down with the probability that keeps its mean. The spread of a few such runs is the error that so many roundings, placed

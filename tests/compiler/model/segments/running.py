@@ -45,20 +45,20 @@ class Result:
     gradients: dict[str, Tensor]
 
 
-def by_segment(segment: ir.Segment, functions: Functions, given: dict[str, Tensor]) -> Result:
-    """F, then I, then W into the accumulators in `given`, which holds parameters, inputs, tangents and accumulators."""
+def by_segment(segment: ir.Segment, functions: Functions, operands: dict[str, Tensor]) -> Result:
+    """Run F, I and W. `operands`: parameters, inputs, tangents, and the accumulators that W adds to."""
     segment_cut = cut(segment)
-    before = {name: tensor.clone() for name, tensor in given.items() if not name.startswith("g_")}
-    given = {name: tensor.clone() if name.startswith("g_") else tensor for name, tensor in given.items()}
-    values = given | call(functions, segment_cut, "F", given)
+    before = {name: tensor.clone() for name, tensor in operands.items() if not name.startswith("g_")}
+    operands = {name: tensor.clone() if name.startswith("g_") else tensor for name, tensor in operands.items()}
+    values = operands | call(functions, segment_cut, "F", operands)
     _check_buffers(values, (*segment_cut.outputs, *segment_cut.saved))
     values |= call(functions, segment_cut, "I", values)
     _check_buffers(values, (*segment_cut.gradients, *segment_cut.deferred))
     call(functions, segment_cut, "W", values)
     for name, tensor in before.items():
-        assert torch.equal(tensor, given[name]), f"{name} was written to"
+        assert torch.equal(tensor, operands[name]), f"{name} was written to"
     names = [buffer.name for buffer in segment_cut.gradients]
-    accumulated = {name: tensor for name, tensor in given.items() if name.startswith("g_")}
+    accumulated = {name: tensor for name, tensor in operands.items() if name.startswith("g_")}
     return Result(
         {buffer.name: values[buffer.name] for buffer in segment_cut.outputs},
         {name: values[name] for name in names} | accumulated,
@@ -66,7 +66,7 @@ def by_segment(segment: ir.Segment, functions: Functions, given: dict[str, Tenso
 
 
 def _check_buffers(values: dict[str, Tensor], buffers: tuple[ir.Buffer, ...]) -> None:
-    """Shape, dtype and aliasing are what the cut says. Nothing else shares storage."""
+    """Shapes, dtypes and aliasing match the cut. Nothing else shares storage."""
     for buffer in buffers:
         tensor = values[buffer.name]
         rows = [extent for extent in buffer.shape if isinstance(extent, int)]
@@ -84,20 +84,22 @@ def _check_buffers(values: dict[str, Tensor], buffers: tuple[ir.Buffer, ...]) ->
             assert set(shares) <= aliases, (buffer, shares)
 
 
-def by_autograd(segment: ir.Segment, given: dict[str, Tensor]) -> Result:
+def by_autograd(segment: ir.Segment, operands: dict[str, Tensor]) -> Result:
     """The segment's own function over the plain op table, differentiated by torch."""
-    leaves = {a.name: given[a.name].clone().requires_grad_() for a in (*segment.params, *segment.inputs) if a.grad}
-    values = given | leaves
+    leaves = {a.name: operands[a.name].clone().requires_grad_() for a in (*segment.params, *segment.inputs) if a.grad}
+    values = operands | leaves
     params = SimpleNamespace(**{param.name: values[param.name] for param in segment.params})
     outputs = segment.function(plain, params, *(values[argument.name] for argument in segment.inputs))
     named = {output.name: tensor for output, tensor in zip(segment.outputs, outputs, strict=True)}
     with_tangent = [output.name for output in segment.outputs if output.grad]
     gradients = torch.autograd.grad(
-        [named[name] for name in with_tangent], list(leaves.values()), [given[f"d_{name}"] for name in with_tangent]
+        [named[name] for name in with_tangent], list(leaves.values()), [operands[f"d_{name}"] for name in with_tangent]
     )
     params_ = {param.name for param in segment.params}
     total = {
-        f"g_{name}" if name in params_ else f"d_{name}": gradient + given[f"g_{name}"] if name in params_ else gradient
+        f"g_{name}" if name in params_ else f"d_{name}": gradient + operands[f"g_{name}"]
+        if name in params_
+        else gradient
         for name, gradient in zip(leaves, gradients, strict=True)
     }
     return Result({name: tensor.detach() for name, tensor in named.items()}, total)

@@ -99,15 +99,15 @@ def softmax_moe(**changes: Any) -> Moe:
     return moe(**(values | changes))
 
 
-def clipped(of: Spec) -> Spec:
+def clipped(model_spec: Spec) -> Spec:
     """The spec with logits of attention that are bounded."""
-    train = of.train.model_copy(update={"optimizer": AdamW(qk_clip=100.0)})
-    return of.model_copy(update={"train": train})
+    train = model_spec.train.model_copy(update={"optimizer": AdamW(qk_clip=100.0)})
+    return model_spec.model_copy(update={"train": train})
 
 
-def padded(of: Spec) -> Spec:
+def padded(model_spec: Spec) -> Spec:
     """A run whose rows are conversations, and end in padding."""
-    return of.model_copy(update={"data": of.data.model_copy(update={"chat": Chat()})})
+    return model_spec.model_copy(update={"data": model_spec.data.model_copy(update={"chat": Chat()})})
 
 
 def spec(

@@ -1,7 +1,7 @@
 """Emitted segments in BF16 against autograd over plain torch in float64, on the same numbers.
 
-What they may be off by is found, not chosen: the same segment in float64, with a rounding at random wherever the BF16
-segment rounds.
+The tolerance is measured, not chosen: the same segment runs in float64, with random rounding wherever the BF16 segment
+rounds.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def test_bf16_is_off_by_its_roundings(name: str) -> None:
     kind, ffn, changes = SEGMENTS[name]
     layers, sizes = (DENSE, ffn, ffn), {"hidden": 24, "sequence": 16} | changes
     narrow, wide = (segment_of(kind, spec(layers, precision=p, **sizes), ffn) for p in ("bf16", "fp64"))
-    given = rounded_arguments(narrow, arguments(wide, 31, ROWS))
-    found = by_segment(narrow, load(narrow), given)
-    given = {key: value.double() if value.is_floating_point() else value for key, value in given.items()}
-    exact = by_autograd(wide, given)
-    samples = [by_segment(wide, at_random(wide, seed), given) for seed in range(SAMPLES)]
+    operands = rounded_arguments(narrow, arguments(wide, 31, ROWS))
+    found = by_segment(narrow, load(narrow), operands)
+    operands = {key: value.double() if value.is_floating_point() else value for key, value in operands.items()}
+    exact = by_autograd(wide, operands)
+    samples = [by_segment(wide, at_random(wide, seed), operands) for seed in range(SAMPLES)]
     for part in ("outputs", "gradients"):
         for key, tensor in values(found, part).items():
             compared = [values(sample, part)[key] for sample in samples]
             reference = values(exact, part)[key]
             if tensor.is_floating_point():
-                before = given[key] if key.startswith("g_") else torch.zeros(())
+                before = operands[key] if key.startswith("g_") else torch.zeros(())
                 changed = [each.double() - before for each in compared]
                 assert_rounded(tensor.double() - before, reference - before, changed, f"{name}: {key}")
             elif key != "order":  # of a token's choices: theirs is that of scores that may be equal
@@ -67,16 +67,16 @@ def test_bf16_is_off_by_its_roundings(name: str) -> None:
 
 
 def values(result: Result, part: str) -> dict[str, Tensor]:
-    of: dict[str, Tensor] = getattr(result, part)
-    return of
+    tensors: dict[str, Tensor] = getattr(result, part)
+    return tensors
 
 
-def rounded_arguments(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def rounded_arguments(segment: ir.Segment, operands: dict[str, Tensor]) -> dict[str, Tensor]:
     """Arguments in the dtypes that a BF16 segment takes; gradients are added to FP32 buffers."""
     dtypes = {argument.name: argument.dtype for argument in (*segment.params, *segment.inputs)}
     dtypes |= {f"d_{buffer.name}": buffer.dtype for buffer in cut(segment).outputs}
     dtypes |= {f"g_{param.name}": "float32" for param in segment.params}
-    return {name: value.to(getattr(torch, dtypes[name])) for name, value in given.items()}
+    return {name: value.to(getattr(torch, dtypes[name])) for name, value in operands.items()}
 
 
 def at_random(segment: ir.Segment, seed: int) -> dict[str, Any]:

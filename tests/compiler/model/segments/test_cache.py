@@ -1,4 +1,4 @@
-"""The cache of emitted segments: what its keys depend on, and that nothing but a whole entry is ever read."""
+"""The cache of emitted segments: the inputs of its keys, and that only complete entries are read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The judge: a base graph of the op rules that is not what torch traces is refused, by segment and node; names of
-gradients are one rule; and graphs of any ops are equal in both readings."""
+"""The check of base graphs: one that differs from torch's trace is refused, naming segment and node; gradient names
+follow one rule; and the graphs of all ops agree between both."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def segment(
     return ir.Segment("any", function, weights, given, tuple(ir.Output(name) for name in outputs))
 
 
-def both(of: ir.Segment) -> Joint:
+def both(subject: ir.Segment) -> Joint:
     """The base graph, which is equal in both readings."""
-    interpreted = base_graph(of)
-    check.base_graph(trace(of, ops()), interpreted)
+    interpreted = base_graph(subject)
+    check.base_graph(trace(subject, ops()), interpreted)
     return interpreted
 
 
@@ -122,11 +122,11 @@ def mutate(monkeypatch: pytest.MonkeyPatch, op: str, change: Callable[[Rule], Ru
 def test_a_wrong_rule_is_refused_by_segment_and_node(
     kind: str, op: str, change: Callable[[Rule], Rule], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = segments(spec())[kind]
-    emit(of, NUM_SMS)
+    subject = segments(spec())[kind]
+    emit(subject, NUM_SMS)
     mutate(monkeypatch, op, change)
     with pytest.raises(AssertionError, match=message):
-        emit(of, NUM_SMS)
+        emit(subject, NUM_SMS)
 
 
 def test_a_compilation_of_new_segments_meets_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:

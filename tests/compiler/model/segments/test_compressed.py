@@ -108,15 +108,15 @@ def module_of(kind: str, sizes: Compressed, hidden: int) -> tuple[Any, Any]:
     return theirs.DeepseekV4Attention(config, 0).double(), theirs.DeepseekV4RotaryEmbedding(config)
 
 
-def by_module(kind: str, sizes: Compressed, given: dict[str, Tensor], length: int) -> Result:
+def by_module(kind: str, sizes: Compressed, operands: dict[str, Tensor], length: int) -> Result:
     """Outputs and gradients of their module, by our names; the norm in front of it is ours."""
-    h_TD = given["h"].clone().requires_grad_()
-    gain_D = given["norm"].clone().requires_grad_()
+    h_TD = operands["h"].clone().requires_grad_()
+    gain_D = operands["norm"].clone().requires_grad_()
     module, rotary = module_of(kind, sizes, h_TD.shape[1])
     state = {}
     for name, parts in NAMES.items():
-        if name in given:
-            state |= zip(parts, given[name].chunk(len(parts)), strict=True)
+        if name in operands:
+            state |= zip(parts, operands[name].chunk(len(parts)), strict=True)
     module.load_state_dict(state, strict=True)
     x_TD = h_TD * torch.rsqrt(h_TD.square().mean(1, keepdim=True) + EPS) * gain_D
     x_BSD = x_TD.unflatten(0, (-1, length))
@@ -126,15 +126,15 @@ def by_module(kind: str, sizes: Compressed, given: dict[str, Tensor], length: in
     hidden_SS = (distance_SS < 0) | (distance_SS >= sizes.window)
     mask = torch.zeros(hidden_SS.shape).double().masked_fill(hidden_SS, -torch.inf).expand(len(x_BSD), 1, -1, -1)
     y_TD = module(x_BSD, angles, positions, mask)[0].flatten(0, 1)
-    torch.autograd.backward([h_TD, y_TD], [given["d_entered"], given["d_y"]])
+    torch.autograd.backward([h_TD, y_TD], [operands["d_entered"], operands["d_y"]])
     gradients = {"d_h": h_TD.grad, "g_norm": gain_D.grad}
     parameters = dict(module.named_parameters())
     for name, parts in NAMES.items():  # indexers have no gradient of what the model learns
-        if name in given and not name.startswith("index_"):
+        if name in operands and not name.startswith("index_"):
             gradients[f"g_{name}"] = torch.cat([parameters[part].grad for part in parts])
     for name in gradients:
         if name.startswith("g_"):
-            gradients[name] = gradients[name] + given[name]
+            gradients[name] = gradients[name] + operands[name]
     return Result({"entered": h_TD.detach(), "y": y_TD.detach()}, gradients)
 
 
@@ -144,8 +144,8 @@ def test_equals_the_published_modules(kind: str, length: int) -> None:
     """Sequences of one whole window, and of several with tokens behind the last."""
     sizes = KINDS[kind]
     segment = segment_of("attention", spec(attention=sizes, sequence=length))
-    given = arguments(segment, 31)
-    ours, wanted = by_segment(segment, load(segment), given), by_module(kind, sizes, given, length)
+    operands = arguments(segment, 31)
+    ours, wanted = by_segment(segment, load(segment), operands), by_module(kind, sizes, operands, length)
     ours.outputs.pop("index_loss", None)
     assert_equal(Result(ours.outputs, {}), Result(wanted.outputs, {}), 1e-10)
     of_indexers = [name for name in ours.gradients if name.startswith("g_index_")]
@@ -161,9 +161,9 @@ def test_equals_the_published_modules(kind: str, length: int) -> None:
 def test_equals_autograd(kind: str, sinks: bool, rope: Rope | None, dense: bool) -> None:
     """`dense`: the phase in which the indexer alone is trained, of attention to all entries."""
     sizes = KINDS[kind].model_copy(update={"sinks": sinks, "rope": rope})
-    of = spec(attention=sizes, sequence=19, norm="sandwich", residual_scale=0.5)
+    model_spec = spec(attention=sizes, sequence=19, norm="sandwich", residual_scale=0.5)
     if dense:
-        of = of.model_copy(update={"train": of.train.model_copy(update={"only": "indexer"})})
-    segment = segment_of("attention", of)
-    given = arguments(segment, 31)
-    assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
+        model_spec = model_spec.model_copy(update={"train": model_spec.train.model_copy(update={"only": "indexer"})})
+    segment = segment_of("attention", model_spec)
+    operands = arguments(segment, 31)
+    assert_equal(by_segment(segment, load(segment), operands), by_autograd(segment, operands))

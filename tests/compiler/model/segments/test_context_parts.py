@@ -19,15 +19,15 @@ from tests.compiler.model.segments.test_segments import Arguments, arguments
 SEQUENCE, ROWS = 8, 2  # tokens of a sequence, sequences of a micro-batch
 
 
-def outputs(segment: ir.Segment, given: Arguments) -> dict[str, Tensor]:
+def outputs(segment: ir.Segment, operands: Arguments) -> dict[str, Tensor]:
     """Run the function of a layer. Returns its outputs by name."""
-    params = SimpleNamespace(**{param.name: given[param.name] for param in segment.params})
-    found = segment.function(ops(), params, *(given[argument.name] for argument in segment.inputs))
+    params = SimpleNamespace(**{param.name: operands[param.name] for param in segment.params})
+    found = segment.function(ops(), params, *(operands[argument.name] for argument in segment.inputs))
     return dict(zip((output.name for output in segment.outputs), found, strict=True))
 
 
-def built(kind: str, of: Spec) -> ir.Segment:
-    return LAYERS[kind].build(Place(of, DENSE))
+def built(kind: str, model_spec: Spec) -> ir.Segment:
+    return LAYERS[kind].build(Place(model_spec, DENSE))
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_context_ranks_attend_as_one_rank_does(attention: Gqa | Mla) -> None:
     whole = spec(attention=attention, sequence=SEQUENCE, micro_batch=ROWS)
     split = parallel(whole, expert=1, context=2)
     alone, project, attend = built("attention", whole), built("project", split), built("attend", split)
-    given = arguments(alone, 31)
+    operands = arguments(alone, 31)
     quarters = torch.arange(SEQUENCE).chunk(4)
     held = [torch.cat([quarters[0], quarters[3]]), torch.cat([quarters[1], quarters[2]])]
     of_rank = [torch.cat([row * SEQUENCE + mine for row in range(ROWS)]) for mine in held]
     places = [{"positions": mine.repeat(ROWS).int()} for mine in held]
     projected = [
-        outputs(project, given | at | {"h": given["h"][rows]}) for rows, at in zip(of_rank, places, strict=True)
+        outputs(project, operands | at | {"h": operands["h"][rows]}) for rows, at in zip(of_rank, places, strict=True)
     ]
     keys = torch.empty(ROWS * SEQUENCE, projected[0]["keys"].shape[1], dtype=torch.float64)
     for rows, found in zip(of_rank, projected, strict=True):
         keys[rows] = found["keys"]
-    wanted = outputs(alone, given)["y"]
+    wanted = outputs(alone, operands)["y"]
     for rows, found, at in zip(of_rank, projected, places, strict=True):
-        y = outputs(attend, given | found | at | {"keys": keys})["y"]
+        y = outputs(attend, operands | found | at | {"keys": keys})["y"]
         assert (y - wanted[rows]).abs().max() < 1e-12

@@ -1,4 +1,4 @@
-"""Segments of every kind and size pass the judge; what a cut holds, what it costs, and that text is checked."""
+"""Segments of every kind and size pass the check; contents and costs of cuts; and that emitted text is checked."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ SPLIT = WHOLE.model_copy(
 )
 
 
-def parallel(of: Spec, **degrees: int) -> Spec:
+def parallel(model_spec: Spec, **degrees: int) -> Spec:
     """The spec on ranks of some degrees."""
-    return of.model_copy(update={"parallel": Parallel(pipeline=1, data=1, **degrees)})
+    return model_spec.model_copy(update={"parallel": Parallel(pipeline=1, data=1, **degrees)})
 
 
 SLICED = parallel(WHOLE, expert=1, expert_tensor=2)
 CONTEXT = parallel(spec(), context=2)
 
 
-def segments(of: Spec) -> list[ir.Segment]:
+def segments(model_spec: Spec) -> list[ir.Segment]:
     """The distinct segments of a model."""
-    uses = [step for step in model_steps(of) if isinstance(step, ir.Use)]
+    uses = [step for step in model_steps(model_spec) if isinstance(step, ir.Use)]
     return list({use.segment.key: use.segment for use in uses}.values())
 
 
@@ -79,21 +79,21 @@ def no_kernels(_: OpNode) -> None:
 
 
 def segment(kind: str) -> ir.Segment:
-    of = SPLIT if kind in BETWEEN_ROWS else CONTEXT if kind in IN_SEQUENCES else spec()
-    of = STREAMS if kind in OF_STREAMS else of
-    return next(s for s in segments(of) if s.kind == kind)
+    model_spec = SPLIT if kind in BETWEEN_ROWS else CONTEXT if kind in IN_SEQUENCES else spec()
+    model_spec = STREAMS if kind in OF_STREAMS else model_spec
+    return next(s for s in segments(model_spec) if s.kind == kind)
 
 
 @pytest.mark.parametrize(
-    "of",
+    "model_spec",
     [spec(), GROUPED, quickstart_sized(), deepseek_v3("fp32")],
     ids=["small", "grouped queries", "quickstart", "DeepSeek-V3"],
 )
-def test_torch_traces_what_the_rules_say(of: Spec) -> None:
+def test_torch_traces_what_the_rules_say(model_spec: Spec) -> None:
     """`emit` compares the graphs; at the published size too, for nothing has storage while it is traced."""
-    names = {emit(s, NUM_SMS).name for s in segments(of)}
-    assert len(names) == len(segments(of)), "two segments, one module"
-    assert {s.kind for s in segments(of)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES - OF_STREAMS
+    names = {emit(s, NUM_SMS).name for s in segments(model_spec)}
+    assert len(names) == len(segments(model_spec)), "two segments, one module"
+    assert {s.kind for s in segments(model_spec)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES - OF_STREAMS
 
 
 @settings(max_examples=8)
@@ -126,7 +126,7 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
     kv_heads = size(1, 4)
     norm = data.draw(st.sampled_from([None, "head", "width"]))
     grouped = gqa(heads=kv_heads * size(1, 4), kv_heads=kv_heads, head_dim=2 * size(), qk_norm=norm)
-    of = spec(
+    model_spec = spec(
         layers=(DENSE, ffn),
         attention=data.draw(st.sampled_from([latent, grouped])),
         vocab=size(2, 40),
@@ -137,7 +137,7 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
         mtp=data.draw(st.booleans()),
         precision=data.draw(st.sampled_from(["fp64", "fp32"])),
     )
-    for each in segments(of):
+    for each in segments(model_spec):
         emit(each, NUM_SMS)
 
 
@@ -145,7 +145,7 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
 
 
 def test_the_cut_of_attention() -> None:
-    """What the backward reads is named by the op that made it; the halves of `split2` are not kept but taken again."""
+    """Saved values are named after the op that produced them; the halves of `split2` are split again, not saved."""
     attention = cut(segment("attention"))
     assert [b.name for b in attention.saved] == [
         "rmsnorm_0",
@@ -192,8 +192,8 @@ def test_the_cut_of_grouped_queries() -> None:
 
 def test_an_op_with_a_kernel_at_some_sizes_only() -> None:
     """The norm of 16,386 columns has none: its name is the op's, the small ones' are not."""
-    of = next(s for s in segments(spec(hidden=16_386, precision="fp32")) if s.kind == "attention")
-    source = emit(of, NUM_SMS).source
+    attention = next(s for s in segments(spec(hidden=16_386, precision="fp32")) if s.kind == "attention")
+    source = emit(attention, NUM_SMS).source
     assert "rmsnorm_0, rmsnorm_0_rstd = rmsnorm(" in source and "rmsnorm_1, rmsnorm_1_rstd = rmsnorm_d7(" in source
 
 
@@ -214,26 +214,26 @@ def test_segments_without_one_kind_of_backward() -> None:
 
 @pytest.mark.parametrize("kind", sorted(LAYERS))
 def test_every_cut_is_closed(kind: str) -> None:
-    """I and W read only what is handed to them, W no weights, and nothing is kept that nobody reads."""
-    of = segment(kind)
-    made = cut(of)
-    params = {param.name for param in of.params}
-    inputs, outputs = {i.name for i in of.inputs}, {o.name for o in of.outputs}
+    """I and W read only their arguments, W reads no weights, and every saved value is read."""
+    layer = segment(kind)
+    made = cut(layer)
+    params = {param.name for param in layer.params}
+    inputs, outputs = {i.name for i in layer.inputs}, {o.name for o in layer.outputs}
     saved, deferred = {b.name for b in made.saved}, {b.name for b in made.deferred}
-    tangents = {f"d_{o.name}" for o in of.outputs if o.grad}
-    accumulators = {f"g_{param.name}" for param in of.params if param.grad}
-    assert len(inputs | outputs | params) == len(of.inputs) + len(of.outputs) + len(of.params)
+    tangents = {f"d_{o.name}" for o in layer.outputs if o.grad}
+    accumulators = {f"g_{param.name}" for param in layer.params if param.grad}
+    assert len(inputs | outputs | params) == len(layer.inputs) + len(layer.outputs) + len(layer.params)
     assert (
         ir.Signature(
-            (*(p.name for p in of.params), *(i.name for i in of.inputs)),
-            (*(o.name for o in of.outputs), *(b.name for b in made.saved)),
+            (*(p.name for p in layer.params), *(i.name for i in layer.inputs)),
+            (*(o.name for o in layer.outputs), *(b.name for b in made.saved)),
         )
         == made.F
     )
     assert set(made.I.args) <= params | inputs | outputs | saved | tangents
     assert set(made.W.args) <= accumulators | inputs | outputs | saved | tangents | deferred
     assert saved <= {*made.I.args, *made.W.args} and deferred <= set(made.W.args) and accumulators <= set(made.W.args)
-    assert made.I.returns == (*(f"d_{i.name}" for i in of.inputs if i.grad), *(b.name for b in made.deferred))
+    assert made.I.returns == (*(f"d_{i.name}" for i in layer.inputs if i.grad), *(b.name for b in made.deferred))
     names = saved | deferred
     assert all(name.isidentifier() and not name.startswith("split2") for name in names)
 
@@ -249,11 +249,11 @@ def test_rows_that_are_received_are_counted_by_row() -> None:
 
 def test_published_flops() -> None:
     """DeepSeek-V3 spends 250 GFLOP a token: three times the forward of the main model (arXiv 2505.09343, table 2)."""
-    of = deepseek_v3()
-    *main, end = model_blocks(of)
+    model_spec = deepseek_v3()
+    *main, end = model_blocks(model_spec)
     head = [step for step in end.steps if isinstance(step, ir.Use) and not step.site.startswith("M0")]
     total = sum(forward_flops(block) for block in main) + forward_flops(replace(end, steps=tuple(head)))
-    assert 3 * total / of.train.sequence == pytest.approx(250e9, rel=0.01)
+    assert 3 * total / model_spec.train.sequence == pytest.approx(250e9, rel=0.01)
 
 
 def test_matrix_products_cost_the_same_three_times() -> None:
@@ -293,8 +293,8 @@ def test_every_rule_is_used() -> None:
     whole += [clipped(spec(attention=each)) for each in (mla(), gqa(), windowed)]
     ops = {
         node.op
-        for of in (*in_context, *(parallel(each, context=2) for each in in_context), *whole)
-        for s in segments(of)
+        for model_spec in (*in_context, *(parallel(each, context=2) for each in in_context), *whole)
+        for s in segments(model_spec)
         for node in interpret(replace(s, fused=())).nodes
     }
     assert set(RULES) - ops == {"split2"}, "its halves are views in the graph"

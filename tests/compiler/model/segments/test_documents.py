@@ -21,8 +21,8 @@ UNBALANCED = moe(balance=Balance(bias_rate=(Phase(value=0.001),)))  # the loss o
 LENGTHS = (4, 1, 7)
 
 
-def of_document(of: Spec, parameters: dict[str, Tensor], tokens_BZ: Tensor, only: int) -> tuple[Tensor, Tensor]:
-    """Both losses, and every gradient, flattened, of a step that has the targets of one document alone."""
+def of_document(model_spec: Spec, parameters: dict[str, Tensor], tokens_BZ: Tensor, only: int) -> tuple[Tensor, Tensor]:
+    """Both losses and all gradients, flattened, of a step with the targets of only one document."""
     number_S = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     starts_S = torch.tensor([sum(LENGTHS[:n]) for n in number_S.tolist()], dtype=torch.int32)
     position_S = torch.arange(SEQUENCE)
@@ -40,8 +40,8 @@ def of_document(of: Spec, parameters: dict[str, Tensor], tokens_BZ: Tensor, only
         "mtp_targets": targets(2),
         "starts": starts_S.repeat(rows),
     }
-    constants = {"loss": 0.1, "mtp": 0.03} | {f"sequence_loss L{i}": 0.0 for i in range(of.model.num_layers)}
-    values, gradients = run(of, parameters, [data], constants)
+    constants = {"loss": 0.1, "mtp": 0.03} | {f"sequence_loss L{i}": 0.0 for i in range(model_spec.model.num_layers)}
+    values, gradients = run(model_spec, parameters, [data], constants)
     losses = [values[0][name].flatten() for name in ("loss", "mtp_loss") if name in values[0]]
     return torch.cat(losses), torch.cat([gradients[name].flatten() for name in sorted(gradients)])
 
@@ -59,19 +59,21 @@ def of_document(of: Spec, parameters: dict[str, Tensor], tokens_BZ: Tensor, only
     ids=["latent", "latent, experts", "grouped", "window, experts", "channels", "heads"],
 )
 def test_a_changed_document_moves_no_bit_of_another(ffn: Dense | Moe, attention: AnyAttention) -> None:
-    of = spec(layers=(DENSE, ffn), attention=attention, sequence=SEQUENCE)
-    apart = of.model_copy(update={"data": of.data.model_copy(update={"documents": "masked"})})
-    parameters = trained_like(Config.from_plan(of.model.model_dump() | {"sequence": SEQUENCE})).logical_parameters()
+    model_spec = spec(layers=(DENSE, ffn), attention=attention, sequence=SEQUENCE)
+    apart = model_spec.model_copy(update={"data": model_spec.data.model_copy(update={"documents": "masked"})})
+    parameters = trained_like(
+        Config.from_plan(model_spec.model.model_dump() | {"sequence": SEQUENCE})
+    ).logical_parameters()
     generator = torch.Generator().manual_seed(7)
-    tokens_BZ = torch.randint(of.model.vocab, (2, SEQUENCE + 2), generator=generator)
+    tokens_BZ = torch.randint(model_spec.model.vocab, (2, SEQUENCE + 2), generator=generator)
     numbers = range(len(LENGTHS))
     before = [of_document(apart, parameters, tokens_BZ, only) for only in numbers]
     for changed in numbers:
         begin = sum(LENGTHS[:changed])
         place = slice(begin, begin + LENGTHS[changed])
         other_BZ = tokens_BZ.clone()
-        other_BZ[:, place] += torch.randint(1, of.model.vocab, other_BZ[:, place].shape, generator=generator)
-        other_BZ %= of.model.vocab
+        other_BZ[:, place] += torch.randint(1, model_spec.model.vocab, other_BZ[:, place].shape, generator=generator)
+        other_BZ %= model_spec.model.vocab
         for only in numbers:
             losses, gradients = of_document(apart, parameters, other_BZ, only)
             if changed == only:

@@ -1,4 +1,4 @@
-"""Fusion: what is rewritten and what must not be, that no number changes, and that what is saved is what is counted."""
+"""Fusion: rewrites that must and must not happen, bit-identical results, and the predicted savings."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def apart(segment: Segment) -> Segment:
     return replace(segment, fused=())
 
 
-def with_logits(of: Spec) -> Spec:
-    return again(of, "logits")
+def with_logits(model_spec: Spec) -> Spec:
+    return again(model_spec, "logits")
 
 
 # ---------------------------------------------------------------- what is fused
@@ -63,19 +63,22 @@ def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
     the gradient of attention's norm is an op alone. Where weights are not trained, no gradient is put together beyond
     the residual's, and a router that does not choose by one op permutes by another.
     """
-    of = load_spec(path_of(name))
-    model, ops = of.model, [node.op for use in make_plan(of).uses for node in interpret(use.segment).nodes]
+    model_spec = load_spec(path_of(name))
+    model, ops = (
+        model_spec.model,
+        [node.op for use in make_plan(model_spec).uses for node in interpret(use.segment).nodes],
+    )
     blocks = [(model.attention_of(layer), model.ffn(layer)) for layer in range(model.num_layers)]
     blocks += [(model.attention_of_mtp, blocks[-1][1])] * (model.mtp.depth if model.mtp else 0)
     moes = [ffn for _, ffn in blocks if isinstance(ffn, Moe)]
-    trained, streams = of.train.only is None, model.hyper_connections is not None
-    split = of.parallel.tensor > 1 or of.parallel.context > 1
+    trained, streams = model_spec.train.only is None, model.hyper_connections is not None
+    split = model_spec.parallel.tensor > 1 or model_spec.parallel.context > 1
     by_attention = ["" if isinstance(each, Gqa) or not trained else "sum_" for each, _ in blocks if not split]
     by_ffn = ["permuted_" if isinstance(ffn, Moe) and trained else "" for _, ffn in blocks]
     expected = Counter() if streams else Counter(by_attention + by_ffn)
     assert sum(op.startswith("add_rmsnorm") for op in ops) == (0 if streams else len(blocks))
     assert Counter(op.split("rmsnorm")[0] for op in ops if "rmsnorm" in op and op.endswith("_dgrad_add")) == expected
-    one_op = not of.data.pads_rows  # else padding is spread in between
+    one_op = not model_spec.data.pads_rows  # else padding is spread in between
     chosen = sum(one_op and ffn.choice == "scores" and ffn.score != "sqrt_softplus" for ffn in moes)
     assert (ops.count("route_permute"), ops.count("permute")) == (chosen, len(moes) - chosen)
     assert ops.count("permute_dgrad_add") == len(moes) - expected["permuted_"]
@@ -89,12 +92,12 @@ EIGHT_BITS = load_spec(Path(__file__).parents[4] / "specs" / "deepseek-v3.dsc")
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "qwen3-30b-a3b"])
 def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
     """Passes match, and nothing is quantised, or quantised again, after a norm or an activation that could do it."""
-    of = load_spec(Path(__file__).parents[4] / "specs" / f"{name}.dsc")
-    of = of.model_copy(update={"precision": EIGHT_BITS.precision})
+    model_spec = load_spec(Path(__file__).parents[4] / "specs" / f"{name}.dsc")
+    model_spec = model_spec.model_copy(update={"precision": EIGHT_BITS.precision})
     names = ("rmsnorm", "swiglu", "mla_up", "attention", "dense", "shared", "experts")
     for count in range(len(names) + 1):
         for chosen in combinations(names, count):
-            for segment in segments(again(of, *chosen)).values():
+            for segment in segments(again(model_spec, *chosen)).values():
                 joint = interpret(segment)
                 makers = {value: node.op for node in joint.nodes for value in node.outputs}
                 readers = Counter(value for node in joint.nodes for value in node.reads)
@@ -126,14 +129,14 @@ def test_attention_in_tiles(kept: str | None, nope: int, value: int, sequence: i
     assert isinstance(attention, Mla)
     widths = attention.head_dim.model_copy(update={"nope": nope, "value": value})
     model = EIGHT_BITS.model.model_copy(update={"attention": attention.model_copy(update={"head_dim": widths})})
-    of = EIGHT_BITS.model_copy(
+    model_spec = EIGHT_BITS.model_copy(
         update={
             "model": model,
             "precision": EIGHT_BITS.precision.model_copy(update={"attention_output": kept}),
             "train": EIGHT_BITS.train.model_copy(update={"sequence": sequence}),
         }
     )
-    segment = segments(of)["attention"]
+    segment = segments(model_spec)["attention"]
     assert {node.op for node in interpret(segment).nodes if "attention" in node.op} == expected
     assert {node.op for node in interpret(apart(segment)).nodes if "attention" in node.op} == {
         "mla_attention", "mla_attention_dgrad"
@@ -156,13 +159,13 @@ def test_what_a_run_leaves_apart_is_apart() -> None:
 @pytest.mark.parametrize("layers", [(DENSE, moe()), (DENSE,), (moe(shared=0),)], ids=["both", "dense", "moe"])
 def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]) -> None:
     """A name of `unfused` is refused exactly where the graphs of the segments are equal with it and without it."""
-    of = spec(layers=layers)
+    model_spec = spec(layers=layers)
     roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
     precision = EIGHT_BITS.precision.model_copy(update=roles)
-    of = of.model_copy(update={"precision": precision})
-    whole = {kind: interpret(segment).nodes for kind, segment in segments(of).items()}
+    model_spec = model_spec.model_copy(update={"precision": precision})
+    whole = {kind: interpret(segment).nodes for kind, segment in segments(model_spec).items()}
     for name in Fusion.__args__:  # type: ignore[attr-defined]
-        less = of.model_copy(update={"unfused": (name,)})
+        less = model_spec.model_copy(update={"unfused": (name,)})
         same = whole == {kind: interpret(segment).nodes for kind, segment in segments(less).items()}
         assert bool([*unfused_ops_exist(less)]) == same, name
 
@@ -171,7 +174,7 @@ GROUPED = spec(layers=(DENSE,), attention=gqa())
 
 
 @pytest.mark.parametrize(
-    "of",
+    "model_spec",
     [
         GROUPED,
         again(GROUPED, "rmsnorm"),
@@ -181,9 +184,9 @@ GROUPED = spec(layers=(DENSE,), attention=gqa())
     ],
     ids=["a norm alone", "norms again", "norms of attention again", "all again", "too wide"],
 )
-def test_the_gradient_of_a_norm_is_refused_where_nothing_is_beside_it(of: Spec) -> None:
-    less = of.model_copy(update={"unfused": ("norm_gradient",)})
-    whole, apart_ = ([interpret(segment).nodes for segment in segments(each).values()] for each in (of, less))
+def test_the_gradient_of_a_norm_is_refused_where_nothing_is_beside_it(model_spec: Spec) -> None:
+    less = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
+    whole, apart_ = ([interpret(segment).nodes for segment in segments(each).values()] for each in (model_spec, less))
     assert bool([*unfused_ops_exist(less)]) == (whole == apart_)
 
 
@@ -202,13 +205,13 @@ def test_a_pass_that_finds_nothing_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
-@pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
-def test_equal_to_the_bit(of: Spec, precision: str) -> None:
-    """Outputs and every gradient, of every segment that has something fused, to the ops one after the other."""
+@pytest.mark.parametrize("model_spec", MODELS.values(), ids=MODELS)
+def test_equal_to_the_bit(model_spec: Spec, precision: str) -> None:
+    """Outputs and all gradients of every segment with fused ops are bit-identical to the unfused ops."""
     from dsl.schema import BUILT_IN
 
-    of = of.model_copy(update={"precision": BUILT_IN[precision]})
-    for segment in (*segments(with_logits(of)).values(), *segments(again(of, "rmsnorm")).values()):
+    model_spec = model_spec.model_copy(update={"precision": BUILT_IN[precision]})
+    for segment in (*segments(with_logits(model_spec)).values(), *segments(again(model_spec, "rmsnorm")).values()):
         if not segment.fused or segment.kind == "head":
             continue
         given_ = arguments(segment, 31, ROWS)
@@ -222,7 +225,7 @@ def test_equal_to_the_bit(of: Spec, precision: str) -> None:
 
 
 def test_the_cut_keeps_its_bytes() -> None:
-    """What crosses between F, I and W is the same; only what is made and gone within one of them is not made."""
+    """Values passed between F, I and W are the same; only temporaries inside one of them disappear."""
     for segment in segments(spec()).values():
         one, other = (split(interpret(each)).cut for each in (segment, apart(segment)))
         for part in ("outputs", "saved", "gradients", "deferred"):
@@ -239,8 +242,8 @@ def test_the_cut_keeps_its_bytes() -> None:
 def test_traced_and_planned_graphs_agree_for_any_choice(
     query_rank: int | None, shared: int, names: set[str], unfused: set[str]
 ) -> None:
-    of = spec(layers=(DENSE, moe(shared=shared)), attention=mla(query_rank=query_rank))
-    for segment in segments(again(of.model_copy(update={"unfused": tuple(sorted(unfused))}), *names)).values():
+    model_spec = spec(layers=(DENSE, moe(shared=shared)), attention=mla(query_rank=query_rank))
+    for segment in segments(again(model_spec.model_copy(update={"unfused": tuple(sorted(unfused))}), *names)).values():
         emit(segment, NUM_SMS)
 
 
@@ -248,8 +251,8 @@ def test_traced_and_planned_graphs_agree_for_any_choice(
 
 
 def test_logits_that_are_made_in_blocks_are_no_tensor() -> None:
-    of = spec()
-    plain, blocks = (segments(each)["head"] for each in (of, with_logits(of)))
+    model_spec = spec()
+    plain, blocks = (segments(each)["head"] for each in (model_spec, with_logits(model_spec)))
     T, V = 16, 31
     assert any(tensor.shape == (T, V) for tensor in split(interpret(plain)).cut.saved)
     cut = split(interpret(blocks)).cut
@@ -263,8 +266,8 @@ def test_logits_that_are_made_in_blocks_are_no_tensor() -> None:
 def test_logits_in_blocks_are_those_of_the_whole(precision: str) -> None:
     from dsl.schema import BUILT_IN
 
-    of = spec().model_copy(update={"precision": BUILT_IN[precision]})
-    plain, blocks = (segments(each)["head"] for each in (of, with_logits(of)))
+    model_spec = spec().model_copy(update={"precision": BUILT_IN[precision]})
+    plain, blocks = (segments(each)["head"] for each in (model_spec, with_logits(model_spec)))
     given_ = arguments(plain, 31)
     given_ = rounded_arguments(plain, given_) if precision != "fp64" else given_
     one, other = (by_segment(each, load(each), given_) for each in (blocks, plain))

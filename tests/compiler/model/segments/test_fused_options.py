@@ -45,5 +45,7 @@ def test_every_option_is_cut(norm: str, precision: str) -> None:
     shares = ({}, {"shared": 0}, {"shared_gate": True, "score": "sqrt_softplus"})
     for (ffn, shared), recompute in zip(product(FFNS.values(), shares), RECOMPUTES * 3, strict=True):
         for grouped, factor in ((False, 1.0), (True, 0.5)):
-            of = with_options(ffn, shared, precision, norm=norm, residual_scale=factor, logit_cap=30.0, grouped=grouped)
-            assert cut_model(of.model_copy(update={"recompute": recompute})).cuts
+            model_spec = with_options(
+                ffn, shared, precision, norm=norm, residual_scale=factor, logit_cap=30.0, grouped=grouped
+            )
+            assert cut_model(model_spec.model_copy(update={"recompute": recompute})).cuts

@@ -16,7 +16,7 @@ STREAMS = HyperConnections(streams=3, rounds=4, eps=1e-3)
 @pytest.mark.parametrize("norm", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("factor", [1.0, 0.22])
 def test_equals_autograd(norm: str, factor: float) -> None:
-    of = spec(norm=norm, residual_scale=factor, hyper_connections=STREAMS)
+    model_spec = spec(norm=norm, residual_scale=factor, hyper_connections=STREAMS)
     for kind, ffn in (
         ("attention", moe()),
         ("dense", DENSE),
@@ -24,16 +24,16 @@ def test_equals_autograd(norm: str, factor: float) -> None:
         ("join", moe()),
         ("final_norm", moe()),
     ):
-        check(segment_of(kind, of, ffn))
+        check(segment_of(kind, model_spec, ffn))
     for kind in ("router", "join"):
-        check(segment_of(kind, of, moe(shared=0)))
+        check(segment_of(kind, model_spec, moe(shared=0)))
 
 
 def test_ends_and_grouped_queries() -> None:
-    of = spec(attention=gqa(), hyper_connections=STREAMS)
+    model_spec = spec(attention=gqa(), hyper_connections=STREAMS)
     for kind in ("attention", "streams", "mtp_input"):
-        check(segment_of(kind, of))
-    inside, main = segment_of("final_norm", of, mtp=True), segment_of("final_norm", of)
+        check(segment_of(kind, model_spec))
+    inside, main = segment_of("final_norm", model_spec, mtp=True), segment_of("final_norm", model_spec)
     assert [output.name for output in main.outputs] == ["y", "y_mtp"] and len(inside.outputs) == 1
     assert cut(main).outputs[1].alias == "h", "MTP reads the streams as they are"
     check(inside)
@@ -41,23 +41,23 @@ def test_ends_and_grouped_queries() -> None:
 
 def test_widths() -> None:
     """A segment takes and hands through three streams of 12 numbers; what is between is of 12."""
-    of = segments(spec(hyper_connections=STREAMS))
-    assert {each.name: each.shape[1] for each in of["join"].inputs if each.name != "order"} == {
+    model_spec = segments(spec(hyper_connections=STREAMS))
+    assert {each.name: each.shape[1] for each in model_spec["join"].inputs if each.name != "order"} == {
         "h": 36, "shared": 12, "rows": 12, "post": 3, "comb": 9,
     }  # fmt: skip
-    assert {each.name: each.shape[1] for each in cut(of["attention"]).outputs} == {
+    assert {each.name: each.shape[1] for each in cut(model_spec["attention"]).outputs} == {
         "entered": 36, "y": 12, "next_post": 3, "next_comb": 9,
     }  # fmt: skip
-    assert dict((p.name, p.shape) for p in of["attention"].params[:3]) == {
+    assert dict((p.name, p.shape) for p in model_spec["attention"].params[:3]) == {
         "hyper_fn": (15, 36), "hyper_base": (15,), "hyper_scale": (3,),
     }  # fmt: skip
-    assert of["attention"].params[0].matrices == (3, 3, 9) and of["final_norm"].params[0].matrices == ()
+    assert model_spec["attention"].params[0].matrices == (3, 3, 9) and model_spec["final_norm"].params[0].matrices == ()
 
 
 def test_what_is_kept() -> None:
     """A mixing keeps its logits and no round; with `hyper` it keeps nothing, for the streams are there."""
-    of = spec(layers=(DENSE, moe()), hyper_connections=STREAMS)
-    plain, made = (segments(again(of, *names)) for names in ((), ("hyper",)))
+    model_spec = spec(layers=(DENSE, moe()), hyper_connections=STREAMS)
+    plain, made = (segments(again(model_spec, *names)) for names in ((), ("hyper",)))
     for kind in ("attention", "router", "dense", "final_norm"):
         kept, fewer = (names_of(cut(each[kind]).saved) for each in (plain, made))
         mixing = {name for name in kept if name.startswith(("hyper_", "add_bias", "scale_parts"))}

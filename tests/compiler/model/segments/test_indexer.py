@@ -1,4 +1,4 @@
-"""Attention with an indexer against autograd over plain torch, in float64, and what trains which of both."""
+"""Attention with an indexer against autograd over plain torch, in float64, and which loss trains which of the two."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def dense() -> Spec:
     return sparse(train=sparse().train.model_copy(update={"only": "indexer"}))
 
 
-@pytest.mark.parametrize("of", [sparse(), dense()], ids=["sparse", "dense"])
-def test_equals_autograd(of: Spec) -> None:
-    check(segment_of("attention", of))
+@pytest.mark.parametrize("model_spec", [sparse(), dense()], ids=["sparse", "dense"])
+def test_equals_autograd(model_spec: Spec) -> None:
+    check(segment_of("attention", model_spec))
 
 
 @pytest.mark.parametrize("names", [("rmsnorm",), ("mla_up",), ("rmsnorm", "mla_up"), ("attention",)], ids=str)
@@ -44,13 +44,13 @@ def test_rotation_is_that_of_attention() -> None:
 
 
 def test_neither_trains_the_other() -> None:
-    """The loss of the indexer has no gradient of anything else, and what attention gives none of the indexer."""
+    """The indexer's loss gives gradients only to the indexer, and the attention's output gives it none."""
     segment = segment_of("attention", sparse())
-    given = arguments(segment, 31)
-    given |= {name: each * 0 for name, each in given.items() if name.startswith("g_")}
+    operands = arguments(segment, 31)
+    operands |= {name: each * 0 for name, each in operands.items() if name.startswith("g_")}
     everything = {param.name for param in segment.params}
     for zeros, wanted in ((("d_y", "d_entered"), {*OURS}), (("d_index_loss",), everything - {*OURS})):
-        found = by_segment(segment, load(segment), given | {name: given[name] * 0 for name in zeros}).gradients
+        found = by_segment(segment, load(segment), operands | {name: operands[name] * 0 for name in zeros}).gradients
         assert {name.removeprefix("g_") for name, each in found.items() if name[:2] == "g_" and each.any()} == wanted
         assert found["d_h"].any() == ("d_y" not in zeros)
 

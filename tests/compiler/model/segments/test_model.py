@@ -27,7 +27,7 @@ HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
 
 
 @pytest.mark.parametrize(
-    "of",
+    "model_spec",
     [
         spec(layers=(DENSE,), mtp=False),
         spec(layers=(DENSE, moe(), moe(shared=2, balance=HEAVY)), sequence=6),
@@ -57,12 +57,12 @@ HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
         "latent attention with YaRN",
     ],
 )
-def test_equals_the_plain_model(of: Spec) -> None:
-    sequence, per_rank = of.train.sequence, of.train.micro_batch
-    reference = trained_like(Config.from_plan(of.model.model_dump() | {"sequence": sequence}))
+def test_equals_the_plain_model(model_spec: Spec) -> None:
+    sequence, per_rank = model_spec.train.sequence, model_spec.train.micro_batch
+    reference = trained_like(Config.from_plan(model_spec.model.model_dump() | {"sequence": sequence}))
     generator = torch.Generator().manual_seed(3)
-    num_ranks = of.parallel.expert
-    samples = torch.randint(of.model.vocab, (num_ranks * per_rank, sequence + 2), generator=generator)
+    num_ranks = model_spec.parallel.expert
+    samples = torch.randint(model_spec.model.vocab, (num_ranks * per_rank, sequence + 2), generator=generator)
     ignored = torch.rand(samples.shape, generator=generator) < 0.2
     targets = samples.masked_fill(ignored, -1)
     main, further = targets[:, 1 : sequence + 1], targets[:, 2 : sequence + 2]
@@ -83,17 +83,17 @@ def test_equals_the_plain_model(of: Spec) -> None:
         "loss": 1 / int((main >= 0).sum()),
         "mtp": MTP_WEIGHT / int((further >= 0).sum()),
     }
-    for i in range(of.model.num_layers):
-        ffn = of.model.ffn(i)
+    for i in range(model_spec.model.num_layers):
+        ffn = model_spec.model.ffn(i)
         if isinstance(ffn, Moe):
             constants[f"sequence_loss L{i}"] = ffn.balance.sequence_loss / len(samples)
-    values, gradients = run(of, reference.logical_parameters(), data, constants)
+    values, gradients = run(model_spec, reference.logical_parameters(), data, constants)
 
     def total(value: str) -> torch.Tensor:
         return sum(rank[value] for rank in values)  # type: ignore[return-value]
 
     torch.testing.assert_close(total("loss") * constants["loss"], losses.main.detach(), rtol=0, atol=1e-12)
-    if of.model.mtp:
+    if model_spec.model.mtp:
         mtp = total("mtp_loss") * constants["mtp"] / MTP_WEIGHT
         torch.testing.assert_close(mtp, losses.mtp.detach(), rtol=0, atol=1e-12)
     for block, load_E in losses.loads.items():

@@ -18,8 +18,12 @@ from tests.runtime.step.specs import with_rewards
 @pytest.mark.parametrize("norm", ["post", "sandwich"])
 @pytest.mark.parametrize("factor", [1.0, 0.22])
 def test_norms_behind_parts(norm: str, factor: float) -> None:
-    of, names = spec(norm=norm, residual_scale=factor), ["norm"] if norm == "sandwich" else []
-    for segment in (segment_of("attention", of), segment_of("dense", of, DENSE), segment_of("join", of)):
+    model_spec, names = spec(norm=norm, residual_scale=factor), ["norm"] if norm == "sandwich" else []
+    for segment in (
+        segment_of("attention", model_spec),
+        segment_of("dense", model_spec, DENSE),
+        segment_of("join", model_spec),
+    ):
         of_block = ["norm"] if norm == "sandwich" and segment.kind != "join" else []
         assert [param.name for param in segment.params if "norm" in param.name and len(param.name) != 6] == [
             *of_block,
@@ -28,18 +32,18 @@ def test_norms_behind_parts(norm: str, factor: float) -> None:
         ]
         check(segment)
     check(segment_of("attention", spec(attention=gqa(), norm=norm, residual_scale=factor)))
-    check(segment_of("join", of, moe(shared=0)))
-    router = segment_of("router", of)
+    check(segment_of("join", model_spec, moe(shared=0)))
+    router = segment_of("router", model_spec)
     assert [param.name for param in router.params] == [*names, "weight", "bias"]
     check(router)
 
 
 def test_factors_and_a_bound_at_the_ends() -> None:
-    of = spec(embedding_scale=3.5, logit_scale=0.25, logit_cap=0.5)
+    model_spec = spec(embedding_scale=3.5, logit_scale=0.25, logit_cap=0.5)
     for kind in ("embed", "mtp_input", "head"):
-        check(segment_of(kind, of))
+        check(segment_of(kind, model_spec))
     plain, scaled = (
-        by_segment(s, load(s), arguments(s, 31)) for s in (segment_of("embed", spec()), segment_of("embed", of))
+        by_segment(s, load(s), arguments(s, 31)) for s in (segment_of("embed", spec()), segment_of("embed", model_spec))
     )
     assert torch.equal(scaled.outputs["y"], 3.5 * plain.outputs["y"])
 
@@ -47,19 +51,19 @@ def test_factors_and_a_bound_at_the_ends() -> None:
 @pytest.mark.parametrize("kl", [0.0, 0.3])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_head_that_learns_from_rewards(kl: float, temperature: float) -> None:
-    """Whatever divides and bounds the logits, the loss is of those that the log-probabilities are of."""
+    """With any logit scale and cap, the loss and the log-probabilities use the same logits."""
     for keys in ({}, {"logit_scale": 0.6}, {"logit_scale": 0.25, "logit_cap": 0.5}):
-        of = with_rewards(spec(mtp=False, **keys), kl=kl, temperature=temperature, clip_high=0.4)
-        segment = segment_of("head", of)
+        model_spec = with_rewards(spec(mtp=False, **keys), kl=kl, temperature=temperature, clip_high=0.4)
+        segment = segment_of("head", model_spec)
         assert [each.name for each in segment.inputs][4:] == ["weight", *(["reference"] if kl else [])]
         check(segment)
-        given = arguments(segment, 31)
+        operands = arguments(segment, 31)
         scale, cap = keys.get("logit_scale", 1.0), keys.get("logit_cap")
-        logits_TV = scale * given["h"] @ given["head"].T
+        logits_TV = scale * operands["h"] @ operands["head"].T
         logits_TV = logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
-        targets_T = given["targets"]
+        targets_T = operands["targets"]
         logp_T = (logits_TV / temperature).log_softmax(dim=1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
-        found_T = by_segment(segment, load(segment), given).outputs["logp"]
+        found_T = by_segment(segment, load(segment), operands).outputs["logp"]
         torch.testing.assert_close(found_T, logp_T.masked_fill(targets_T < 0, 0), rtol=1e-12, atol=1e-12)
 
 
@@ -75,8 +79,8 @@ def test_activations_and_biases(changes: dict[str, Any]) -> None:
     check(segment_of("dense", spec(), Dense(inner=10, **changes)))
     check(segment_of("shared", spec(), moe(**changes)))
     segment = segment_of("experts", spec(expert=SOURCES), moe(**changes))
-    given = arguments(segment, 31, [3, 0, 4, 1])
-    assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
+    operands = arguments(segment, 31, [3, 0, 4, 1])
+    assert_equal(by_segment(segment, load(segment), operands), by_autograd(segment, operands))
 
 
 def test_biases_are_parameters() -> None:
@@ -93,7 +97,7 @@ def test_biases_are_parameters() -> None:
 
 @pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrt_softplus"])
 def test_a_bias_of_the_logits(score: str) -> None:
-    """Beside the balancing bias, which no gradient is of."""
+    """In addition to the balancing bias, which has no gradient."""
     segment = segment_of("router", spec(), moe(score=score, router_bias=True))
     assert [param.name for param in segment.params] == ["norm", "weight", "logit_bias", "bias"]
     assert [param.grad for param in segment.params] == [True, True, True, False]
@@ -104,10 +108,10 @@ def test_a_bias_of_the_logits(score: str) -> None:
 @pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrt_softplus"])
 def test_rows_that_are_padding(score: str, context: int) -> None:
     """Whole sequences, and parts of them on context ranks, which put the counts of choices together."""
-    of = padded(spec((moe(score=score),)))
-    of = of.model_copy(update={"parallel": of.parallel.model_copy(update={"context": context})})
+    model_spec = padded(spec((moe(score=score),)))
+    model_spec = model_spec.model_copy(update={"parallel": model_spec.parallel.model_copy(update={"context": context})})
     for kind in ("router", *(["balance"] if context > 1 else [])):
-        segment = segment_of(kind, of)
+        segment = segment_of(kind, model_spec)
         assert [each.name for each in segment.inputs][-1] == "real"
         check(segment)
 

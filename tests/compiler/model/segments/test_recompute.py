@@ -1,5 +1,4 @@
-"""What is computed again: which values F no longer keeps, where the second ones are made, and that nothing changes by
-a bit."""
+"""Recomputation: values that F no longer saves, where they are recomputed, and bit-identical results."""
 
 from __future__ import annotations
 
@@ -45,13 +44,13 @@ MODELS = {
 }
 
 
-def again(of: Spec, *names: str) -> Spec:
-    return of.model_copy(update={"recompute": names})
+def again(model_spec: Spec, *names: str) -> Spec:
+    return model_spec.model_copy(update={"recompute": names})
 
 
-def segments(of: Spec) -> dict[str, ir.Segment]:
+def segments(model_spec: Spec) -> dict[str, ir.Segment]:
     """The segments by kind; routers are those of the main model."""
-    uses = [step for step in reversed(model_steps(of)) if isinstance(step, ir.Use)]
+    uses = [step for step in reversed(model_steps(model_spec)) if isinstance(step, ir.Use)]
     return {use.segment.kind: use.segment for use in uses}
 
 
@@ -67,7 +66,7 @@ def fixed(buffers: tuple[ir.Buffer, ...], rows: int = 3) -> int:
 
 
 def test_the_cut_of_latent_attention() -> None:
-    """The latents, for the norms behind them, and what attention gave. W gets the second norms from I."""
+    """Saved are the latents, which the norms after them read, and the attention output. W gets these norms from I."""
     made = cut(segments(again(spec(), *V3))["attention"])
     assert names_of(made.saved) == {"linear_0", "linear_2", "mla_attention_0", "mla_attention_0_lse"}
     norms = {f"rmsnorm_{i}{rstd}_again" for i in range(3) for rstd in ("", "_rstd")}
@@ -82,7 +81,7 @@ def test_the_up_projections_start_at_the_kept_norms_where_these_are_not_named() 
 
 
 def test_the_cuts_of_a_moe_layer() -> None:
-    """Nobody keeps the normed `x`: router and shared experts make it again, each for itself."""
+    """The normed `x` is not saved: router and shared experts recompute it separately."""
     made = {kind: cut(segment) for kind, segment in segments(again(spec(), *V3)).items()}
     assert names_of(made["router"].saved) == {"linear_wide_0", "route_0_expert"}
     assert {"x_again", "rmsnorm_0_rstd_again"} < names_of(made["router"].deferred)
@@ -115,9 +114,9 @@ def test_grouped_queries() -> None:
 
 @pytest.mark.parametrize("kind", ["attention", "dense", "router", "shared", "experts"])
 def test_a_whole_segment_keeps_nothing(kind: str) -> None:
-    of = MODELS["without shared experts"] if kind == "router" else spec()
+    model_spec = MODELS["without shared experts"] if kind == "router" else spec()
     """But for the sum with the residual stream, which is less than its parts."""
-    assert names_of(cut(segments(again(of, kind))[kind]).saved) == ({"add_0"} if kind == "dense" else set())
+    assert names_of(cut(segments(again(model_spec, kind))[kind]).saved) == ({"add_0"} if kind == "dense" else set())
 
 
 def test_what_w_alone_needs_is_made_there() -> None:
@@ -134,12 +133,14 @@ def test_what_w_alone_needs_is_made_there() -> None:
 def test_memory_of_deepseek_v3() -> None:
     """Elements a token and MoE layer that F keeps beside the layer's inputs: from 101,636 in BF16 to a third."""
     plain, made = (segments(again(deepseek_v3(), *names)) for names in ((), V3))
-    attention = {name: fixed(cut(of["attention"]).saved) / 4096 for name, of in (("plain", plain), ("made", made))}
+    attention = {
+        name: fixed(cut(by_kind["attention"]).saved) / 4096 for name, by_kind in (("plain", plain), ("made", made))
+    }
     latents, heads, statistics = 1536 + 512 + 64, 128 * 128, 4 * 128
     assert attention["made"] == 2 * (latents + heads) + statistics
     norms, ups = 7168 + 1536 + 512, 128 * 192 + 128 * 256
     assert attention["plain"] - attention["made"] == 2 * (norms + ups) + 3 * 4
-    experts = [fixed(cut(of["experts"]).saved, rows=1) for of in (plain, made)]
+    experts = [fixed(cut(by_kind["experts"]).saved, rows=1) for by_kind in (plain, made)]
     assert experts == [2 * (4096 + 2048), 2 * 4096]
 
 
@@ -147,11 +148,11 @@ def test_memory_of_deepseek_v3() -> None:
 
 
 @pytest.mark.parametrize("names", CHOICES[1:], ids=" ".join)
-@pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
-def test_equal_to_the_bit(of: Spec, names: tuple[str, ...]) -> None:
-    """Outputs and every gradient, to the segments that keep everything, and nearly to autograd. `emit`, which loads
-    them, compares the base graph with a trace."""
-    plain, chosen = segments(of), segments(again(of, *names))
+@pytest.mark.parametrize("model_spec", MODELS.values(), ids=MODELS)
+def test_equal_to_the_bit(model_spec: Spec, names: tuple[str, ...]) -> None:
+    """Outputs and all gradients equal those of segments that save everything, and nearly autograd's. `emit`, which
+    loads them, compares the base graph with a trace."""
+    plain, chosen = segments(model_spec), segments(again(model_spec, *names))
     for kind, segment in chosen.items():
         if not segment.recompute:
             assert segment.key == plain[kind].key and cut(segment) == cut(plain[kind]), "traced and printed as ever"
@@ -175,12 +176,12 @@ def test_experts_that_receive_nothing() -> None:
     assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
 
 
-@pytest.mark.parametrize("of", [quickstart_sized(), deepseek_v3("fp32")], ids=["quickstart", "DeepSeek-V3"])
-def test_kernels_of_the_second_computation_are_those_of_the_first(of: Spec) -> None:
-    """But for gradients of norms, which are one call with what is computed again."""
-    of = of.model_copy(update={"unfused": ("norm_gradient",)})
-    for kind, segment in segments(again(of, *V3)).items():
-        assert emit(segment, NUM_SMS).kernels == emit(segments(of)[kind], NUM_SMS).kernels or kind == "shared"
+@pytest.mark.parametrize("model_spec", [quickstart_sized(), deepseek_v3("fp32")], ids=["quickstart", "DeepSeek-V3"])
+def test_kernels_of_the_second_computation_are_those_of_the_first(model_spec: Spec) -> None:
+    """Except gradients of norms, which are fused with the recomputation."""
+    model_spec = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
+    for kind, segment in segments(again(model_spec, *V3)).items():
+        assert emit(segment, NUM_SMS).kernels == emit(segments(model_spec)[kind], NUM_SMS).kernels or kind == "shared"
 
 
 def test_an_embedding_reads_and_writes_the_rows_of_its_tokens_alone() -> None:
@@ -192,12 +193,12 @@ def test_an_embedding_reads_and_writes_the_rows_of_its_tokens_alone() -> None:
     assert found == {"F": 8 * tokens * (1 + 2 * width), "I": 0, "W": 8 * tokens * (1 + 3 * width)}
 
 
-@pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
-def test_work_that_is_done_again(of: Spec) -> None:
-    """F does what it did. I and W do what they did, and a part of F once more, at its cost; W reads no weight."""
+@pytest.mark.parametrize("model_spec", MODELS.values(), ids=MODELS)
+def test_work_that_is_done_again(model_spec: Spec) -> None:
+    """F is unchanged. I and W additionally recompute a part of F, at its cost; W reads no weight."""
     for names in CHOICES:
-        for kind, segment in segments(again(of, *names)).items():
-            joint, plain = (interpret(replace(each, fused=())) for each in (segment, segments(of)[kind]))
+        for kind, segment in segments(again(model_spec, *names)).items():
+            joint, plain = (interpret(replace(each, fused=())) for each in (segment, segments(model_spec)[kind]))
             before, after = dict(costs(plain)), dict(costs(joint))
             assert after["F"] == before["F"]
             assert all(Counter(before[phase].ops) <= Counter(after[phase].ops) for phase in "IW")
@@ -211,8 +212,8 @@ def test_work_that_is_done_again(of: Spec) -> None:
 
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(MODELS)), st.sets(st.sampled_from(NAMES)), st.sampled_from(NAMES))
-def test_a_name_more_keeps_no_byte_more(of: str, names: set[str], name: str) -> None:
-    fewer, more = (segments(again(MODELS[of], *chosen)) for chosen in (names, names | {name}))
+def test_a_name_more_keeps_no_byte_more(model_spec: str, names: set[str], name: str) -> None:
+    fewer, more = (segments(again(MODELS[model_spec], *chosen)) for chosen in (names, names | {name}))
     for kind in fewer:
         one, other = cut(fewer[kind]), cut(more[kind])
         assert names_of(other.saved) <= names_of(one.saved)
@@ -233,27 +234,27 @@ def test_cuts_agree_for_any_size(
     heads: int, query_rank: int | None, inner: int, shared: int, expert: int, grouped: bool, names: set[str]
 ) -> None:
     attention = gqa(heads=2 * heads, kv_heads=heads) if grouped else mla(heads=heads, query_rank=query_rank)
-    of = spec(layers=(DENSE, moe(inner=inner, shared=shared)), attention=attention, expert=expert)
-    for segment in segments(again(of, *names)).values():
+    model_spec = spec(layers=(DENSE, moe(inner=inner, shared=shared)), attention=attention, expert=expert)
+    for segment in segments(again(model_spec, *names)).values():
         emit(segment, NUM_SMS)
 
 
 # ---------------------------------------------------------------- names and text
 
 
-def over(of: Spec, **ranks: int) -> Spec:
+def over(model_spec: Spec, **ranks: int) -> Spec:
     """A spec of as many tensor or context ranks."""
-    return of.model_copy(update={"parallel": of.parallel.model_copy(update=ranks)})
+    return model_spec.model_copy(update={"parallel": model_spec.parallel.model_copy(update=ranks)})
 
 
 def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
     """A segment that is forced to a name changes if, and only if, its layer lists the name; for every kind and name."""
     for kind, layer in LAYERS.items():
         changed = set()
-        in_two = [over(of, context=2) for of in MODELS.values()]
-        for of in (*MODELS.values(), *in_two, over(MODELS["streams"], tensor=2)):
+        in_two = [over(model_spec, context=2) for model_spec in MODELS.values()]
+        for model_spec in (*MODELS.values(), *in_two, over(MODELS["streams"], tensor=2)):
             for name in NAMES:
-                built = segments(again(of, name)).get(kind)
+                built = segments(again(model_spec, name)).get(kind)
                 assert built is None or built.recompute == ((name,) if name in layer.recompute else ())
                 if built and (interpret(replace(built, recompute=(name,))).again or name in built.fused):
                     changed.add(name)
@@ -261,7 +262,7 @@ def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
 
 
 def test_keys() -> None:
-    """Keys differ by what is computed again, in whatever order it is written; without it the key is the plain one."""
+    """Keys depend on the set of recomputed names, not their order; without names the key is the plain one."""
     one, other, none = (segments(again(spec(), *names))["attention"] for names in (V3, V3[::-1], ()))
     assert one.key == other.key != none.key and none.shown == (*none.shown[:5], none.fused)
     assert printer.module_name(one) != printer.module_name(none)
@@ -270,7 +271,7 @@ def test_keys() -> None:
 @pytest.mark.skipif(bool(other_versions()), reason="goldens are of the versions in constraints.txt")
 @pytest.mark.parametrize("kind", ["attention", "experts", "mtp_input", "router", "shared"])
 def test_text_is_the_golden_one(kind: str, bless: bool) -> None:
-    """The quickstart's segments, with what DeepSeek-V3 recomputes, are printed as the golden ones."""
+    """The quickstart's segments with DeepSeek-V3's recomputation match the golden text."""
     path = Path(__file__).parents[3] / "golden" / "recompute" / f"{kind}.py"
     source = emit(segments(again(quickstart_sized(), *V3))[kind], NUM_SMS).source
     if bless:
@@ -279,7 +280,7 @@ def test_text_is_the_golden_one(kind: str, bless: bool) -> None:
 
 
 def test_text() -> None:
-    """The second computation is where its reader is, and says what it is."""
+    """The recomputation is in the function that reads it, with a comment that names it."""
     attention = emit(segments(again(spec(), *V3))["attention"], NUM_SMS).source
     assert "# recompute: rmsnorm, mla_up\n" in attention
     _, forward, inward, outward = re.split(r"\ndef [FIW]\(", attention)
@@ -298,11 +299,11 @@ def test_text() -> None:
         )
 
 
-@pytest.mark.parametrize("of", ["v3", "pattern"])
-def test_segments_of_context_ranks_with_any_names(of: str) -> None:
-    """Each pass of fusion matches as often as a segment says, whatever is computed again."""
+@pytest.mark.parametrize("model_spec", ["v3", "pattern"])
+def test_segments_of_context_ranks_with_any_names(model_spec: str) -> None:
+    """Each fusion pass matches as often as a segment declares, for any recomputed names."""
     names = ("rmsnorm", "mla_up", "attention", "router", "shared", "experts", "swiglu", "dense")
-    small = small_spec(1, 1, 1, 2, of=of, schedule="1f1b", context=2, sequence=8)
+    small = small_spec(1, 1, 1, 2, of=model_spec, schedule="1f1b", context=2, sequence=8)
     for count in range(4):
-        for chosen in combinations([name for name in names if of == "v3" or name != "mla_up"], count):
+        for chosen in combinations([name for name in names if model_spec == "v3" or name != "mla_up"], count):
             cut_model(small.model_copy(update={"recompute": chosen}))

@@ -41,8 +41,8 @@ SOURCES = 2  # expert ranks in these tests
 Arguments = dict[str, Tensor]
 
 
-def segment_of(kind: str, of: Spec, ffn: Dense | Moe | None = None, mtp: bool = False) -> ir.Segment:
-    return LAYERS[kind].build(Place(of, ffn or of.model.layers[-1].ffn, mtp))
+def segment_of(kind: str, model_spec: Spec, ffn: Dense | Moe | None = None, mtp: bool = False) -> ir.Segment:
+    return LAYERS[kind].build(Place(model_spec, ffn or model_spec.model.layers[-1].ffn, mtp))
 
 
 def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, seed: int = 0) -> Arguments:
@@ -90,8 +90,8 @@ def check(segment: ir.Segment, vocab: int = 31, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(LAYERS) - {"experts", "dense"}))
 def test_equals_autograd(kind: str) -> None:
-    of = {"products": spec(attention=gqa()), "streams": spec(hyper_connections=HyperConnections(streams=3))}
-    check(segment_of(kind, of.get(kind, spec())))
+    model_spec = {"products": spec(attention=gqa()), "streams": spec(hyper_connections=HyperConnections(streams=3))}
+    check(segment_of(kind, model_spec.get(kind, spec())))
 
 
 @pytest.mark.parametrize("kind", ["router", "final_norm"])
@@ -213,7 +213,7 @@ def test_what_latent_attention_may_have(attention: Mla) -> None:
 
 
 def test_plain_attention_rotates_by_itself() -> None:
-    """Neither plain RoPE nor its absence costs an op of its own, nor does a scale that is that of the width."""
+    """Neither plain RoPE nor its absence needs an extra op, nor does the default scale width**-0.5."""
     for attention in (gqa(), gqa(rope=None), gqa(scale=0.5), gqa(rope=rope(width=4)), mla(), mla(rope=None)):
         nodes = interpret(segment_of("attention", spec(attention=attention))).nodes
         assert not {"rotate", "rotate_dgrad", "bounded_attention"} & {node.op for node in nodes}, attention
@@ -255,8 +255,8 @@ def experts() -> tuple[ir.Segment, dict]:
 
 
 def test_what_is_handed_through_is_the_same_tensor() -> None:
-    of = spec()
-    attention, final_norm, join = (segment_of(kind, of) for kind in ("attention", "final_norm", "join"))
+    model_spec = spec()
+    attention, final_norm, join = (segment_of(kind, model_spec) for kind in ("attention", "final_norm", "join"))
     given = arguments(attention, 31)
     assert by_segment(attention, load(attention), given).outputs["entered"] is given["h"]
     outputs = by_segment(final_norm, load(final_norm), arguments(final_norm, 31)).outputs
@@ -294,8 +294,8 @@ def test_attention_of_any_size(
     attention = mla(
         heads=heads, query_rank=query_rank, kv_rank=kv_rank, head_dim=HeadDim(nope=nope, rope=rope, value=value)
     )
-    of = spec(attention=attention, hidden=hidden, sequence=sequence, micro_batch=micro_batch)
-    check(segment_of("attention", of), seed=seed)
+    model_spec = spec(attention=attention, hidden=hidden, sequence=sequence, micro_batch=micro_batch)
+    check(segment_of("attention", model_spec), seed=seed)
 
 
 @settings(max_examples=12)
@@ -313,8 +313,8 @@ def test_grouped_queries_of_any_size(
     kv_heads: int, r: int, pairs: int, qk_norm: str | None, hidden: int, sequence: int, micro_batch: int, seed: int
 ) -> None:
     attention = gqa(heads=r * kv_heads, kv_heads=kv_heads, head_dim=2 * pairs, qk_norm=qk_norm)
-    of = spec(attention=attention, hidden=hidden, sequence=sequence, micro_batch=micro_batch)
-    check(segment_of("attention", of), seed=seed)
+    model_spec = spec(attention=attention, hidden=hidden, sequence=sequence, micro_batch=micro_batch)
+    check(segment_of("attention", model_spec), seed=seed)
 
 
 @settings(max_examples=12)
@@ -355,9 +355,9 @@ def test_moe_of_any_size(
         normalize=normalize,
         balance=moe().balance if biased else Balance(sequence_loss=1e-2),
     )
-    of = spec(layers=(ffn,), hidden=hidden, sequence=sequence, micro_batch=micro_batch)
+    model_spec = spec(layers=(ffn,), hidden=hidden, sequence=sequence, micro_batch=micro_batch)
     for kind in ("router", "join", *(("shared",) if shared else ())):
-        check(segment_of(kind, of, mtp=mtp))
+        check(segment_of(kind, model_spec, mtp=mtp))
 
 
 @pytest.mark.parametrize("override", ["recompute=[rmsnorm, mla_up, swiglu]", "precision=nvfp4"])
@@ -380,8 +380,8 @@ def test_products_of_few_bits_read_copies_of_their_weights(precision: str, parts
     exact, read = set[str](), set[str]()
     for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():
         joint = interpret(segment)
-        copies = {each.name for of in quantised(joint) for each in of.tensors if not each.name.endswith("_key")}
-        exact |= {name for name, of in joint.tensors.items() if "pow2" in of.dtype and name.endswith("_fp8")}
+        copies = {each.name for group in quantised(joint) for each in group.tensors if not each.name.endswith("_key")}
+        exact |= {name for name, tensor in joint.tensors.items() if "pow2" in tensor.dtype and name.endswith("_fp8")}
         for node in unpacked(joint).nodes:
             if found := [arg for arg in node.args if arg in copies]:
                 assert len(found) == parts and {name.endswith("_t") for name in found} == {"_dgrad" in node.op}

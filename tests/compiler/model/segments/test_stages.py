@@ -1,4 +1,4 @@
-"""Stages: what they exchange, how layers are spread over them, and the parameters of a model."""
+"""Stages: their exchanges, the distribution of layers over them, and the parameters of a model."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_stages_are_the_model_in_order(num_stages: int) -> None:
     assert stages[0].input is None and stages[-1].output is None
 
 
-@pytest.mark.parametrize("of", [spec(), quickstart_sized()], ids=["small", "quickstart"])
+@pytest.mark.parametrize("model_spec", [spec(), quickstart_sized()], ids=["small", "quickstart"])
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_every_value_is_made_once_and_read_once(of: Spec, num_stages: int) -> None:
-    """Each value is made once and read once, so gradients need no sums between segments. Shapes agree at both ends."""
-    for stage in build_stages(cut_model(of), num_stages):
+def test_every_value_is_made_once_and_read_once(model_spec: Spec, num_stages: int) -> None:
+    """Each value has one producer and one reader, so segments need no gradient sums. Shapes agree at both ends."""
+    for stage in build_stages(cut_model(model_spec), num_stages):
         made: dict[str, tuple] = {b.name: (b.shape, b.dtype) for b in (*stage.loads, *filter(None, [stage.input]))}
         read: Counter[str] = Counter()
         for step in stage.steps:
@@ -122,7 +122,7 @@ def test_parameters_of_deepseek_v3() -> None:
 
 
 @pytest.mark.parametrize(
-    "of",
+    "model_spec",
     [
         spec(),
         spec(layers=(moe(shared=2), moe(shared=0)), expert=2),
@@ -130,15 +130,17 @@ def test_parameters_of_deepseek_v3() -> None:
         spec(attention=mla(query_rank=None)),
     ],
 )
-def test_names_and_shapes_are_those_of_the_plain_model(of: Spec) -> None:
-    reference = Reference(Config.from_plan(of.model.model_dump() | {"sequence": of.train.sequence}))
-    rows = parameters(of)
+def test_names_and_shapes_are_those_of_the_plain_model(model_spec: Spec) -> None:
+    reference = Reference(Config.from_plan(model_spec.model.model_dump() | {"sequence": model_spec.train.sequence}))
+    rows = parameters(model_spec)
     assert {row.name: row.shape for row in rows} == {n: tuple(t.shape) for n, t in reference.state_dict().items()}
     trained = {name for name, _ in reference.named_parameters()}
     for row in rows:
         assert (row.role == "parameter") == (row.name in trained)
         assert row.decay == (row.role == "parameter" and not row.name.endswith("norm"))
-        assert row.init == (None if row.name.endswith("norm") else 0.0 if row.role == "bias" else of.model.init_std)
+        assert row.init == (
+            None if row.name.endswith("norm") else 0.0 if row.role == "bias" else model_spec.model.init_std
+        )
         assert (row.expert is not None) == (".experts." in row.name)
         if row.expert is not None:
             assert row.name == row.tensor.replace(".experts.", f".experts.{row.expert}.") and row.num_experts == 8
@@ -147,14 +149,14 @@ def test_names_and_shapes_are_those_of_the_plain_model(of: Spec) -> None:
 
 
 def test_stages_hold_every_tensor() -> None:
-    of = spec()
-    held = {tensor for step in model_steps(of) if isinstance(step, ir.Use) for _, tensor in step.params}
-    assert held == {row.tensor for row in parameters(of)}
+    model_spec = spec()
+    held = {tensor for step in model_steps(model_spec) if isinstance(step, ir.Use) for _, tensor in step.params}
+    assert held == {row.tensor for row in parameters(model_spec)}
 
 
 def test_blocks_cost_what_their_segments_cost() -> None:
-    of = quickstart_sized()
-    _, dense, sparse, *_ = model_blocks(of)
+    model_spec = quickstart_sized()
+    _, dense, sparse, *_ = model_blocks(model_spec)
     T, rows = 256, 256 * 4
     routed = 2 * rows * 3 * 256 * 128
     everyone = 2 * T * 256 * (16 + 3 * 128)  # gate and shared expert

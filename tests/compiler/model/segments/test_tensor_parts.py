@@ -1,5 +1,5 @@
-"""Layers that tensor ranks split, against the same model on one rank: all ranks in one process, with autograd through
-what they exchange, in float64. Brute force: whole weights are cut as the replica table says."""
+"""Tensor-parallel layers against the same model on one rank: all ranks in one process, with autograd through their
+exchanges, in float64. Brute force: full weights are sliced by the replica table."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ MODELS = {
 }
 
 
-def of_ranks(of: Model, ranks: int, vocab: int = 60) -> Spec:
-    return spec(1, 1, 1, 3, tensor=ranks).model_copy(update={"model": of.model_copy(update={"vocab": vocab})})
+def of_ranks(model_spec: Model, ranks: int, vocab: int = 60) -> Spec:
+    return spec(1, 1, 1, 3, tensor=ranks).model_copy(update={"model": model_spec.model_copy(update={"vocab": vocab})})
 
 
 def data_of(chosen: Spec, data: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """What a tensor rank reads: its rows; of a part of the vocabulary all rows, others' words being −1."""
+    """The tokens that a tensor rank reads: its own rows; for a vocabulary shard all rows, with others' words as −1."""
     ranks = chosen.parallel.tensor
     mine = {name: rows.chunk(ranks)[rank] for name, rows in data.items()}
     if chosen.model.vocab % ranks or ranks == 1:
@@ -70,8 +70,8 @@ def loss_of(chosen: Spec, weights: dict[str, Tensor], data: dict[str, Tensor]) -
     values = [data_of(chosen, data, rank) for rank in range(ranks)]
     for step in model_steps(chosen):
         if isinstance(step, ir.Communication):
-            given = [mine[step.inputs[0]] for mine in values]
-            together = torch.cat(given) if step.kind == "gather" else sum(given[1:], given[0])
+            operands = [mine[step.inputs[0]] for mine in values]
+            together = torch.cat(operands) if step.kind == "gather" else sum(operands[1:], operands[0])
             taken = [together] * ranks if step.kind == "gather" else together.chunk(ranks)
             for mine, tensor in zip(values, taken, strict=True):
                 assert tuple(tensor.shape) == step.outputs[0].shape
@@ -90,12 +90,12 @@ def loss_of(chosen: Spec, weights: dict[str, Tensor], data: dict[str, Tensor]) -
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("vocab", [60, 61])
-@pytest.mark.parametrize("of", MODELS)
-def test_all_ranks_together_are_the_model(of: str, ranks: int, vocab: int) -> None:
-    attention = MODELS[of].attention
+@pytest.mark.parametrize("model_spec", MODELS)
+def test_all_ranks_together_are_the_model(model_spec: str, ranks: int, vocab: int) -> None:
+    attention = MODELS[model_spec].attention
     assert isinstance(attention, Mla | Gqa)
     ranks = min(ranks, attention.heads if isinstance(attention, Mla) else attention.kv_heads)
-    alone, split = of_ranks(MODELS[of], 1, vocab), of_ranks(MODELS[of], ranks, vocab)
+    alone, split = of_ranks(MODELS[model_spec], 1, vocab), of_ranks(MODELS[model_spec], ranks, vocab)
     assert parameters(alone) == parameters(split)
     generator = torch.Generator().manual_seed(ranks)
     weights = {
@@ -110,30 +110,30 @@ def test_all_ranks_together_are_the_model(of: str, ranks: int, vocab: int) -> No
     for chosen in (alone, split):
         loss = loss_of(chosen, weights, data)
         found.append((loss, torch.autograd.grad(loss, list(weights.values()))))
-    (one, wanted), (other, given) = found
+    (one, wanted), (other, operands) = found
     assert abs(one - other) <= 1e-12 * abs(one)
-    for name, a, b in zip(weights, wanted, given, strict=True):
+    for name, a, b in zip(weights, wanted, operands, strict=True):
         assert (a - b).abs().max() <= 1e-11 * a.abs().max(), name
 
 
-@pytest.mark.parametrize("of", MODELS)
-def test_emitted_parts_equal_autograd(of: str) -> None:
+@pytest.mark.parametrize("model_spec", MODELS)
+def test_emitted_parts_equal_autograd(model_spec: str) -> None:
     """F, I and W of every kind of segment of a split model."""
     seen = set()
-    for step in model_steps(of_ranks(MODELS[of], 2)):
+    for step in model_steps(of_ranks(MODELS[model_spec], 2)):
         if isinstance(step, ir.Use) and step.segment.shown not in seen:
             seen.add(step.segment.shown)
-            given = arguments(step.segment, 30)
-            assert_equal(by_segment(step.segment, load(step.segment), given), by_autograd(step.segment, given))
+            operands = arguments(step.segment, 30)
+            assert_equal(by_segment(step.segment, load(step.segment), operands), by_autograd(step.segment, operands))
             assert interpret(step.segment).again == ()
-    ends = {"embed", "final_norm", "head", "loss", *(["mtp_input"] if MODELS[of].mtp else [])}
-    ends |= {"streams"} if MODELS[of].hyper_connections else set()
+    ends = {"embed", "final_norm", "head", "loss", *(["mtp_input"] if MODELS[model_spec].mtp else [])}
+    ends |= {"streams"} if MODELS[model_spec].hyper_connections else set()
     assert {key[0] for key in seen} == {"enter", "attention", "between", "dense", "leave", *ends}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_attention_of_tensor_ranks_gives_is_not_added_yet(ranks: int) -> None:
-    """Each rank has a part of the sum, so that the residual is added behind that; one alone adds it itself."""
+    """Each rank has a partial sum, so the residual is added after the reduction; a single rank adds it directly."""
     hybrid = load_spec(
         Path(__file__).parents[4] / "specs" / "laptop-hybrid.dsc", overrides=[f"parallel.tensor={ranks}"]
     )

@@ -1,4 +1,4 @@
-"""What a traced segment says of a number of rows that is not known before."""
+"""Traced segments with a number of rows unknown at compile time."""
 
 from __future__ import annotations
 

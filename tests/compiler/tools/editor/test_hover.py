@@ -57,7 +57,9 @@ def test_what_says_itself_is_not_said_again() -> None:
     assert about("# hid|den\n") == "" and about('import "l|ib.dsc"') == ""
 
 
-@pytest.mark.parametrize(("key", "meaning"), [("from", "of the first step"), ("to", "has grown"), ("over", "it grows")])
+@pytest.mark.parametrize(
+    ("key", "meaning"), [("from", "in the first step"), ("to", "end of the ramp"), ("over", "length of the ramp")]
+)
 def test_keys_of_a_batch_that_grows(key: str, meaning: str) -> None:
     text = "run a {\n  train { batch { from = 16, to = 32, over = 1M tokens, other = 1 } }\n}\n"
     found = about(text.replace(f" {key} =", f" {key}| ="))
