@@ -260,7 +260,7 @@ RULES: tuple[Row, ...] = (
     ),
     (WORLD, parallel.data_ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
-    (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),
+    (("cluster.node.device", "cluster.more"), resources.devices_have_a_known_speed),
     ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
     *JOINT,
 )

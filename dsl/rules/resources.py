@@ -44,7 +44,7 @@ def devices_have_the_precision(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0916", message, path, hint, (("the precision", "precision.linear"),))
 
 
-def devices_have_a_pace(spec: Spec) -> Iterator[Finding]:
+def devices_have_a_known_speed(spec: Spec) -> Iterator[Finding]:
     """A device is an accelerator with peaks, or a CPU; otherwise its speed is unknown."""
     for path, device in _devices(spec):
         if device.bf16 is None and device.cores is None and "cpu" not in device.name.lower():
