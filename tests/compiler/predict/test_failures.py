@@ -60,8 +60,9 @@ def test_no_interval_is_better_than_the_best(seed: int) -> None:
     step_s, mtbf_s = draw.uniform(0.1, 30), 10 ** draw.uniform(3, 6)
     copy_s, write_s = draw.choice([0.0, draw.uniform(0, 60)]), draw.uniform(0, 600)
     found = best_steps(step_s, mtbf_s, copy_s, write_s)
-    of = {steps: share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in range(1, int(mtbf_s / step_s) + 2)}
-    assert of[found] == max(of.values())
+    counts = range(1, int(mtbf_s / step_s) + 2)
+    shares = {steps: share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in counts}
+    assert shares[found] == max(shares.values())
 
 
 def test_a_run_that_never_gets_on_keeps_nothing() -> None:

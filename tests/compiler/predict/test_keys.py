@@ -19,8 +19,8 @@ def test_a_ring_saves_no_more_than_the_exchanges_take(context: int, sequence: in
     found = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
     chains = found.lowering.chains(0, 0)
     forward, backward = (
-        sum(node.time_ns for node in chains.of(kind) if node.instruction.kind == of)
-        for kind, of in (("F", "gather_sequences"), ("B", "scatter_sequences"))
+        sum(node.time_ns for node in chains.of(kind) if node.instruction.kind == exchange)
+        for kind, exchange in (("F", "gather_sequences"), ("B", "scatter_sequences"))
     )
     steps = found.schedule.num_micro_batches / found.step.seconds / 1e9
     assert 0 < forward * steps <= share_of_keys(found) * (1 + 1e-9) <= (forward + backward) * steps

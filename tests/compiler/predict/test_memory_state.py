@@ -84,7 +84,7 @@ def test_the_published_set_up_fits() -> None:
 
 
 def memory(rank: int, **fields: object) -> RankMemory:
-    given: dict[str, object] = {
+    memory_fields: dict[str, object] = {
         "capacity_bytes": 80 * GIB,
         "peak_bytes": 85 * GIB,
         "weights": 20 * GIB,
@@ -99,7 +99,7 @@ def memory(rank: int, **fields: object) -> RankMemory:
             HeldTensor("returned_rows", 5 * GIB, "buffer"),
         ),
     }
-    return RankMemory(pp_rank=rank, **(given | fields))  # type: ignore[arg-type]
+    return RankMemory(pp_rank=rank, **(memory_fields | fields))  # type: ignore[arg-type]
 
 
 def test_why_it_does_not_fit() -> None:

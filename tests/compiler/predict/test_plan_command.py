@@ -137,8 +137,8 @@ def test_given_rates_are_those_of_the_choice_and_of_the_edits(
     """`--rates FILE` plans what a spec plans that names the file; the file that it names itself is not read then."""
 
     def planned(*more: str) -> dict[str, Any]:
-        given = [part for each in overrides for part in ("-s", each)]
-        assert main(["plan", str(SPECS / "llama3-8b.dsc"), *given, *more, "--format", "json"]) == 0
+        arguments = [part for each in overrides for part in ("-s", each)]
+        assert main(["plan", str(SPECS / "llama3-8b.dsc"), *arguments, *more, "--format", "json"]) == 0
         found = parsed(capsys.readouterr().out, "plan")
         for edit in found["edits"]:  # the overrides have other places in the command
             edit["settings"] = {setting["key"]: setting["value"] for setting in edit["settings"]}

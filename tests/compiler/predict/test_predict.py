@@ -204,7 +204,7 @@ def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
 
 def test_a_cpu_moves_nothing() -> None:
     at_once = "train.checkpoint.background=false"
-    plain, away = (plan_of("quickstart", at_once, *given) for given in ((), ("offload=[moments]",)))
+    plain, away = (plan_of("quickstart", at_once, *overrides) for overrides in ((), ("offload=[moments]",)))
     assert [rank.peak_bytes for rank in plain.ranks] == [rank.peak_bytes for rank in away.ranks]
     assert away.host_bytes == 0 and away.step.seconds == plain.step.seconds
     averaged = plan_of("quickstart", "train.ema.decay=0.999")

@@ -30,8 +30,8 @@ SPECS = Path(__file__).resolve().parents[3] / "specs"
 SMALL = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
 
 
-def searched(file: str, opened: tuple[str, ...], *given: str) -> Ranking:
-    overrides = (*(f"{path}=auto" for path in opened), *given)
+def searched(file: str, opened: tuple[str, ...], *overrides: str) -> Ranking:
+    overrides = (*(f"{path}=auto" for path in opened), *overrides)
     resolved = resolve(SPECS / file, overrides=overrides)
     return search(resolved.spec, resolved.opened, alternatives(SPECS / file, overrides=overrides))
 
@@ -149,7 +149,7 @@ def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.Ca
     text = f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}'
     (tmp_path / "mine.dsc").write_text(text, "utf-8")
     assert main(["plan", str(tmp_path / "mine.dsc"), "-s", "parallel.pipeline=auto"]) == 2
-    assert "a schedule's file is of one size" in capsys.readouterr().err
+    assert "a schedule file is for one size" in capsys.readouterr().err
 
 
 def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,11 +48,11 @@ class Live(TorchDispatchMode):
         super().__init__()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        inputs = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         result = function(*args, **(kwargs or {}))
         for each in tree_leaves(result):
             if isinstance(each, Tensor) and (place := each.untyped_storage().data_ptr()):
-                if place in known and place not in self.sizes:
+                if place in inputs and place not in self.sizes:
                     continue  # a view of what was there before
                 self.sizes[place] = each.untyped_storage().nbytes()
                 self.holders[place] += 1
@@ -111,8 +111,8 @@ def exchange_of(route: str) -> tuple[Exchange, Route, list[Tensor]]:
     hops = Hops(swap, swap)
     copy_X = torch.arange(10) % sum(COPIES)
     maps = [torch.arange(sum(SENT)), torch.stack([copy_X, torch.arange(10)])]
-    known = NodeRoute(RECEIVED.num_rows, SENT, RECEIVED, COPIES, COPIES, ROWS)
-    return NodeExchange(hops, hops, NodePlace(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), known, maps
+    node_route = NodeRoute(RECEIVED.num_rows, SENT, RECEIVED, COPIES, COPIES, ROWS)
+    return NodeExchange(hops, hops, NodePlace(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), node_route, maps
 
 
 def tensors_of(forward: bool, gates: bool) -> list[Tensor]:
@@ -134,7 +134,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
 
     The room of the rows that come has no padding, which the plan counts; tables of integers within a wait it does not.
     """
-    exchange, known, maps = exchange_of(route)
+    exchange, node_route, maps = exchange_of(route)
     tensors = tensors_of(forward, gates)
     staging = staging_of(spec_of(route))
     assert staging
@@ -147,7 +147,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
     planned = staging(start, [*read, *buffers_of(maps, "X")], written, Received(RECEIVED.num_rows, copies, forwarded))
 
     with Live() as live:
-        exchange.start(name, [*tensors, *maps], known, forward)
+        exchange.start(name, [*tensors, *maps], node_route, forward)
         values = sum(pending.result.nbytes for pending in exchange.pending[name])
         between = live.bytes
         live.most = between

@@ -117,13 +117,13 @@ def test_only_wide_values_are_narrowed(given: list[str], lighter: list[tuple[str
 def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
     """Edits go with what was chosen for `auto`; applied, the search goes on from them, to what fits."""
     spec = str(SPECS / "llama3-8b.dsc")
-    given = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
-    assert main(["plan", spec, *given, "--format", "json"]) == 0
+    arguments = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
+    assert main(["plan", spec, *arguments, "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert edits
     for edit in edits:
         applied = [part for each in edit["settings"] for part in ("-s", f"{each['key']}={each['value']}")]
-        assert main(["plan", spec, *given, *applied, "--format", "json"]) == 0
+        assert main(["plan", spec, *arguments, *applied, "--format", "json"]) == 0
         after = json.loads(capsys.readouterr().out)
         assert after["memory"]["fits"] and after["step"]["seconds"] <= edit["step_s"] * (1 + 1e-9)
 
@@ -254,8 +254,8 @@ def test_no_edit_is_said_to_be_none() -> None:
 def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """Planned with it, so much is lacking, on that rank; and it is less than without it."""
     sizes = ["train.sequence=65536", "train.micro_batch=1", "train.batch=16"]
-    spec, given = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
-    words = [spec, *(word for override in given for word in ("-s", override))]
+    spec, sizes_and_keys = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
+    words = [spec, *(word for override in sizes_and_keys for word in ("-s", override))]
     assert main(["plan", *words, "--format", "json"]) == 0
     shown = parsed(capsys.readouterr().out, "plan")
     assert shown["edits"] == [] and len(shown["nearest"]["settings"]) > 1, "one upon another"
@@ -265,7 +265,7 @@ def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFix
         shown["nearest"]["pp_rank"],
         shown["nearest"]["devices"],
     )
-    after = predict(resolve(spec, None, [*given, *(f"{key}={value}" for key, value in near.settings)]).spec)
+    after = predict(resolve(spec, None, [*sizes_and_keys, *(f"{key}={value}" for key, value in near.settings)]).spec)
     lacking = [rank.peak_bytes - rank.capacity_bytes for rank in after.ranks]
     assert near.lacking_bytes == max(lacking) == lacking[near.pp_rank] > 0 and near.num_devices == after.num_devices
     before = max(rank["peak_bytes"] - rank["capacity_bytes"] for rank in shown["memory"]["ranks"])

@@ -258,7 +258,7 @@ def test_what_stands_in_puts_off_no_weight_gradient(ranks: int, placement: Stage
         assert max(simulate(schedule, UNIT).peak_activations) <= (ranks if placement == BIDIRECTIONAL else 2 * ranks)
         for steps in schedule.actions:
             actions = [action for step in steps for action in actions_of(step)]
-            assert all(after == replace(it, kind="W") for it, after in pairwise(actions) if it.kind == "I")
+            assert all(after == replace(action, kind="W") for action, after in pairwise(actions) if action.kind == "I")
 
 
 def test_zbv_reaches_the_bound_where_dualpipe_does_not() -> None:

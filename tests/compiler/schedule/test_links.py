@@ -76,7 +76,7 @@ def test_what_is_no_latency_is_refused(text: str, said: str) -> None:
 
 def test_tables_of_other_sizes_are_refused() -> None:
     costs = replace(Costs(), links=table(random.Random(0), 3))
-    with pytest.raises(ValueError, match="weights of 3 ranks in the table of latency, the schedule has 4"):
+    with pytest.raises(ValueError, match="weights of 3 ranks in the table of latency, but the schedule has 4"):
         simulate(SCHEDULES["1f1b"].generate(4, 4), costs)
 
 

@@ -74,9 +74,9 @@ def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fractio
         if action.kind == "W" or not 0 <= stage <= last:
             return Fraction(0)
         makers = [Action(kind, stage, action.micro_batch) for kind in ("BI" if action.kind in "BI" else "F")]
-        made = [ends[maker] for maker in makers if maker in ends]
+        ready = [ends[maker] for maker in makers if maker in ends]
         delay = 0 if placement.rank_of(P, N, stage, action.micro_batch) == rank else costs.latency
-        return made[0] + delay if made else None
+        return ready[0] + delay if ready else None
 
     while any(len(spans[rank]) < len(schedule.actions[rank]) for rank in range(P)):
         able = []
@@ -143,7 +143,7 @@ def test_a_circle_is_named() -> None:
 
 
 def test_weights_of_other_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="weights of 3 stages, the schedule has 2"):
+    with pytest.raises(ValueError, match="weights of 3 stages, but the schedule has 2"):
         simulate(SCHEDULES["1f1b"].generate(2, 2), Costs(stages=(Fraction(1),) * 3))
 
 

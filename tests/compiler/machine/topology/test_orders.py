@@ -37,11 +37,11 @@ def mixed(schedule: str, *kinds: Device, experts: int = 8, layout: str | None = 
         update={"nodes": nodes, "node": first, "more": More(nodes=nodes, node=more[0]) if more else None}
     )
     batch = base.train.batch.model_copy(update={"start": 64, "end": 64})
-    of = {"pipeline": 4, "expert": experts, "data": 8, "layout": layout}
+    parallel = {"pipeline": 4, "expert": experts, "data": 8, "layout": layout}
     return base.model_copy(
         update={
             "cluster": cluster,
-            "parallel": base.parallel.model_copy(update=of),
+            "parallel": base.parallel.model_copy(update=parallel),
             "schedule": base.schedule.model_copy(update={"name": schedule}),
             "train": base.train.model_copy(update={"micro_batch": 1, "batch": batch}),
         }
@@ -68,8 +68,8 @@ def test_orders_are_those_of_the_own_device() -> None:
     faster = 0
     assert here.keys() == there.keys()
     for name in here:
-        for own, other, table in ((here[name], there[name], times[0]), (there[name], here[name], times[3])):
-            mine, its = lane_times(own.instructions, table), lane_times(other.instructions, table)
+        for ours, other, table in ((here[name], there[name], times[0]), (there[name], here[name], times[3])):
+            mine, its = lane_times(ours.instructions, table), lane_times(other.instructions, table)
             assert (mine.compute, mine.communication) == (its.compute, its.communication)
             faster += mine.end < its.end
             assert mine.end <= its.end * 1.002, name  # orders are searched for: of two good ones either may be found

@@ -57,8 +57,8 @@ def test_answer(tmp_path: Path, capsys: Shown, groups: int, nodes: int) -> None:
         balance = balance_of(row, physical, layout)
         assert layer["balance"] == pytest.approx({"device": balance.device, "node": balance.node})
         assert sorted(physical.tolist()) == list(range(24))
-        known = balance_of(row, greedy(row, layout), layout)
-        assert balance.device <= known.device and layer["greedy"]["device"] == known.device
+        expected = balance_of(row, greedy(row, layout), layout)
+        assert balance.device <= expected.device and layer["greedy"]["device"] == expected.device
         assert layer["gap"] == pytest.approx(layer["balance"]["device"] / layer["bound"] - 1)
         now = balance_of(row, np.arange(24), layout)
         assert layer["before"] == pytest.approx({"device": now.device, "node": now.node})
@@ -177,14 +177,14 @@ def test_wrong_command_lines(tmp_path: Path, capsys: Shown, flags: tuple[object,
 
 def test_wrong_loads(tmp_path: Path, capsys: Shown) -> None:
     path = load_file(tmp_path, [1] * 8, [1] * 7)
-    assert "row 1 has 7 experts, row 0 has 8" in refused(capsys, path, "--devices", 2)
+    assert "row 1 has 7 experts, but row 0 has 8" in refused(capsys, path, "--devices", 2)
     assert "there is no file" in refused(capsys, tmp_path / "none.json", "--devices", 2)
     assert "has not reached a checkpoint" in refused(capsys, tmp_path.parent / tmp_path.name / "..", "--devices", 2)
     assert "which load?" in refused(capsys)
     assert "leave one of them out" in refused(capsys, path, QUICKSTART, "--load", path)
     assert "there is no file" in refused(capsys, path, tmp_path / "none.dsc")
     large = load_file(tmp_path, *([[1] * 4096] * 1100))
-    assert "experts of all layers are too many" in refused(capsys, large, "--devices", 2)
+    assert "experts in all layers are too many" in refused(capsys, large, "--devices", 2)
 
 
 def test_needs_no_torch(tmp_path: Path) -> None:

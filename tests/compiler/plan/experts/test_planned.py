@@ -45,8 +45,8 @@ def write(folder: Path, ranks: int, load: Callable[[int], Any] = lambda experts:
     """A file for so many expert ranks, under a load."""
     layers = []
     for name, ffn in layers_with_experts(load_spec(QUICK)):
-        made = shifted(ranks, ffn.experts, load(ffn.experts))
-        layers.append(LayerPlacement(name, made.devices, made.moves, made.load))
+        shifted_ranks = shifted(ranks, ffn.experts, load(ffn.experts))
+        layers.append(LayerPlacement(name, shifted_ranks.devices, shifted_ranks.moves, shifted_ranks.load))
     (folder / "placement.json").write_text(to_text(layers), "utf-8")
     return folder / "placement.json"
 
@@ -69,12 +69,12 @@ def refused(capsys: Shown, *settings: str) -> str:
 def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
     write(folder, 2)
     plain, placed = plan(capsys), plan(capsys, NAMED)
-    assert "expert e of E lives on expert rank e // (E / expert)" in plain["assumptions"]
-    assert "experts live on the expert ranks that placement.json says" in placed["assumptions"]
+    assert "expert e of E is on expert rank e // (E / expert)" in plain["assumptions"]
+    assert "experts are on the expert ranks that placement.json names" in placed["assumptions"]
     assert not any("expert e of E" in said or "busiest" in said for said in placed["assumptions"])
     assert placed["step"]["seconds"] >= plain["step"]["seconds"]  # the router sorts rows by one more table
     assert main(["plan", "quick.dsc", "-s", NAMED]) == 0
-    assert "experts live on the expert ranks that placement.json says" in capsys.readouterr().out
+    assert "experts are on the expert ranks that placement.json names" in capsys.readouterr().out
 
 
 def test_how_even_it_is_under_its_load(folder: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_load_reads_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "message"),
     [
-        (3, "`load` is the tokens of each of its 16 experts"),
-        ([1, 2], "`load` is the tokens of each of its 16 experts"),
-        ([], "`load` is the tokens of each of its 16 experts"),
+        (3, "`load` must be the tokens of each of its 16 experts"),
+        ([1, 2], "`load` must be the tokens of each of its 16 experts"),
+        ([], "`load` must be the tokens of each of its 16 experts"),
         ([-1, *[1] * 15], "`load`: -1 tokens"),
-        (["1", *[1] * 15], '`load`: "1" is no number'),
-        ([True, *[1] * 15], "`load`: true is no number"),
+        (["1", *[1] * 15], '`load`: "1" is not a number'),
+        ([True, *[1] * 15], "`load`: true is not a number"),
         ([1e300, *[1] * 15], "`load`: 1e.300 tokens"),
-        ([[1], *[1] * 15], r"`load`: \[1\] is no number"),
+        ([[1], *[1] * 15], r"`load`: \[1\] is not a number"),
     ],
 )
 def test_what_is_no_load(folder: Path, load: Any, message: str) -> None:

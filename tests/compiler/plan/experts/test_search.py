@@ -47,8 +47,8 @@ def test_at_least_as_balanced_as_the_greedy(layout: ExpertLayout, kind: str, see
     load = load_of(kind, layout.experts, seed)
     placed = place_layer(load, layout)
     hold(placed, load, layout)
-    known = [global_(load, layout), *([hierarchical(load, layout)] if layout.groups_divide else [])]
-    best = min((b.device, b.node) for b in (balance_of(load, physical, layout) for physical in known))
+    baselines = [global_(load, layout), *([hierarchical(load, layout)] if layout.groups_divide else [])]
+    best = min((b.device, b.node) for b in (balance_of(load, physical, layout) for physical in baselines))
     assert placed.balance.device <= best[0] * (1 + 1e-11)
     if placed.balance.device > best[0] * (1 - 1e-11):
         assert placed.balance.node <= best[1] * (1 + NEAR)
@@ -160,8 +160,8 @@ def test_the_same_every_time() -> None:
         (ExpertLayout(9, 1, 1, 2), "spread evenly over devices = 2"),
         (ExpertLayout(9, 1, 2, 3), "spread evenly over nodes = 2"),
         (ExpertLayout(8, 3, 1, 2), "groups = 3 do not divide the 8 experts"),
-        (ExpertLayout(8, 0, 1, 2), "groups = 0: at least 1"),
-        (ExpertLayout(131072, 1, 1, 2), "too many: at most 65,536"),
+        (ExpertLayout(8, 0, 1, 2), "groups = 0: must be at least 1"),
+        (ExpertLayout(131072, 1, 1, 2), "too many: the limit is 65,536"),
     ],
 )
 def test_sizes_that_do_not_fit(layout: ExpertLayout, message: str) -> None:

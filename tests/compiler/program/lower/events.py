@@ -38,11 +38,11 @@ class Machines:
         self.values = set(given)
         self.proceed()
         while self.events:
-            time, _, what = heapq.heappop(self.events)
+            time, _, event = heapq.heappop(self.events)
             if not self.computing and self.moving is not None:
                 self.idle_while_moving += time - self.now
             self.now = time
-            if what == "computed":
+            if event == "computed":
                 self.computing = False
             else:
                 assert self.moving is not None
@@ -89,5 +89,5 @@ class Machines:
 
 def given_to(body: Body) -> set[tuple[int, str]]:
     """What earlier bodies left: read here, and written by nothing here."""
-    made = {(i.slot, b.name) for i in body.instructions for b in i.writes}
-    return {(i.slot, name) for i in body.instructions for name in i.reads} - made
+    written = {(i.slot, b.name) for i in body.instructions for b in i.writes}
+    return {(i.slot, name) for i in body.instructions for name in i.reads} - written

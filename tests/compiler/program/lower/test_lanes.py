@@ -151,14 +151,14 @@ def test_gradients_are_added_in_base_order_whatever_the_rates(stage: int, zero: 
         behind.append({*earlier}.union(*(behind[job] for job in earlier)))
     order, adding = best_order(jobs), defaultdict[str, list[int]](list)
     for job in order:
-        for what in held[job].params if held[job].phase == "W" else ():
-            adding[what].append(job)
+        for parameter in held[job].params if held[job].phase == "W" else ():
+            adding[parameter].append(job)
         if held[job].kind == "scatter":
             adding[f"scatter {held[job].site}"].append(job)
-    for what, found in adding.items():
-        assert found == sorted(found) and {jobs.slot[job] for job in found} == {0, 1}, what
-        assert all(first in behind[second] for first, second in pairwise(found)), what
-    assert any(what.startswith("scatter ") for what in adding) == (zero > 0)
+    for parameter, adders in adding.items():
+        assert adders == sorted(adders) and {jobs.slot[job] for job in adders} == {0, 1}, parameter
+        assert all(first in behind[second] for first, second in pairwise(adders)), parameter
+    assert any(parameter.startswith("scatter ") for parameter in adding) == (zero > 0)
     assert (len(adding.get("head", ())) == 4) == (stage == 1), "of the model and of MTP, twice"
 
 
@@ -188,9 +188,9 @@ def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tup
             if not open_ and job in sends:
                 link.append((None, Fraction(sends[job]) + (0 if link else step)))
         if link:
-            (what, time), *rest = link
-            link = [(what, time - step), *rest] if time > step else rest
-            ends |= {what} - {None} if time == step and what is not None else set()
+            (transfer, time), *rest = link
+            link = [(transfer, time - step), *rest] if time > step else rest
+            ends |= {transfer} - {None} if time == step and transfer is not None else set()
     return now, computed
 
 

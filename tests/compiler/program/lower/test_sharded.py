@@ -97,8 +97,8 @@ def test_a_micro_batch_moves_as_often_as_its_use_says(schedule: str, zero: int) 
 
 def test_nothing_is_divided_among_one() -> None:
     """One data rank, or one holder of each expert, has all: the program is that of zero = 0."""
-    for of, pp in (("llama", 2), ("v3", 1)):
-        alone = spec(pp, 1, 1, 4, zero=3, of=of, schedule="1f1b")
+    for model, pp in (("llama", 2), ("v3", 1)):
+        alone = spec(pp, 1, 1, 4, zero=3, of=model, schedule="1f1b")
         assert not make_plan(alone).sharded
         whole = alone.model_copy(update={"parallel": alone.parallel.model_copy(update={"zero": 0})})
         assert program_of(alone, lowering_of(alone)) == program_of(whole, lowering_of(whole))

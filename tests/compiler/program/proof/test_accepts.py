@@ -94,8 +94,8 @@ def assert_released_at_once(program: Program) -> None:
     for (rank, peer), messages in sent.items():
         for message, (index, _) in messages.items():
             replies = [each for each, at in sent[peer, rank].items() if at > received[rank, peer][message]]
-            known = [at for at, _ in (received[peer, rank][each] for each in replies) if at > index]
-            wanted += [(rank, min(known), peer, message)] if known else []
+            answered = [at for at, _ in (received[peer, rank][each] for each in replies) if at > index]
+            wanted += [(rank, min(answered), peer, message)] if answered else []
     calls = [(rank, *each) for rank, row in enumerate(program.invocations) for each in enumerate(row)]
     found = [(rank, index, *each) for rank, index, call in calls for each in call.releases]
     assert sorted(found) == sorted(wanted)

@@ -98,7 +98,7 @@ def test_copies_that_are_wrong_are_named() -> None:
     swapped[first], swapped[second] = row[second], row[first]
     less = copied_less(program)
     for changed, said in (
-        (without(second), f"rank 0, B0.{went}: what its F saved is on the host: put R0.{went} before it"),
+        (without(second), f"rank 0, B0.{went}: the values that its F saved are on the host: put R0.{went} before it"),
         (without(first), f"rank 0, R0.{went}: comes before its O"),
         (with_row(program, 0, tuple(swapped)), f"rank 0, R0.{went}: comes before its O"),
         (with_row(program, 0, (*row[:first], row[first], *row[first:])), "so twice"),
@@ -174,18 +174,18 @@ def test_the_executor_sees_the_tensors_of_a_segment(phase: str) -> None:
     """A build calls a segment with its tensors one after the other: with one left out or twice it is another call."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
     reference = outcomes(program, plan, symbols := Symbols())
-    for how in ("drop", "double"):
-        changed = with_tensors(program, phase, how)
+    for edit in ("drop", "double"):
+        changed = with_tensors(program, phase, edit)
         assert outcomes(changed, plan, symbols) != reference
         assert not accepted(changed, plan)
 
 
-def with_tensors(program: Program, phase: str, how: str) -> Program:
+def with_tensors(program: Program, phase: str, edit: str) -> Program:
     """The first segment of a phase that has tensors, called with one less or one twice."""
     for body in program.bodies[0]:
         for at, i in enumerate(body.instructions):
             if i.kind == "run" and i.phase == phase and i.params:
-                changed = replace(i, params=edited(i.params, how, random.Random(0)))
+                changed = replace(i, params=edited(i.params, edit, random.Random(0)))
                 instructions = (*body.instructions[:at], changed, *body.instructions[at + 1 :])
                 rest = tuple(
                     replace(each, instructions=instructions) if each is body else each for each in program.bodies[0]

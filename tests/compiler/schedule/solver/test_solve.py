@@ -195,19 +195,19 @@ def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches
 
 def test_a_search_takes_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it looks for a better steady state first."""
-    given: list[float] = []
+    efforts: list[float] = []
     length = 0
 
     def annealed(problem: ScheduleProblem, start: Slots, work: float, *_: object) -> FoundSlots:
         nonlocal length
         length = max(length, sum(map(len, start)))
-        given.append(work)
+        efforts.append(work)
         return FoundSlots(0, 0, start)
 
     monkeypatch.setattr(core, "anneal", annealed)
     problem = make_problem(V, 1, 8, PAIRED, 3)
     assert core.solve_core(problem, 0.1, lambda count: 0, True, lambda share: None) is not None
-    assert len(given) > 3 and sum(given) <= 0.1 * core._WORK_A_SLOT * length
+    assert len(efforts) > 3 and sum(efforts) <= 0.1 * core._WORK_A_SLOT * length
 
 
 def test_no_micro_batch_is_added_where_one_more_takes_no_longer() -> None:

@@ -114,14 +114,14 @@ def test_changes_to_a_row_keep_what_it_does() -> None:
     def halves(done: Counter[int]) -> Counter[int]:
         return sum((Counter([I + at - B, W] if B <= at < I else [at]) for at in done.elements()), Counter())
 
-    made = set[int]()
+    row_changes = set[int]()
     for _ in range(1000):
         found = change(row, int(draw() * len(row)), draw, offered)
         if found is not None:
             done = does(found[0])
             assert halves(done) == halves(does(row)) and offered.issuperset(found[0])
-            made.add(done[W] - 2)
-    assert made == {-1, 0, 1}
+            row_changes.add(done[W] - 2)
+    assert row_changes == {-1, 0, 1}
 
 
 @pytest.mark.parametrize("placement", [ONE_STAGE, loop(2)], ids=str)
@@ -188,8 +188,8 @@ def _told(
         more = {row: len(line.slots) - len(old.slots)}
         limit = timing.makespan
         if anew is None or not is_longer(problem, timing, candidate, first, last, more, 100 * limit):
-            told = is_longer(problem, timing, candidate, first, last, more, limit)
-            yield candidate, anew.makespan if anew else math.inf, told
+            found_longer = is_longer(problem, timing, candidate, first, last, more, limit)
+            yield candidate, anew.makespan if anew else math.inf, found_longer
 
 
 @settings(max_examples=60)
@@ -202,8 +202,8 @@ def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed:
     while timing is not None:  # walk on from each change that is no longer
         before, seed = timing.makespan, seed + 1
         better = None
-        for candidate, makespan, told in _told(problem, timing, lines, seed):
-            assert not told or makespan > before
+        for candidate, makespan, found_longer in _told(problem, timing, lines, seed):
+            assert not found_longer or makespan > before
             better = candidate if makespan < before else better
         lines, timing = better or lines, timing_of(problem, better) if better else None
 
@@ -215,7 +215,7 @@ def test_nearly_all_that_is_longer_is_told() -> None:
     timing = timing_of(problem, lines)
     assert timing is not None
     cases = [case for seed in range(10) for case in _told(problem, timing, lines, seed)]
-    longer = [told for _, makespan, told in cases if makespan > timing.makespan]
+    longer = [found_longer for _, makespan, found_longer in cases if makespan > timing.makespan]
     assert len(longer) > 100 and sum(longer) > 0.9 * len(longer)
 
 
