@@ -1,4 +1,4 @@
-"""What `dsc plan` says of completions: what they grow with, and that caches are those that a run holds."""
+"""`dsc plan` on completions: what their time depends on, and that planned caches equal those of a run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_stages_divide_the_caches(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["llama", "v3"])
 def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, model: str) -> None:
-    """Bytes of keys and values that the rank of a run holds, where each slot has had a sequence."""
+    """Planned bytes of keys and values equal those that a rank of a run holds once each slot has had a sequence."""
     found = rewarded(model, slots=4)
     write_build(tmp_path / "build", compile_spec(found, segments=segments).files)
     trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
@@ -98,7 +98,7 @@ def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, model: st
 
 
 def test_caches_that_do_not_fit_are_said() -> None:
-    """A device with little more than weights, gradients and state."""
+    """A device with room for little more than weights, gradients and state."""
     found, generation = planned(rewarded("llama"))
     rank = found.ranks[0]
     assert generation.fits and found.fits

@@ -1,4 +1,4 @@
-"""What segments keep and send under FP8 and other recipes, against lists made by hand from arXiv 2412.19437, §3.3."""
+"""Values that segments keep and send under FP8 and other recipes, against lists by hand (arXiv 2412.19437, §3.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def deepseek(*overrides: str) -> Spec:
 
 
 def use_of(spec: Spec, kind: str) -> ir.Use:
-    """The first of a kind."""
+    """The first use of a block of the kind."""
     return next(step for step in model_steps(spec) if isinstance(step, ir.Use) and step.segment.kind == kind)
 
 
@@ -116,7 +116,7 @@ def test_the_gates_gradient_keeps_its_width() -> None:
 @pytest.mark.parametrize("kind", ["attention", "dense", "experts", "mtp_input", "shared"])
 @pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, mla_up, swiglu]", "[swiglu]", "[rmsnorm]"])
 def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
-    """Activations, gradients and weights; and no function keeps a value both wide and narrow."""
+    """All products read eight bits; and no function keeps a value in both its wide and its narrow form."""
     joint = interpret(use_of(deepseek(f"recompute={recompute}"), kind).segment)
     for node in joint.nodes:
         if node.op.removesuffix("_dgrad").removesuffix("_wgrad") in PRODUCTS:
@@ -195,7 +195,7 @@ def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
 
 
 def test_dispatch_alone_in_eight_bits() -> None:
-    """BF16 products read what came in eight bits as it is, forward and backward."""
+    """BF16 products read rows that arrived in eight bits without a further cast, forward and backward."""
     spec = deepseek("precision.linear=bf16")
     cut_segment = cut(use_of(spec, "experts").segment)
     assert sizes(cut_segment.saved) == {"grouped_linear_0": 4096 * 2}

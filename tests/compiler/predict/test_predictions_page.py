@@ -1,4 +1,4 @@
-"""docs/predictions.md is what the program predicts, and the goals are met."""
+"""docs/predictions.md equals what the program predicts, and the predictions meet the goals."""
 
 from __future__ import annotations
 

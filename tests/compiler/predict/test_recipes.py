@@ -1,4 +1,4 @@
-"""Recipes that are planned and not trained: one scale for each tensor, and logits in FP32."""
+"""Recipes that can be planned but not trained: one scale for each tensor, and logits in FP32."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def segment_of(spec: Spec, kind: str) -> ir.Segment:
 
 
 def cast_bytes(segment: ir.Segment) -> int:
-    """What casts of F and of the backward move."""
+    """The bytes moved by the casts of F and of the backward."""
     return sum(
         work.bytes for _, cost in cut(segment).costs for op, work in cost.ops if op in ("quantise", "quantise_both")
     )

@@ -1,4 +1,4 @@
-"""What exchanges stage by the plan, against the tensors that the exchanges of a run make, counted as they live."""
+"""Planned staging memory of exchanges, compared with the tensors that the exchanges of a run keep alive."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Live(TorchDispatchMode):
 
 @dataclass
 class Nobody:
-    """A communicator that moves nothing and holds what it is given until it is waited for, as NCCL does."""
+    """A communicator that moves nothing and, like NCCL, holds its tensors until the wait."""
 
     members: tuple[int, ...] = (0, 1)
     rank: int = 0
@@ -166,7 +166,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
 @pytest.mark.parametrize("expert", [1, 2])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_sums_over_gloo_stage_a_second_buffer(nodes: int, expert: int) -> None:
-    """Gloo has no reduce-scatter. It is used where ranks lie on several machines."""
+    """Gloo has no reduce-scatter. It is used if ranks are on several machines."""
     machines = [f"cluster.nodes={nodes}", f"cluster.node.devices={4 // nodes}"]
     degrees = ["parallel.zero=2", f"parallel.expert={expert}", "schedule.name=1f1b"]
     spec = load(SPECS / "quickstart.dsc", overrides=[*machines, *degrees])
@@ -189,7 +189,7 @@ def test_sums_over_gloo_stage_a_second_buffer(nodes: int, expert: int) -> None:
 
 
 def test_nothing_is_staged_by_ranks_that_share_memory() -> None:
-    """Rows go from a pipe to their places."""
+    """Rows are copied from a pipe to their places."""
     spec = load(SPECS / "quickstart.dsc")
     staging = staging_of(spec)
     rows = buffers_of(tensors_of(True, True), "R")

@@ -1,4 +1,4 @@
-"""Costs: the text, the tables, and what a step takes by them."""
+"""Costs: their text, their tables, and the time of a step by them."""
 
 from __future__ import annotations
 

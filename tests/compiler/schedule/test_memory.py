@@ -1,4 +1,4 @@
-"""What a rank holds: peaks against counts of every moment, bounds and searches against all orders of tiny pipelines."""
+"""Memory of a rank: peaks against counts at every moment, bounds and searches against all orders of tiny pipelines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARES = (Fraction(0), Fraction(1, 3), HALF, Fraction(1))
 
 
 def held_at(schedule: Schedule, timeline: Timeline, keeps: Fraction, rank: int, time: Fraction) -> Fraction:
-    """What a rank holds at a moment: all whose forward has begun, until their backward has ended or what W keeps."""
+    """What a rank holds at a moment: activations whose forward has begun, until their backward or W ends."""
     begun: dict[tuple[int, int], Fraction] = {}
     for step, (start, end) in zip(schedule.actions[rank], timeline.spans[rank], strict=True):
         for action in actions_of(step):

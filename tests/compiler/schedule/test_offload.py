@@ -87,7 +87,7 @@ def test_a_rank_waits_for_an_o_and_a_backward_for_its_r() -> None:
 
 
 def orders(num_micro_batches: int, whole: bool) -> Iterator[tuple[str, ...]]:
-    """All that a rank with one stage can run, micro-batches in order of their number where they are forward."""
+    """All rows that a rank with one stage can run, with forwards in the order of the micro-batches."""
     ways = ("FB", "FORB") if whole else ("FB", "FIW", "FORB", "FORIW")
     for kinds in product(ways, repeat=num_micro_batches):
         yield from merged(kinds, (0,) * num_micro_batches)

@@ -1,4 +1,4 @@
-"""The simulator against identities from the literature, and against a slow one that says the same in other words."""
+"""The simulator compared with identities from the literature and with a slow, separately written simulator."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_makespan_scales_with_the_unit() -> None:
 
 
 def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fraction]]]:
-    """Step after step, the rank whose next step can start first; looks everything up anew."""
+    """Run the rank whose next step can start first, step by step, and look everything up again each time."""
     P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.stage_placement
     last = placement.num_stages(P) - 1
     ends: dict[Action, Fraction] = {}
@@ -107,7 +107,7 @@ def test_agrees_with_a_plain_simulator(name: str) -> None:
 
 
 def random_costs(rng: random.Random, stages: int, ranks: int) -> Costs:
-    """Any table of pairs, uneven stages, now and then by kind, uneven ranks, latency."""
+    """Random costs: a table of pairs, uneven stages (sometimes by kind), uneven ranks, latency."""
     F, I, W = (Fraction(rng.randint(1, 9), rng.choice((1, 3))) for _ in range(3))
     costs = Costs(F, I, W, rng.choice((None, Fraction(rng.randint(1, 9)))))
     kinds = [pair for pair in PAIR_KINDS if rng.random() < 0.5]
@@ -160,7 +160,7 @@ def test_activations_live_from_f_to_b_or_w() -> None:
 
 
 def test_a_large_schedule_takes_little_memory() -> None:
-    """Some 300 bytes a step at the peak of all that a command does with a schedule, its actions among them."""
+    """A command that handles a schedule needs about 300 bytes a step at its peak, including the actions."""
     program = (
         "import re; from compiler.schedule.costs import Costs; from compiler.schedule.simulate import simulate;"
         "from compiler.schedule.zero_bubble import zbv; schedule = zbv(64, 512); schedule.check();"

@@ -1,4 +1,4 @@
-"""A schedule from a file: any of the forms is read, and what could not run is refused with the file's name."""
+"""A schedule from a file may have any of the forms; one that cannot run is refused with the file's name."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
-    """A spec that is a link has its imports and its schedule beside the link."""
+    """The imports and the schedule of a spec that is a symbolic link are found beside the link."""
     for name in ("there", "here"):
         (tmp_path / name).mkdir()
     (tmp_path / "there" / "spec.dsc").write_text(

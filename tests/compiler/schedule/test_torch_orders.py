@@ -24,7 +24,7 @@ def text_of(action: Any) -> str:
 
 
 def order_of(name: str, ranks: int, micro_batches: int, chunks: int) -> list[str]:
-    """A line a rank, without the places where torch has a rank wait, or reduce its gradients at the end."""
+    """A row per rank, without torch's steps in which a rank waits or reduces its gradients at the end."""
     cls: Any = getattr(torch_schedules, name)
     instance = object.__new__(cls)
     instance.pp_group_size, instance._n_microbatches = ranks, micro_batches

@@ -1,4 +1,4 @@
-"""`dsc calibrate`: what is measured, the table that it gives, and specs that name one."""
+"""`dsc calibrate`: the measurements, the table made from them, and specs that name a table."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_too_large_is_left_out() -> None:
 
 
 class Clock:
-    """A clock that each reading moves on."""
+    """A clock that advances at each reading."""
 
     def __init__(self, *read: float) -> None:
         self.left = list(read)
@@ -121,7 +121,7 @@ class Clock:
 def test_calls_are_timed_in_turn_for_as_long_as_the_budget_has(
     monkeypatch: pytest.MonkeyPatch, read: tuple[float, ...], rounds: int
 ) -> None:
-    """A round takes place whole, four at least; the first does not count."""
+    """A round is always complete; there are at least four, and the first is not counted."""
     called, board = list[str](), Board(1).bind(0)
     taken = {"a": iter(range(99)), "b": iter(range(0, 990, 10))}
 

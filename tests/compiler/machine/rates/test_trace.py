@@ -69,7 +69,7 @@ def test_a_calibrated_table_gives_the_trace_back() -> None:
 
 
 def test_phases_that_were_not_calibrated_on_come_out() -> None:
-    """Factors are of classes; how long forward, backward and weight gradients take is then a prediction."""
+    """Factors belong to classes; the times of forward, backward and weight gradients are then predictions."""
     trace = shipped_trace("deepseek-pair")
     found = times(with_base(factors_of(trace)))
     for phase in "FIW":

@@ -1,4 +1,4 @@
-"""Clusters of several kinds of nodes: what is read, where ranks lie, and which of them run how many layers."""
+"""Clusters of several kinds of nodes: reading them, the places of ranks, and the number of layers on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs on clusters of several kinds of devices: every pipeline rank goes by what its own devices take."""
+"""Programs on clusters of several kinds of devices: each pipeline rank uses the times of its own devices."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_one_value_of_rates_is_that_of_all_ranks() -> None:
 
 
 def test_a_program_by_other_rates_is_proven_too() -> None:
-    """Nothing that is proven hangs on rates: any mixture of orders is a right program."""
+    """Proofs do not depend on rates: any mixture of orders is a correct program."""
     chosen, found = lowered("dualpipe")
     (schedule,) = (each for name, each in found.schedules.items() if name.startswith("train"))
     fast, *_, slow = rank_rates(chosen)

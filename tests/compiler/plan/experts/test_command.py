@@ -1,4 +1,4 @@
-"""`dsc place`: from the file of a load or from a run, as text, as JSON, as a file that a spec names."""
+"""`dsc place` reads a load from a file or a run, and writes text, JSON, or a file that a spec can name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_from_a_run_without_flags(tmp_path: Path, capsys: Shown) -> None:
         assert len(layers[layer["layer"]].moves) == len(layer["moves"]) > 0
         assert layer["balance"]["device"] < layer["before"]["device"]
         assert layer["links"]["copy_bytes"] == 2 * 4 * spec.model.hidden
-    # the run goes on with it: what is at hand then is this, and nothing moves
+    # the run resumes with it: this is then the current placement, and nothing moves
     (run / "placement.json").write_text((tmp_path / "placement.json").read_text())
     text = (run / "spec.resolved").read_text()
     (run / "spec.resolved").write_text(text.replace("zero = 0", 'placement = "placement.json"\n    zero = 0'))

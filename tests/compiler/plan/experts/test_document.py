@@ -1,4 +1,4 @@
-"""The file of a placement: it reads back as it was written, and says what is wrong with it otherwise."""
+"""The file of a placement reads back as it was written; a file with a fault is refused with a clear message."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_load_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_names_of_devices_are_those_under_which_least_moves() -> None:
-    """A placement with its devices shuffled is what it was."""
+    """Shuffling the devices of a placement gives an equal placement."""
     layout = ExpertLayout(24, 4, 2, 6)
     random = np.random.default_rng(2)
     now = random.permutation(24)

@@ -1,4 +1,4 @@
-"""A spec with a placement file, planned: the plan says what the file says; other degrees than its are not tried."""
+"""Plans of a spec with a placement file follow the file, and only the degrees of the file are tried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMED = 'parallel.placement="placement.json"'
 
 
 def shifted(ranks: int, experts: int, load: Any = None) -> LayerPlacement:
-    """Experts one after the other over the ranks."""
+    """Experts dealt out to the ranks in turn."""
     physical = np.arange(experts).reshape(-1, ranks).T.reshape(-1)
     return layer_placement("", physical, ranks, (), None if load is None else np.asarray(load, dtype=float))
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, ranks: int, load: Callable[[int], Any] = lambda experts: None) -> Path:
-    """A file for so many expert ranks, under a load."""
+    """A placement file for a number of expert ranks, with the load it was made for."""
     layers = []
     for name, ffn in layers_with_experts(load_spec(QUICK)):
         shifted_ranks = shifted(ranks, ffn.experts, load(ffn.experts))
@@ -78,7 +78,7 @@ def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
 
 
 def test_how_even_it_is_under_its_load(folder: Path) -> None:
-    """Balance by hand: even experts carry 3, odd ones 1; the file deals them out in turn, plain numbering in halves."""
+    """Balance by hand: even experts have load 3, odd ones 1; the file deals them out in turn, the default in halves."""
     write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
     spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
     placement = expert_placement_of(spec)
@@ -121,7 +121,7 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
 
 
 def test_what_dsc_place_wrote_is_what_it_says(folder: Path, capsys: Shown) -> None:
-    """The balance of its answer, from the file."""
+    """The balance that the file gives for its placement."""
     random = np.random.default_rng(3)
     rows = [random.integers(1, 1000, ffn.experts).tolist() for _, ffn in layers_with_experts(load_spec(QUICK))]
     (folder / "load.json").write_text(json.dumps({"load": rows}), "utf-8")

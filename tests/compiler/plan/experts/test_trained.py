@@ -30,7 +30,7 @@ from tests.runtime.step.test_nodes import on_nodes
 
 
 def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
-    """Every expert somewhere, another way in every layer."""
+    """A random placement of the experts, different in every layer."""
     random, layers, owners = np.random.default_rng(seed), {}, {}
     for name, ffn in layers_with_experts(chosen):
         physical = random.permutation(ffn.experts)
@@ -66,7 +66,7 @@ def test_experts_are_held_where_the_placement_says() -> None:
         owners = placement.owners[tensor.removesuffix(".ffn.router.slots")]
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
-    lower_spec(chosen)  # and the proof has nothing against it
+    lower_spec(chosen)  # and the proof accepts it
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
@@ -93,7 +93,7 @@ def test_an_expert_rank_may_be_several_devices() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Place:
-    """A run of three steps, and a placement by hand in which experts of a layer change places."""
+    """A run of three steps, and a placement made by hand in which two experts of a layer are exchanged."""
     place = Place(tmp_path_factory.mktemp("placed"), segments)
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--steps", 3)
@@ -101,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Place
 
 
 def swapped(folder: Path) -> None:
-    """What `dsc place` wrote, with experts 0 and 3 of layers.1 in each other's place."""
+    """The file from `dsc place`, with experts 0 and 3 of layers.1 exchanged."""
     path = folder / "placement.json"
     document = json.loads(path.read_text("utf-8"))
     document["layers"][0]["devices"] = [[3, 1], [2, 0]]

@@ -1,4 +1,4 @@
-"""What the proof decides against what the executor sees: mutants that end with other results."""
+"""The proof's decisions compared with the executor's results, on mutants that end with other results."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def gradients(outcome: Outcome) -> frozenset[object]:
 
 
 def test_the_executor_sees_faults() -> None:
-    """The executor alone, without the proof, sees a hang, garbage and a lost gradient."""
+    """The executor alone, without the proof, detects a hang, garbage and a lost gradient."""
     program, plan, symbols = dualpipe_program(2, 4), small_plan(2), Symbols()
     reference = outcomes(program, plan, symbols)
     waiting = tuple(tuple(i._replace(posts=()) for i in row) for row in program.invocations)
@@ -171,7 +171,7 @@ def test_the_executor_sees_faults() -> None:
 
 @pytest.mark.parametrize("phase", "FIW")
 def test_the_executor_sees_the_tensors_of_a_segment(phase: str) -> None:
-    """A build calls a segment with its tensors one after the other: with one left out or twice it is another call."""
+    """A build passes a segment its tensors in order, so a call with one left out or doubled is another call."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
     reference = outcomes(program, plan, symbols := Symbols())
     for edit in ("drop", "double"):

@@ -34,7 +34,7 @@ def with_rows(plan: Plan, rows: Rows) -> Plan:
 
 
 def swapped(rows: Rows) -> Rows:
-    """Each slice where the other is."""
+    """The two slices exchanged."""
     return [replace(row, slice=other.slice) for row, other in zip(rows, rows[::-1], strict=True)]
 
 

@@ -10,7 +10,7 @@ Line: TypeAlias = Iterator[Condition]  # yields, wherever others may go first, w
 
 
 class StuckError(Exception):
-    """Lines are left, and none of them can go on."""
+    """Lines remain, and none of them can continue."""
 
 
 def always() -> bool:

@@ -1,4 +1,4 @@
-"""The search's own times are those of `simulate`, from the start and from any mark; its lines are legal schedules."""
+"""The search's own times equal those of `simulate`, from the start and from any mark; its rows are legal schedules."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_changes_to_a_row_keep_what_it_does() -> None:
 
 @pytest.mark.parametrize("placement", [ONE_STAGE, loop(2)], ids=str)
 def test_slots_start_so_that_rows_end_when_the_judge_says(placement: StagePlacement) -> None:
-    """Pairs, too, both of whose messages take a while."""
+    """This holds for pairs as well, whose two messages both take time."""
     table = replace(parse_costs("FB=2.5"), latency=Fraction(2))
     problem = make_problem(placement, 4, 8, table, 6)
     slots = greedy(problem, 1)
@@ -149,7 +149,7 @@ def test_a_pair_frees_what_its_backward_frees() -> None:
 
 
 def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
-    """Pairs with forwards, which gain less, do not hide them."""
+    """Pairs with forwards, which gain less, do not displace them."""
     problem = make_problem(ONE_STAGE, 2, 4, parse_costs("FI=1.9,IW=1"), 4)
     for seed in (2, 3, 6):  # whose likings have a W wait for an I
         (first, _) = greedy(problem, seed) or ((), ())
@@ -158,7 +158,7 @@ def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
 
 
 def _same(line: TimedRow, whole: TimedRow) -> bool:
-    """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
+    """Whether all that is read is equal: the I before a slot are counted only where the chunk of a W matters."""
     states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
     return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
 
