@@ -1,1 +1,1 @@
-"""Spec → Plan: mesh, stages, and the replica table that says who holds every logical parameter."""
+"""Spec → Plan: the mesh, the stages, and the table of the holders of each logical parameter."""

@@ -39,14 +39,14 @@ from dsl.schema import Moe, Spec
 from runtime.contract.names import DataName, Site
 
 CutsByKey = Mapping[Hashable, ir.Cut]  # by the key of a segment
-LAYER = "layer"  # of `recompute`: all of a layer
-MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
+LAYER = "layer"  # value of `recompute`: whole layers
+MODEL_TENSORS = ("embedding", "head")  # tensors that the MTP block shares with the main model
 NO_CUTS: CutsByKey = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class StageBlock:
-    """Consecutive steps that stay on one stage, and the hidden state they end with."""
+    """Consecutive steps that stay on one stage, and the name of the hidden state that they end with."""
 
     steps: tuple[StageStep, ...]
     output: str
@@ -60,8 +60,8 @@ class StageBlock:
 class CutModel:
     """The blocks of a spec's model, and the cut of each of their segments by site. Equal segments share one cut.
 
-    `again`: where the first layers of each stage are run again, the blocks in which every layer is: which of them come
-    first is known once there are stages.
+    If the first layers of each stage are recomputed, `again` has the blocks with every layer recomputed: only the
+    stages decide which of them are first.
     """
 
     spec: Spec
@@ -72,7 +72,7 @@ class CutModel:
 
 
 def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS, *, alike: bool = False) -> CutModel:
-    """The model with its cuts; those in `cuts_by_key` are not made again. `alike`: as of `model_blocks`."""
+    """The model with its cuts. Cuts in `cuts_by_key` are reused. `alike`: as for `model_blocks`."""
     by_key = dict(cuts_by_key)
     cut_of = Cutter(by_key)
     every, some = LAYER in spec.recompute, spec.recompute_layers is not None
@@ -84,18 +84,21 @@ def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS, *, alike: bool = Fal
 
 
 def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
-    """The cut of each segment. Each distinct segment that is not in `cuts_by_key` is cut once."""
+    """Site → cut of its segment. Each distinct segment that is not in `cuts_by_key` is cut once."""
     cut_of = Cutter(dict(cuts_by_key))
     return {use.site: cut_of(use.segment) for use in uses}
 
 
 def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -> tuple[StageBlock, ...]:
-    """The embedding, every layer, and the end of the model. `cut_of`: for layers that are all run again. `alike`: the
-    first layer stands for all that differ from it in names alone, for who wants to know what they cost."""
+    """The embedding, every layer, and the end of the model.
+
+    With `cut_of`, all layers are recomputed. With `alike`, one layer stands for all that differ from it only in names,
+    which is enough to find costs.
+    """
     model = spec.model
     places = [_place(spec, layer) for layer in range(model.num_layers)]
     places_by_kind = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
-    places = [places_by_kind[id(p.ffn), id(p.attention), p.high] for p in places]  # segments are made once
+    places = [places_by_kind[id(p.ffn), id(p.attention), p.high] for p in places]  # so that segments are built once
     build = {id(place): _layer if cut_of is None else _LayerAgain(place, cut_of) for place in places}
     blocks, first = [_embedding(places[0])], dict[int, StageBlock]()
     for layer, place in enumerate(places):
@@ -112,14 +115,14 @@ def _place(spec: Spec, layer: int) -> Place:
 
 
 def model_steps(spec: Spec) -> tuple[StageStep, ...]:
-    """The whole model, in order."""
+    """The steps of the whole model, in order."""
     return tuple(step for block in model_blocks(spec) for step in block.steps)
 
 
 def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> ir.Use:
-    """A segment at a place; its tensors are `prefix`.<path>, but for those of the whole model.
+    """A segment at a site. Its tensors are named `prefix`.<path>, except for those of the whole model.
 
-    A head that is tied reads the embedding.
+    A tied head reads the embedding.
     """
     layer = LAYERS[kind]
     segment = layer.build(place)
@@ -141,7 +144,7 @@ def _embedding(place: Place) -> StageBlock:
 
 
 def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[StageStep, ...]:
-    """The embeddings of tokens; of all rows, where a tensor rank has some of the vocabulary, and summed over all."""
+    """The embeddings of tokens. With vocabulary shards, a tensor rank embeds all rows, and the results are summed."""
     if not place.spec.splits_vocabulary:
         return (_use(place, "embed", site, "", (tokens,), (out,)),)
     sums, part = f"{out}_sums", replace(place, tensor_shard=True)
@@ -149,7 +152,7 @@ def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[StageStep
 
 
 def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[StageStep, ...]:
-    """Head and loss; where tensor ranks have parts of the vocabulary, each has the logits of all rows for its part."""
+    """Head and loss. With vocabulary shards, each tensor rank computes the logits of all rows for its shard."""
     site = f"{block}head"
     if not place.spec.splits_vocabulary:
         grpo = place.spec.train.grpo
@@ -164,7 +167,7 @@ def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[St
 
 
 def _layer(place: Place, name: str, prefix: str, h: str) -> StageBlock:
-    """Attention and the feed-forward part of one layer, or of the MTP block."""
+    """Attention and feed-forward part of one layer, or of the MTP block."""
     if place.spec.parallel.tensor > 1:
         return StageBlock(_split_layer(place, name, prefix, h), f"{name}_h")
     mixing, out = tuple(f"{name}_attention_{each}" for each in following(place)), f"{name}_h"
@@ -178,34 +181,37 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> StageBlock:
 def _attention(
     place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = (), mixing: tuple[str, ...] = ()
 ) -> tuple[StageStep, ...]:
-    """Attention, from `x` to `out`; `handed`: what it hands through; `mixing`: how its streams are mixed. Tensor ranks
-    whose heads are normed together add up squares in front of it. Context ranks put keys and values together in the
-    middle of it."""
-    told, context = tuple(each.name for each in place.places), place.spec.parallel.context
+    """Attention, from `x` to `out`. `handed`: values that it passes through. `mixing`: coefficients of its streams.
+
+    Tensor ranks whose heads are normed together sum squares before it. Context ranks gather keys and values inside it.
+    """
+    positions, context = tuple(each.name for each in place.places), place.spec.parallel.context
     peaks = tuple(f"{name}_{each.name}" for each in qk_clip.outputs(place))
-    given: tuple[str, ...] = (x,)
+    operands: tuple[str, ...] = (x,)
     first: tuple[StageStep, ...] = ()
     if norms_together(place):
-        given, site = (f"{name}_heads", f"{name}_all_squares"), f"{name}.squares"
+        operands, site = (f"{name}_heads", f"{name}_all_squares"), f"{name}.squares"
         squares, sums = f"{name}_squares", f"{name}_summed_squares"
-        products = _use(place, "products", f"{name}.products", prefix, (x,), (given[0], squares))
-        first = products, *sum_everywhere(place, site, squares, sums, given[1])
+        products = _use(place, "products", f"{name}.products", prefix, (x,), (operands[0], squares))
+        first = products, *sum_everywhere(place, site, squares, sums, operands[1])
     losses = tuple(f"{name}_{each}" for each in indexer.losses(place))
     if context == 1:
         outputs = (*handed, out, *losses, *peaks, *mixing)
-        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*given, *told), outputs))
+        return (*first, _use(place, "attention", f"{name}.attention", prefix, (*operands, *positions), outputs))
     queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
     scoring = tuple(f"{name}_{each.name}" for each in indexer.scoring(place))
     outputs = (*handed, queries, keys, *scoring, *mixing)
-    project = _use(place, "project", f"{name}.project", prefix, (*given, *told), outputs)
-    attend = _use(place, "attend", f"{name}.attend", prefix, (queries, whole, *scoring, *told), (out, *losses, *peaks))
+    project = _use(place, "project", f"{name}.project", prefix, (*operands, *positions), outputs)
+    attend = _use(
+        place, "attend", f"{name}.attend", prefix, (queries, whole, *scoring, *positions), (out, *losses, *peaks)
+    )
     width = attend.segment.inputs[1].shape[1]
     parts = ir.Buffer(keys, (place.T, width), place.dtype)
     return *first, project, gather_sequences(f"{name}.keys", parts, whole, context), attend
 
 
 class _LayerAgain:
-    """The layers at one place, each of which is run again."""
+    """Builds recomputed layers at one place."""
 
     def __init__(self, place: Place, cut_of: CutOf) -> None:
         self._plain, self._inside = replace(place, recomputed=()), replace(place, recomputed=(*LAYERS, SUM))
@@ -217,7 +223,7 @@ class _LayerAgain:
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageStep, ...]:
-    """A layer of which tensor ranks have parts, and rows of what is between them. To experts they are as data ranks."""
+    """A layer that tensor ranks split, with rows shared out between the parts. For experts they act as data ranks."""
     part = replace(place, tensor_shard=True)
     steps: list[StageStep] = []
 
@@ -249,7 +255,7 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageSte
 
 
 def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], out: str) -> tuple[StageStep, ...]:
-    """Router, dispatch, experts, combine, join; the shared experts where they can hide the dispatch."""
+    """Router, dispatch, experts, combine and join, with the shared experts where they can hide the dispatch."""
     router = LAYERS["router"].build(place)
     values = {output.name: f"{name}_{output.name}" for output in router.outputs}
     rows, gate, offsets = f"{name}_received_rows", f"{name}_received_gate", f"{name}_offsets"
@@ -266,7 +272,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         gates = (ir.Buffer(f"{value}_gate", ("X",), wide),) if gate else ()
         return (*_rows(f"{value}_rows", count, D, dtype), *gates) if order else ()
 
-    stays = place.spec.parallel.expert_group == alignment == 1  # nothing moves: rows come as the tensors that were sent
+    stays = place.spec.parallel.expert_group == alignment == 1  # nothing moves: received tensors are those sent
     counts, returns = ir.Buffer(values["counts"], (slices,), "int64"), gradient_of(returned)
     dispatch = ir.Communication(
         kind="dispatch",
@@ -322,29 +328,33 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
 
 
 def _routes(place: Place, name: str) -> tuple[str, ...]:
-    """The choices that a router of a layer replays."""
+    """The choices that the router of a layer replays, if it does."""
     return (DataName.routes(name),) if replays_choices(place) else ()
 
 
 def _real(place: Place) -> tuple[str, ...]:
-    """Which rows of a router are tokens, where some may be padding."""
+    """The mask of real tokens among a router's rows, if some rows may be padding."""
     return ("mtp_real" if place.mtp else "real",) * place.spec.data.pads_rows
 
 
 def _tokens(place: Place) -> tuple[str, ...]:
-    """The tokens of the rows of a layer whose experts a table chooses by them. Where tensor ranks have parts of the
-    vocabulary, `tokens` are those that an embedding reads."""
+    """The tokens of a layer's rows, if a table chooses its experts by token.
+
+    With vocabulary shards, `tokens` are those of all rows, which an embedding reads, so the rows' own have other names.
+    """
     if place.moe.choice != "table":
         return ()
-    of = "mtp_tokens" if place.mtp else "tokens"
-    return (f"row_{of}" if place.spec.splits_vocabulary else of,)
+    tokens = "mtp_tokens" if place.mtp else "tokens"
+    return (f"row_{tokens}" if place.spec.splits_vocabulary else tokens,)
 
 
 def _balance(
     place: Place, name: str, prefix: str, values: Mapping[str, str]
 ) -> tuple[tuple[ir.Communication, ...], tuple[ir.Use, ...]]:
-    """Where ranks have parts of sequences: choices that are put together, and the sequence-wise loss that is made of
-    them. `values`: of the router, by its names."""
+    """If ranks have parts of sequences: the gather of choices, and the sequence-wise loss that is computed from them.
+
+    `values`: outputs of the router, by their names in it.
+    """
     if "choices" not in values:
         return (), ()
     use = _use(
@@ -357,12 +367,12 @@ def _balance(
     )
     counts, experts = use.segment.inputs[1].shape
     ranks = place.spec.sequence_ranks
-    given = ir.Buffer(values["choices"], (int(counts) // ranks, experts), "int64")
-    return (gather_choices(f"{name}.choices", given, f"{name}_all_choices", ranks),), (use,)
+    sent = ir.Buffer(values["choices"], (int(counts) // ranks, experts), "int64")
+    return (gather_choices(f"{name}.choices", sent, f"{name}_all_choices", ranks),), (use,)
 
 
 def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = "") -> tuple[ir.Buffer, ...]:
-    """The tensors of exchanged rows, each with that of `alias` as the one in whose storage it lives."""
+    """The tensors of exchanged rows. With `alias`, each shares the storage of that value's tensor."""
     flat = flat_tensors((count, columns), dtype)
     return tuple(
         ir.Buffer(f"{name}{each.suffix}", each.shape, each.dtype, f"{alias}{each.suffix}" if alias else "")
@@ -371,7 +381,7 @@ def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = ""
 
 
 def _end(place: Place, h: str, cut_of: CutOf | None) -> StageBlock:
-    """Final norm, head and loss, and the MTP block, which takes the normed hidden state."""
+    """Final norm, head and loss, and the MTP block, which reads the normed hidden state."""
     mtp = place.model.mtp
     normed = ("final_h", "final_h_mtp") if mtp else ("final_h",)
     steps: list[StageStep] = [
@@ -395,32 +405,29 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> StageBlock:
     return StageBlock(tuple(steps), "")
 
 
-# --- Times of the blocks of a model on the devices that may run them: what `balance` splits by
+# --- Times of a model's blocks on the devices that may run them, for the split of layers over stages
 #
-# Where a schedule overlaps pairs of micro-batches, compute and exchanges go on at the same time, each on its lane: of a
-# rank the fuller lane counts. Elsewhere an action runs alone, with what it hides of its own exchanges.
+# If a schedule overlaps pairs of micro-batches, compute and exchanges run at the same time, each on its lane, and the
+# fuller lane of a rank counts. Otherwise an action runs alone and hides only a part of its own exchanges.
 
 
 def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
-    """Each block as a stage of its own, on one kind of device. Blocks that differ in names alone share the first's."""
-    found: dict[Hashable, Chains] = {}
+    """The chains of each block as a stage, on one kind of device. Blocks that differ only in names share them."""
+    chains_by_key: dict[Hashable, Chains] = {}
     chains: dict[int, Chains] = {}
     for block in {id(block): block for block in model.blocks}.values():
         key = tuple(
             (step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape), step.again)
             for step in block.steps
         )
-        if key not in found:
-            found[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates)
-        chains[id(block)] = found[key]
+        if key not in chains_by_key:
+            chains_by_key[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates)
+        chains[id(block)] = chains_by_key[key]
     return tuple(chains[id(block)] for block in model.blocks)
 
 
 def blocks_of(chains: Sequence[Chains], overlaps: bool) -> Blocks:
-    """Nanoseconds of the blocks of a model, forward and backward.
-
-    Equal load of the experts is assumed: every rank receives as many rows as it sends.
-    """
+    """Nanoseconds of a model's blocks, forward and backward, with evenly loaded experts."""
     costs = {id(each): _cost(each, overlaps) for each in {id(each): each for each in chains}.values()}
     first, *layers, last = (costs[id(each)] for each in chains)
     return Blocks(tuple(layers), first, last)

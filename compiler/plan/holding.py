@@ -1,8 +1,8 @@
-"""What blocks of a model hold on a device that runs them, and of how many micro-batches: what `balance` breaks ties by.
+"""The memory that blocks of a model take on a device, and for how many micro-batches: the split of layers needs both.
 
-A block holds its weights, gradients and part of the optimizer's state all the time; of a micro-batch, what its backward
-reads from the end of its forward on; and what weight gradients read that are put off. Left out are the few values that
-only the action that runs has: they do not hang on which layers are on which stage.
+A block always holds its weights, gradients and part of the optimizer state. For each micro-batch it holds the values
+that its backward reads, from the end of its forward on, and those that deferred weight gradients read. Values of the
+running action alone are left out: they hardly depend on the split of layers over stages.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from dsl.closed_forms.memory import bytes_per_element
 from dsl.schema import Spec
 from runtime.contract.actions import actions_of
 
-MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of each stage at the same time
+MOST_MOMENTS = 64  # of a rank; more are merged into one moment that has the most of each stage
 
 
 def holding_of(model: CutModel, chains: Sequence[Chains], copies: int, room: Sequence[int]) -> Holding:
-    """What the blocks of a model hold, by the `chains` of each; moments are left out. `copies`: ranks that hold each
-    stage; `room`: bytes of each rank's device."""
+    """The memory of a model's blocks, from the `chains` of each, without moments.
+
+    `copies`: number of ranks that hold each stage. `room`: bytes of each rank's device.
+    """
     steps_of = {id(each): (each, block.steps) for each, block in zip(chains, model.blocks, strict=True)}
     bytes_of: dict[int, Bytes] = {
         key: (sum(_always(model, steps, copies).values()), kept_bytes(each, "F"), kept_bytes(each, "I"))
@@ -41,12 +43,15 @@ def holding_of(model: CutModel, chains: Sequence[Chains], copies: int, room: Seq
     return Holding(tuple(layers), first, last, shared, (), tuple(room))
 
 
-# ---------------------------------------------------------------- of a block
+# ---------------------------------------------------------------- memory of a block
 
 
 def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[str, int]:
-    """Bytes that a device holds at least for each tensor of a block: memory_state.py has them to the byte, with padding
-    and the balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
+    """By tensor of a block, a lower bound of the bytes that a device always holds for it.
+
+    Once there is a plan, memory_state.py computes them to the byte, with padding and balancing biases. `copies`: number
+    of ranks that hold each stage.
+    """
     spec = model.spec
     p, optimizer = spec.parallel, spec.train.optimizer
     sizes = [bytes_per_element(spec, row) for row in optimizer.rows]
@@ -61,7 +66,7 @@ def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[st
             elements = prod(param.shape) if param.grad or frozen else 0
             size = sizes[optimizer.is_rest(param.matrices)]
             part = elements // (copies * holders) if p.zero else elements
-            kept = [elements // holders if p.zero >= level else elements for level in (3, 2)]  # weights, and gradients
+            kept = [elements // holders if p.zero >= level else elements for level in (3, 2)]  # weights, gradients
             trained = 0 if frozen else kept[1] * size.gradients + part * size.optimizer
             held = kept[0] * size.weights + trained
             found[tensor] = held + quantised.get(param.name, 0)
@@ -69,14 +74,14 @@ def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[st
 
 
 def kept_bytes(chains: Chains, kind: str) -> int:
-    """What a block's F keeps of a micro-batch for its backward, or its I for its weight gradients.
+    """Bytes that a block's F keeps of a micro-batch for its backward, or its I for its weight gradients.
 
-    The hidden state that it takes is kept by the block that reads it, not by the one that made it.
+    A hidden state counts for the block that reads it, not for the one that produces it.
     """
     kinds = {"F": ("F",), "I": ("F", "I")}[kind]
     buffers = {buffer.name: buffer for each in kinds for node in chains.of(each) for buffer in node.writes}
     taken = _taken(chains)
-    for name, buffer in (taken | buffers).items():  # of values that other blocks give a gradient for
+    for name, buffer in (taken | buffers).items():  # of values whose gradient comes from other blocks
         buffers.setdefault(gradient_of(name), Buffer(gradient_of(name), buffer.shape, buffer.dtype))
     later = chains.of({"F": "B", "I": "W"}[kind])
     written = {buffer.name for node in later for buffer in node.writes}
@@ -89,7 +94,7 @@ def kept_bytes(chains: Chains, kind: str) -> int:
 
 
 def _taken(chains: Chains) -> dict[str, Buffer]:
-    """What the segments of a block take, as buffers of their own."""
+    """The inputs of a block's segments, as buffers."""
     found: dict[str, Buffer] = {}
     for use in (step for step in chains.stage.steps if isinstance(step, Use)):
         inputs: Iterable[tuple[str, Input]] = zip(use.inputs, use.segment.inputs, strict=True)
@@ -98,34 +103,34 @@ def _taken(chains: Chains) -> dict[str, Buffer]:
 
 
 def _root(name: str, buffers: Mapping[str, Buffer]) -> str:
-    """The value in whose storage a value lives."""
+    """The value whose storage a value shares."""
     while buffers[name].alias in buffers:
         name = buffers[name].alias
     return name
 
 
-# ---------------------------------------------------------------- of how many micro-batches
+# ---------------------------------------------------------------- number of micro-batches
 
 
 def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int) -> Schedule:
-    """The schedule of a spec's largest batch, or one on the same stage placement where it is not known yet."""
-    given = schedule_of_file(spec)
-    if given is not None and given.num_ranks == num_ranks:
-        return given
+    """The schedule of a spec's largest batch, or a stand-in on the same stage placement if it is not known yet."""
+    from_file = schedule_of_file(spec)
+    if from_file is not None and from_file.num_ranks == num_ranks:
+        return from_file
     count, name = ramp.micro_batches(spec)[-1], spec.schedule.name
     if name is not None and name != AUTO:
-        found = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)
-        if found.stage_placement == stage_placement:
-            return found
+        schedule = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)
+        if schedule.stage_placement == stage_placement:
+            return schedule
     return stand_in(stage_placement, num_ranks, count, prompt=False)
 
 
 def moments_of(schedule: Schedule, within: bool = True) -> Moments:
-    """The fullest moments of each pipeline rank: how often each of its stages holds (1, what a forward keeps, what is
-    deferred). A moment is left out if another one holds as much of everything.
+    """The fullest moments of each pipeline rank.
 
-    `within` pairs, a forward is counted as if it ended before the backward gives anything back; else only what is left
-    behind them.
+    A moment says, for each stage of the rank, how often it holds (its state: 1, what a forward keeps, what is
+    deferred). Moments that hold no more of anything than another one are left out. With `within`, moments inside pairs
+    count too, as if the forward of a pair ended before its backward frees anything; otherwise only the ends of pairs.
     """
     return tuple(_moments(schedule, rank, within) for rank in range(schedule.num_ranks))
 
@@ -154,7 +159,7 @@ def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
 
 
 def _with(one: tuple[int, ...], most: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """With one more, unless another has all of it; those that have no more than it are left out."""
+    """Add a moment unless another one has as much of everything. Drops those that have no more than it of anything."""
     if any(all(map(int.__le__, one, other)) for other in most):
         return most
     return [*(other for other in most if not all(map(int.__le__, other, one))), one]

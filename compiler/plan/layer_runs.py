@@ -1,4 +1,4 @@
-"""A pipeline to split layers over: which stages its ranks hold, and what the blocks of a model cost on each of them."""
+"""A pipeline to split layers over: the stages of its ranks, and the costs of a model's blocks on each of them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from dsl.closed_forms.stages import fewest_stages_of_rank, is_folded, is_mirrored
 from dsl.schema import Spec
 
-Cost = tuple[int, ...]  # nanoseconds on each lane that goes on at the same time; a load is the largest of its sums
+Cost = tuple[int, ...]  # nanoseconds on each lane; lanes run at the same time, so a load is the largest sum of a lane
 Runs = tuple[tuple[int, int], ...]  # (begin, end) of the layers of each stage
-Bytes = tuple[int, int, int]  # held all the time; of a micro-batch until its backward; of one with W put off
-Moment = tuple[Bytes, ...]  # of each stage of a rank, how often it holds each of these
-Moments = tuple[tuple[Moment, ...], ...]  # the fullest of each rank
+Bytes = tuple[int, int, int]  # always held; per micro-batch until its backward; per micro-batch with a deferred W
+Moment = tuple[Bytes, ...]  # for each stage of a rank, how often it holds each of the three `Bytes`
+Moments = tuple[tuple[Moment, ...], ...]  # for each rank, its fullest moments
 
 
 def stage_placement_of_spec(spec: Spec) -> StagePlacement:
-    """The stage placement of the schedule that a spec names: which stages each pipeline rank holds."""
+    """The stage placement of a spec's schedule: which stages each pipeline rank holds."""
     if (schedule := schedule_of_file(spec)) is not None:
         return schedule.stage_placement
     name, chunks = spec.schedule.name, spec.schedule.chunks
@@ -38,7 +38,7 @@ def stage_placement_of_spec(spec: Spec) -> StagePlacement:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the blocks of a model cost on one kind of device: the layers, and what the two ends have besides."""
+    """The costs of a model's blocks on one kind of device: its layers, and the blocks at both ends."""
 
     layers: tuple[Cost, ...]
     first: Cost
@@ -46,50 +46,48 @@ class Blocks:
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
-        """On each lane, the cost of the first n layers."""
+        """By lane, the cost of the first n layers."""
         return tuple((0, *accumulate(lane)) for lane in zip(*self.layers, strict=True))
 
     @cached_property
     def behind(self) -> tuple[tuple[int, ...], ...]:
-        """On each lane, the cost of the last n layers."""
+        """By lane, the cost of the last n layers."""
         return tuple((0, *accumulate(reversed(lane))) for lane in zip(*self.layers, strict=True))
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What the blocks of a model hold on a device, how often at the fullest moments of each pipeline rank, and what its
-    devices have room for (compiler/plan/holding.py). All in bytes."""
+    """The memory of a model's blocks on a device, in bytes (compiler/plan/holding.py)."""
 
     layers: tuple[Bytes, ...]
     first: Bytes
     last: Bytes
-    shared: int  # of both ends: a rank that has both holds it once
+    shared: int  # that both ends have in common: a rank with both holds it once
     moments: Moments
-    room: tuple[int, ...]
+    room: tuple[int, ...]  # memory of each rank's device
 
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """Runs of layers, one a stage; how long a rank and a stage take at most, in nanoseconds for a micro-batch; and what
-    the fullest device holds, in bytes beyond what it has if others have more (0: nobody knows)."""
+    """A run of layers for each stage, and the loads of the split."""
 
     runs: Runs
-    rank_load: int
-    stage_load: int
-    held: int = 0
+    rank_load: int  # nanoseconds of a micro-batch on the most loaded rank
+    stage_load: int  # nanoseconds of a micro-batch in the slowest stage
+    held: int = 0  # bytes on the fullest device, plus what its memory lacks of the largest device's; 0 if unknown
 
 
 @dataclass(frozen=True)
 class LaneCosts:
-    """Nanoseconds of a lane of a kind of device, or bytes of a moment of a rank, by the runs of its stages."""
+    """Nanoseconds of a lane on a kind of device, or bytes of a moment of a rank, by run of layers."""
 
-    costs: tuple[tuple[int, ...], ...]  # of each run: of the first n layers from where its stages begin
-    ends: tuple[int, ...]  # of each run: what its stage costs without layers
+    costs: tuple[tuple[int, ...], ...]  # for each run, the cost of the first n layers from the end where it begins
+    ends: tuple[int, ...]  # for each run, the cost of its stage without layers
 
 
 @dataclass(frozen=True)
 class StageCell:
-    """Ranks that store the same stages."""
+    """The ranks that store the same stages, with their costs."""
 
     stages: tuple[int, ...]
     times: tuple[LaneCosts, ...]
@@ -97,26 +95,26 @@ class StageCell:
 
     @cached_property
     def costs(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """The costs of the first n layers on every lane, for each run; lanes of time come first."""
+        """For each run, the costs of the first n layers on every lane, with lanes of time first."""
         return tuple(zip(*(lane.costs for lane in (*self.times, *self.bytes)), strict=True))
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], ...]:
-        """The time on every lane that the stage of each run takes without layers."""
+        """For each run, the time on every lane of its stage without layers."""
         return tuple(zip(*(lane.ends for lane in self.times), strict=True))
 
     @cached_property
     def empty(self) -> tuple[int, ...]:
-        """What the cell has on every lane without layers."""
+        """The cost of the cell on every lane without layers."""
         return tuple(sum(lane.ends) for lane in (*self.times, *self.bytes))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Which ranks hold which stages, and what the blocks cost on each of them."""
+    """The stages of each rank, and the costs of the blocks on it."""
 
     stage_placement: StagePlacement
-    blocks: tuple[Blocks, ...]  # of each pipeline rank; equal devices share one value
+    blocks: tuple[Blocks, ...]  # for each pipeline rank; equal devices share one value
     holding: Holding | None = None
 
     @property
@@ -125,7 +123,7 @@ class Pipeline:
 
     @cached_property
     def kinds(self) -> tuple[Blocks, ...]:
-        """The different ones."""
+        """The distinct values of `blocks`."""
         return tuple({id(blocks): blocks for blocks in self.blocks}.values())
 
     @cached_property
@@ -142,14 +140,14 @@ class Pipeline:
 
     @cached_property
     def cells(self) -> tuple[tuple[tuple[int, ...], tuple[Blocks, ...]], ...]:
-        """(stages, the different blocks of the ranks that hold them) in the order of their first stages."""
+        """(stages, distinct blocks of the ranks that hold them), in the order of their first stages."""
         found: dict[tuple[int, ...], dict[int, Blocks]] = {}
         for rank, blocks in enumerate(self.blocks):
             found.setdefault(self.stage_placement.stages_of(self.num_ranks, rank), {})[id(blocks)] = blocks
         return tuple((stages, tuple(kinds.values())) for stages, kinds in sorted(found.items(), key=lambda f: f[0]))
 
     def stage_load(self, stage: int, begin: int, end: int) -> int:
-        """The load of a run of layers as a stage, on the slowest rank that holds it."""
+        """The load of a stage with a run of layers, on the slowest rank that holds it."""
         return max(self.loads((stage,), blocks, ((begin, end),)) for blocks in self.kinds_of[stage])
 
     @cached_property
@@ -157,7 +155,7 @@ class Pipeline:
         return {stage: kinds for stages, kinds in self.cells for stage in stages}
 
     def loads(self, stages: Sequence[int], blocks: Blocks, runs: Sequence[tuple[int, int]]) -> int:
-        """The load of several stages on one kind of device: that of the fuller lane."""
+        """The load of several stages on one kind of device, on the fuller lane."""
         last = self.num_stages - 1
         return max(
             sum(lane[end] - lane[begin] for begin, end in runs)
@@ -186,7 +184,10 @@ class Pipeline:
                 yield LaneCosts(tuple(behind if descends else before for descends in down), ends)
 
     def _bytes(self, stages: tuple[int, ...]) -> Iterator[LaneCosts]:
-        """Lanes of bytes for each moment of each rank that holds the stages. Less room than others counts as held."""
+        """Lanes of bytes, one per moment of each rank that holds the stages.
+
+        A device with less memory than the largest one counts as holding the difference.
+        """
         held = self.holding
         if held is None:
             return
@@ -208,9 +209,10 @@ class Pipeline:
                 yield LaneCosts(tuple(costs), tuple(ends))
 
     def score(self, runs: Runs) -> tuple[int, int, int, int]:
-        """(bytes of the fullest rank, largest load of a rank, of a stage, sum of the stages' squares). Less is better.
+        """(bytes of the fullest rank, largest load of a rank, largest load of a stage, sum of squares of stage loads).
 
-        Loads of ranks are sums of their stages; `split_of` makes the mean of them where a rank runs each half the time.
+        Less is better. The load of a rank is the sum of its stages; `split_of` takes the mean if a rank runs each of
+        them on half of the micro-batches.
         """
         ranks = [self.loads(stages, b, [runs[s] for s in stages]) for stages, kinds in self.cells for b in kinds]
         each = [self.stage_load(s, *run) for s, run in enumerate(runs)]
@@ -236,22 +238,22 @@ class Pipeline:
 
 
 def held_by(often: Bytes, held: Bytes) -> int:
-    """Bytes of a block at a moment."""
+    """Bytes of a block that holds its three kinds of bytes as often as `often` says."""
     return sum(count * size for count, size in zip(often, held, strict=True))
 
 
-# --- A layer whose backward first runs its forward again: which steps of it are run again
+# --- A layer whose backward recomputes its forward: which of its steps run again
 #
-# Only its input is kept. What gives a value that a backward of the layer reads is run again, rows that go to experts
-# among it. A segment whose results no other one reads again is not: its backward computes again inside itself what it
-# reads (compiler/model/segments/recompute.py). So neither the last product of a feed-forward part nor the way of its
-# rows back is made twice.
+# Only the layer's input is kept. Steps whose values a backward of the layer reads run again, including the dispatch of
+# rows to experts. A segment runs again only if another one reads its results: otherwise its backward recomputes what it
+# reads inside itself (compiler/model/segments/recompute.py). So neither the last product of a feed-forward part nor the
+# return of its rows runs twice.
 
 CutOf = Callable[[ir.Segment], ir.Cut]
 
 
 class Cutter:
-    """What cuts segments, each distinct one that is not there yet once."""
+    """Cuts segments. Each distinct segment is cut once, unless its cut was given."""
 
     def __init__(self, by_key: dict[Hashable, ir.Cut]) -> None:
         self._by_key = by_key
@@ -264,14 +266,14 @@ class Cutter:
 
 
 class Again:
-    """What is run again of the layers at one place: the same steps of each, as they differ in names alone."""
+    """The recomputed steps of layers that differ only in names, and so have the same steps recomputed."""
 
     def __init__(self, cut_of: CutOf) -> None:
         self._cut_of = cut_of
         self._first: tuple[StageStep, ...] = ()
 
     def steps(self, plain: Sequence[StageStep], inside: Sequence[StageStep]) -> tuple[StageStep, ...]:
-        """Those of a layer (`run_again`)."""
+        """The steps of a layer, with `again` set as `run_again` decides."""
         if not self._first:
             self._first = run_again(plain, inside, self._cut_of)
         of_kind = zip(self._first, plain, inside, strict=True)
@@ -279,9 +281,12 @@ class Again:
 
 
 def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: CutOf) -> tuple[StageStep, ...]:
-    """The steps of a layer that is run again, from those with segments whose backward computes nothing again, and from
-    those with segments whose backward computes all of them again."""
-    read: set[str] = set()  # by what runs behind a step
+    """The steps of a recomputed layer.
+
+    `plain` are its steps with segments whose backward recomputes nothing, and `inside` those with segments whose
+    backward recomputes all of the segment.
+    """
+    read: set[str] = set()  # by backwards that run after the step's
     result: list[StageStep] = []
     for step, whole in zip(reversed(plain), reversed(inside), strict=True):
         if isinstance(step, ir.Communication):
@@ -298,18 +303,18 @@ def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: C
 
 
 def _moved(step: ir.Communication) -> set[str]:
-    """What an exchange gives by its rows; offsets come with the counts, which are kept."""
+    """The values that an exchange moves. Offsets are not among them: they come with the counts, which are kept."""
     outputs = step.outputs[:-1] if step.kind == "dispatch" else step.outputs
     return _bases(buffer.name for buffer in outputs)
 
 
 def _read_back(use: ir.Use, cut_of: CutOf) -> set[str]:
-    """The values of the layer that a segment's backward reads."""
+    """The values of its layer that a segment's backward reads."""
     cut = cut_of(use.segment)
     names = ValueNames.of(use, cut).values
     return _bases(names[arg] for arg in (*cut.I.args, *cut.W.args) if arg in names)
 
 
 def _bases(names: Iterable[str]) -> set[str]:
-    """Names of values; of eight bits, of their data."""
+    """The names of values; for FP8 values, the names of their data."""
     return set(map(data_of, names))

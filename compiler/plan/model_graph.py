@@ -1,4 +1,4 @@
-"""The model as a graph: its segments and exchanges with what they take, and what flows between them."""
+"""The model as a graph: its segments and exchanges with their times, and the values that flow between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.plan.actions.order import paces
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A segment or exchange: `seconds` of a micro-batch by F, I and W, experts evenly loaded."""
+    """A segment or exchange. `seconds`: of a micro-batch, by F, I and W, with evenly loaded experts."""
 
     kind: str
     stage: int
@@ -21,7 +21,7 @@ class GraphNode:
 
 @dataclass(slots=True)
 class GraphEdge:
-    """What flows from one node to another: names of values and their bytes. `crosses`: a message to the next stage."""
+    """The values that flow from one node to another, and their bytes. `crosses`: as a message to the next stage."""
 
     crosses: bool
     values: list[str] = field(default_factory=list)
@@ -30,16 +30,16 @@ class GraphEdge:
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """Nodes by site ("L3.attention", "L3 dispatch"); edges by who makes a value and who reads it."""
+    """Nodes by site ("L3.attention", "L3 dispatch"), and edges by (producer, reader)."""
 
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     edges: dict[tuple[str, str], GraphEdge] = field(default_factory=dict)
 
 
 def model_graph(stages: Iterable[Chains]) -> ModelGraph:
-    """The graph of the sites of stages, one after the other, each on the device of its chains."""
+    """The graph of the given stages in order, each on the device of its chains."""
     graph = ModelGraph()
-    makers: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
+    makers: dict[str, tuple[str, int]] = {}  # value → (producer, bytes)
     for chains in stages:
         stage = chains.stage
         communications = [step for step in stage.steps if isinstance(step, Communication)]
@@ -52,7 +52,7 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
                 if node.exchanges:
                     is_combine = node.instruction.kind == "combine"
                     name = f"{name} {rows.get(name) or ('combine' if is_combine else 'dispatch')}"
-                key = name, phase if action == "F" or phase == "W" else "I"  # where I runs a layer again, too
+                key = name, phase if action == "F" or phase == "W" else "I"  # I includes forwards that it recomputes
                 times[key] = times.get(key, 0) + time_ns
         for step in stage.steps:
             name = node_of(step)
@@ -71,15 +71,15 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
 
 
 def node_of(step: Use | Communication) -> str:
-    """The name of a step's node."""
+    """The name of the node of a step."""
     return step.site if isinstance(step, Use) else f"{step.site} {step.kind}"
 
 
 def _outputs(use: Use, cut: Cut) -> list[Buffer]:
-    made = {buffer.name: buffer for buffer in cut.outputs}
-    return [made[local.name].named(value) for local, value in zip(use.segment.outputs, use.outputs, strict=True)]
+    buffers = {buffer.name: buffer for buffer in cut.outputs}
+    return [buffers[local.name].named(value) for local, value in zip(use.segment.outputs, use.outputs, strict=True)]
 
 
 def _bytes(buffer: Buffer, rows: int) -> int:
-    moved = buffer.named(buffer.name)  # a view moves as many bytes as what it views
+    moved = buffer.named(buffer.name)  # without its alias: a view moves as many bytes as its base
     return moved.fixed_bytes + moved.row_bytes * rows

@@ -19,10 +19,10 @@ from runtime.contract.weights import is_adapter
 
 @dataclass(frozen=True, slots=True)
 class SegmentTensor:
-    """What segments read under one name: a logical parameter, or those of all experts of a layer."""
+    """A tensor that segments read by name: a logical parameter, or those of all experts of a layer."""
 
     name: str  # layers.3.ffn.experts.up
-    shape: tuple[int, ...]  # of one expert, the logical one
+    shape: tuple[int, ...]  # of the logical parameter of one expert
     role: ir.Role
     init: float | None  # standard deviation; None: ones; a bias starts at zero
     decay: bool
@@ -33,7 +33,7 @@ class SegmentTensor:
     mean: float = 0.0
 
     def names(self) -> list[str]:
-        """Names of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
+        """The names of the logical parameters, such as layers.3.ffn.experts.17.up for expert 17."""
         if self.num_experts is None:
             return [self.name]
         prefix, _, local = self.name.rpartition(".")
@@ -42,7 +42,7 @@ class SegmentTensor:
 
 @dataclass(frozen=True, slots=True)
 class LogicalParameter:
-    """A logical parameter. Experts have one each, by their number in the whole layer."""
+    """A logical parameter. Each expert of a layer has its own."""
 
     name: str  # layers.3.ffn.experts.17.up
     tensor: str  # layers.3.ffn.experts.up
@@ -59,7 +59,7 @@ class LogicalParameter:
 
 
 def tensors(spec: Spec, steps: Iterable[StageStep]) -> tuple[SegmentTensor, ...]:
-    """Every tensor of the steps once, in the order of the model: the MTP block reads the embedding and head again."""
+    """Every tensor of the steps once, in the order of the model. The MTP block reads the embedding and head again."""
     found: dict[str, tuple[ir.Param, SegmentTensor]] = {}
     for step in steps:
         if isinstance(step, ir.Use):
@@ -85,7 +85,7 @@ def parameters(spec: Spec) -> tuple[LogicalParameter, ...]:
 
 
 def model_parameters(model: Model) -> tuple[LogicalParameter, ...]:
-    """The tensors of a checkpoint of a model, in its order."""
+    """The logical parameters in a checkpoint of a model, in the order of the model."""
     one = Machine(devices=1, device=Device(name="cpu", memory=1))
     outline = Spec.model_construct(
         model=model,
@@ -103,8 +103,7 @@ def stored(parameter: LogicalParameter) -> StoredName:
 
 
 def counted(spec: Spec, steps: Iterable[StageStep]) -> Parameters:
-    """How many parameters a model has: the sums over what its layers declare, without adapters. `steps`: those of the
-    whole model."""
+    """The numbers of parameters of a model, summed over its layers, without adapters. `steps`: of the whole model."""
     sizes, idle = Counter[str](), 0
     norms = [f"layers.0.attention.{name}" for name in ("norm", "post_norm")]
     for row in tensors(spec, steps):

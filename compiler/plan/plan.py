@@ -1,7 +1,7 @@
-"""The plan of a spec: which stage runs which layers, who holds what, which replicas are summed.
+"""The plan of a spec: the layers of each stage, the holders of each tensor, and the replicas that are reduced.
 
-Placement is a graph, tensor → stage → pipeline rank: a tensor is held by the ranks reached from it. The second copy of
-a mirrored stage, and the embedding and head that MTP shares with the main model, need no rule of their own.
+Placement is a graph, tensor → stage → pipeline rank: the ranks reached from a tensor hold it. Therefore the second copy
+of a mirrored stage, and the embedding and head that MTP shares with the main model, need no special rule.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from dsl.schema import Optimizer, Spec
 from runtime.contract.mesh import Mesh
 from runtime.contract.names import ParameterName
 
-WITH_STATE, WITHOUT = ("parameter", "still"), ("frozen",)  # roles of what lies in buckets: by state of the optimizer
+WITH_STATE, WITHOUT = ("parameter", "still"), ("frozen",)  # roles of tensors in buckets, with and without state
 HELD = (*WITH_STATE, *WITHOUT)
-Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
+Owners = Mapping[str, tuple[int, ...]]  # layer, such as layers.3 → the expert rank of each of its experts
 
 
 def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
-    """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
+    """Make the plan of a spec that has passed its checks. Pure, and without torch.
 
-    Stages and experts are where the files that the spec names place them, if it names any. `cuts_by_key`: cuts of other
-    plans, by the key of a segment, which are not made again.
+    Stages and experts are placed as in the files that the spec names, if it names any. `cuts_by_key`: cuts of other
+    plans to reuse, by the key of a segment.
     """
     model, placement = cut_model(spec, cuts_by_key), stage_placement_of_spec(spec)
     return plan_of(model, Splitting(model, placement.num_stages(spec.parallel.pipeline), placement).runs)
 
 
 def plan_of(model: CutModel, runs: Runs) -> Plan:
-    """The plan of a model with these layers on each of its stages."""
+    """The plan of a model with the given run of layers on each stage."""
     spec = model.spec
     parallel = spec.parallel
     node = spec.cluster.node.devices if spec.by_nodes else 0
@@ -95,54 +95,58 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
 
 
 def _assumptions(spec: Spec, num_stages: int, has_experts: bool) -> Iterator[str]:
-    """Which layers and experts are where, as far as there is more than one place for them."""
+    """Say where layers and experts are, if there is more than one place for them."""
     if spec.parallel.layout is not None:
-        yield "layers are on the stages that the layout says"
+        yield "layers are on the stages that the layout names"
     elif num_stages > 1:
         yield (
-            "layers are split so that the most loaded pipeline rank takes least, then the slowest stage; "
-            f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least"
+            "layers are split so that the most loaded pipeline rank takes the least time, and then the slowest stage; "
+            f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least is chosen"
         )
     ways = spec.parallel.expert_tensor
-    split = f", of {ways} devices, each with a slice of the width of its experts" if ways > 1 else ""
+    split = f"; a rank has {ways} devices, each with a slice of the width of its experts" if ways > 1 else ""
     if has_experts and spec.parallel.placement is not None:
-        yield f"experts live on the expert ranks that {spec.parallel.placement} says{split}"
+        yield f"experts are on the expert ranks that {spec.parallel.placement} names{split}"
     elif has_experts and spec.parallel.expert_group > 1:
-        yield f"expert e of E lives on expert rank e // (E / expert){split}"
+        yield f"expert e of E is on expert rank e // (E / expert){split}"
 
 
 def slots_of(owners: Sequence[int], slices: int = 1) -> tuple[int, ...]:
-    """The place of each expert in its layer: ranks one after the other, the experts of a rank in their order. Of those
-    that ranks split, of the first of so many slices: the next one is as many places further as a rank has experts."""
+    """The slot of each expert in its layer. Ranks follow each other, with the experts of a rank in order.
+
+    With several slices, the slot is that of an expert's first slice. Each further slice is as many slots later as a
+    rank has experts.
+    """
     order = sorted(range(len(owners)), key=lambda expert: (owners[expert], expert))
     places, local = {expert: place for place, expert in enumerate(order)}, len(owners) // (max(owners) + 1)
     return tuple(places[expert] + owner * local * (slices - 1) for expert, owner in enumerate(owners))
 
 
 def _owners(tensor: SegmentTensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
-    """The expert rank of each expert of the layer of a tensor that is stacked by experts, or has a place for each."""
-    num_experts, given = tensor.num_experts or tensor.shape[0], owners.get(ParameterName(tensor.name).block)
-    return given or tuple(e // (num_experts // num_ranks) for e in range(num_experts))
+    """The expert rank of each expert in the layer of a tensor that has an entry per expert."""
+    num_experts, placed = tensor.num_experts or tensor.shape[0], owners.get(ParameterName(tensor.name).block)
+    return placed or tuple(e // (num_experts // num_ranks) for e in range(num_experts))
 
 
 def stages_of_tensors(stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
-    """The stages that use a tensor, ascending, by tensor."""
-    found: dict[str, dict[int, None]] = defaultdict(dict)
+    """Tensor → the stages that use it, ascending."""
+    users_of: dict[str, dict[int, None]] = defaultdict(dict)
     for stage in stages:
         for step in stage.steps:
             if isinstance(step, Use):
                 for _, tensor in step.params:
-                    found[tensor][stage.index] = None
-    return {tensor: tuple(users) for tensor, users in found.items()}
+                    users_of[tensor][stage.index] = None
+    return {tensor: tuple(users) for tensor, users in users_of.items()}
 
 
-@lru_cache(maxsize=8192)  # plans of a search have most rows in common; DeepSeek-V3 has 925 tensors
+@lru_cache(maxsize=8192)  # plans of a search share most rows; DeepSeek-V3 has 925 tensors
 def replicas_of(
     tensor: SegmentTensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: tuple[int, ...]
 ) -> tuple[Replica, ...]:
-    """A row for each logical parameter of a tensor, or for each of its slices; an expert's are on its owner. Equal
-    holders are one value."""
+    """A replica for each logical parameter of a tensor, or for each of its slices. Those of an expert are on its owner.
 
+    Equal holders share one value.
+    """
     row, split = (tensor.shape, tensor.role, tensor.init, tensor.decay), tensor.split
     slices = [split.slice_of(rank) for rank in range(split.ranks)] if split else [None]
     names = tensor.names()
@@ -156,9 +160,9 @@ def replicas_of(
         for at in range(len(slices))
     }
     return tuple(
-        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, of, tensor.matrices, tensor.mean)
+        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, part, tensor.matrices, tensor.mean)
         for name, place in zip(names, places, strict=True)
-        for at, of in enumerate(slices)
+        for at, part in enumerate(slices)
     )
 
 
@@ -168,11 +172,10 @@ def buckets(
     sites: Mapping[str, tuple[str, ...]],
     optimizer: Optimizer,
 ) -> tuple[Bucket, ...]:
-    """Parameters grouped by holders, stages, the row of the optimizer, and whether they are trained; decayed ones
-    first, in model order otherwise.
+    """Parameters grouped by holders, stages, row of the optimizer, and whether they are trained.
 
-    `stages`: those that use a tensor. `sites`: of tensors that their holders divide, the segments that read each; these
-    are grouped by them, too.
+    In a bucket, parameters with weight decay come first, and otherwise all are in model order. `stages`: the stages
+    that use a tensor. `sites`: the segments that read a sharded tensor, by which these are grouped too.
     """
     grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...], bool, bool], list[Replica]] = defaultdict(list)
     for tensor, rows in groupby(replicas, key=attrgetter("tensor")):

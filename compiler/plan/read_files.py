@@ -1,8 +1,8 @@
-"""The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates, the
-checkpoint that its weights begin with, modules of its own, and rewards.
+"""Reads the files that a spec names: schedule, expert placement, rates, initial checkpoint, custom modules, rewards.
 
-Every command that plans, checks or reports comes here, and so does the editor. A kind of file is a row of `KINDS`; its
-module reads the file and holds it to the spec. What is wrong with it is said at the place that names it.
+Every command that plans, checks or reports uses this module, and so does the editor. Each kind of file has a row in
+`KINDS`, whose function reads the file and checks it against the spec. Mistakes are reported at the place in the spec
+that names the file.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from compiler.machine.rates.table import RateTable
 
 
-# --- The checkpoint that a spec's weights begin with, held to its model. Only the manifest is read: no torch
+# --- The initial checkpoint of a spec, checked against its model. Reads only the manifest, without torch
 
 MAX_SHOWN = 6
 MAX_CONTEXT = 1 << 40
-INDEXER = ".attention.indexer."  # in the names of its parameters
+INDEXER = ".attention.indexer."  # part of the names of an indexer's parameters
 
 
 class InitialError(ValueError):
-    """A checkpoint that is not one of this model."""
+    """A checkpoint that does not fit the model."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -47,47 +47,51 @@ class InitialError(ValueError):
 
 
 def initial_weights_for(spec: Spec, path: Path) -> Initial:
-    """The checkpoint at `path`, with its digest. Raises InitialError if a parameter of the model is not in it: but for
-    indexers, of which a checkpoint may have none where they are trained. They then begin at random."""
+    """The checkpoint at `path`, with its digest. Raises InitialError if it lacks a parameter of the model.
+
+    It may lack all indexers if they are trained; they are then initialized at random.
+    """
     assert spec.train.initial is not None
     if spec.model.customs:
-        message = "a model with modules of its own begins at random: what a checkpoint has of them is not looked at"
-        raise InitialError(message, "remove `initial`; `dsc train --resume` goes on with a run")
+        message = "a model with custom modules cannot begin with a checkpoint: its weights are initialized at random"
+        raise InitialError(message, "remove `initial`; `dsc train --resume` continues a run")
     try:
-        found, manifest = find_manifest(path)
+        checkpoint, manifest = find_manifest(path)
     except CheckpointError as error:
-        raise InitialError(str(error), "name a checkpoint, or a folder of checkpoints, or a run") from None
+        raise InitialError(str(error), "name a checkpoint, a folder of checkpoints, or a run") from None
     if BASE in manifest.meta:
-        message = f"{found} has adapters alone, not the weights that they are beside"
-        raise InitialError(message, "merge them: `dsc export hf`, then `dsc import hf` of what that writes")
+        message = f"{checkpoint} has only adapters, without the weights of the model"
+        raise InitialError(message, "merge them with `dsc export hf`, and import the result with `dsc import hf`")
     held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
     wanted = {stored(each): each.shape for each in model_parameters(spec.model)}
     if spec.adapter is None and not any(INDEXER in name for name in held):
         wanted = {name: shape for name, shape in wanted.items() if INDEXER not in name}
     wrong = [f"{StoredName(name).name} is missing" for name in wanted if name not in held]
     wrong += [
-        f"{StoredName(name).name} is {_extents(held[name])}, in the model {_extents(shape)}"
+        f"{StoredName(name).name} is {_extents(held[name])}, but {_extents(shape)} in the model"
         for name, shape in wanted.items()
         if name in held and held[name] != shape
     ]
     if wrong:
         more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
-        message = f"{found} is of another model: {', '.join(wrong[:MAX_SHOWN])}{more}"
-        raise InitialError(message, "`dsc verify` says what the checkpoint has, `dsc show` what the model is")
+        message = f"{checkpoint} is of another model: {', '.join(wrong[:MAX_SHOWN])}{more}"
+        raise InitialError(message, "`dsc verify` lists what the checkpoint has, `dsc show` what the model has")
     model_type, context = once_published(manifest.meta)
     return Initial(spec.train.initial, digest(manifest), model_type, context)
 
 
 def once_published(meta: Mapping[str, Any]) -> tuple[str, int]:
-    """The type and the tokens of a sequence of the published model that a checkpoint was imported from, or whose
-    training it is; "" and 0 if it is of none."""
-    found = meta.get("published")
-    if not isinstance(found, dict):
-        found = meta
+    """The `model_type` and context length of the published model that a checkpoint was imported or trained from.
+
+    They are "" and 0 if it comes from no published model.
+    """
+    facts = meta.get("published")
+    if not isinstance(facts, dict):
+        facts = meta
         for key in ("plan", "train", "initial"):
-            found = found.get(key) if isinstance(found, Mapping) else None
-    found = found if isinstance(found, Mapping) else {}
-    model_type, context = found.get("model_type"), found.get("context")
+            facts = facts.get(key) if isinstance(facts, Mapping) else None
+    facts = facts if isinstance(facts, Mapping) else {}
+    model_type, context = facts.get("model_type"), facts.get("context")
     return (
         model_type if isinstance(model_type, str) and model_type.replace("_", "").isalnum() else "",
         context if type(context) is int and 0 <= context <= MAX_CONTEXT else 0,
@@ -102,7 +106,7 @@ def _extents(shape: tuple[int, ...]) -> str:
 
 
 class _FileError(Exception):
-    """A file that cannot be read, or does not fit its spec."""
+    """A file that cannot be read, or that does not fit its spec."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -111,13 +115,13 @@ class _FileError(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. `read` takes the spec, the path, and the keys of the spec that are `auto`."""
+    """A kind of file that a spec may name."""
 
     field: str  # of SpecFiles
-    key: str  # of the spec: where the path is written
-    code: str  # of what is wrong with it
-    read: Callable[[Spec, Path, Sequence[str]], object]
-    copied: bool = True  # whether a build has a copy; else it has all that it needs to know of the file
+    key: str  # of the spec, whose value is the path
+    code: str  # of mistakes in the file
+    read: Callable[[Spec, Path, Sequence[str]], object]  # takes the spec, the path, and the keys that are `auto`
+    copied: bool = True  # whether a build has a copy; if not, it records what it needs to know about the file
 
 
 def _schedule(spec: Spec, path: Path, opened: Sequence[str]) -> object:
@@ -128,12 +132,12 @@ def _schedule(spec: Spec, path: Path, opened: Sequence[str]) -> object:
         return schedule_for(spec, path)
     except ScheduleError as error:
         sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
-        hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints one of this run's sizes"
+        hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints a schedule of this run's size"
         raise _FileError(str(error), hint) from None
 
 
 def _expert_placement(spec: Spec, path: Path, opened: Sequence[str]) -> object:
-    from compiler.plan.experts.layout import PlacementError  # with numpy
+    from compiler.plan.experts.layout import PlacementError  # imports numpy
     from compiler.plan.experts.spec_placement import expert_placement_for
 
     try:
@@ -175,10 +179,10 @@ def with_files(
     table: RateTable | None = None,
     runs: Collection[str] = (),
 ) -> Spec:
-    """The spec of `folder` with the files that it names; SpecError with all that is wrong with them.
+    """The spec in `folder` with the files that it names. Raises SpecError with all mistakes in them.
 
-    `opened`: keys that are `auto`. `table`: of rates, in the place of the one that the spec names. `runs`: of the file,
-    whose folders need not be there yet to begin with: `to_come` says so where they have to be.
+    `opened`: keys that are `auto`. `table`: rate table that replaces the one that the spec names. `runs`: runs of the
+    spec's file, whose folders need not exist yet; `to_come` reports those that are needed now.
     """
     files, mistakes = _read(spec, origins, folder, opened, table, runs=runs)
     modules, of_modules = _modules(spec, origins, folder)
@@ -189,7 +193,7 @@ def with_files(
 
 
 def to_come(spec: Spec, origins: Mapping[str, Span]) -> tuple[Diagnostic, ...]:
-    """What is wrong with a run that is to begin, if it needs a folder that another run of its file has not left yet."""
+    """The mistakes of a run that is about to start, if it needs the folder of another run that is not there yet."""
     begins = spec.train.initial
     if begins is None or files_of(spec).initial is not None:
         return ()
@@ -198,7 +202,7 @@ def to_come(spec: Spec, origins: Mapping[str, Span]) -> tuple[Diagnostic, ...]:
 
 
 def load_with_files(path: Path) -> Spec:
-    """The run of the spec.resolved of a build or of a run, with the files that lie beside it. SpecError."""
+    """The spec in the spec.resolved of a build or run, with the files next to it. Raises SpecError."""
     spec = load(path)
     files, mistakes = _read(spec, {}, path.parent, kinds=[kind for kind in KINDS if kind.copied])
     if mistakes:
@@ -211,8 +215,10 @@ def load_with_files(path: Path) -> Spec:
 
 
 def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
-    """What is wrong with the files that the runs of an analysed file name; the file itself has no mistakes. Nothing in
-    them is run. The folder that another run of the file will leave need not be there."""
+    """The mistakes in files that the runs of an analysed spec file name. The spec file itself has none.
+
+    No code in these files runs. The folder of another run of the spec file need not exist yet.
+    """
     views = [view for view in analysis.views if hasattr(view.spec, "train")]
     folder, runs = Path(file).parent, {run_name(view.spec.name) for view in views}
     found = [_read(view.spec, view.context.origins, folder, tuple(view.context.chosen), runs=runs)[1] for view in views]
@@ -224,12 +230,14 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
 def _modules(
     spec: Spec, origins: Mapping[str, Span], folder: Path, run: bool = True
 ) -> tuple[SpecModules | None, tuple[Diagnostic, ...]]:
-    """The modules that a spec names, and what is wrong with them. `run`: their files, to trace them at the run's sizes;
-    else they are looked at alone."""
+    """The modules that a spec names, and the mistakes in them.
+
+    With `run`, their files are executed to trace them at the run's sizes; otherwise only their source is checked.
+    """
     if not spec.model.customs:
         return None, ()
-    if (given := files_of(spec).modules) is not None:
-        return given, ()
+    if (read_before := files_of(spec).modules) is not None:
+        return read_before, ()
     from compiler.model.layers.custom import all_wanted
     from compiler.model.modules.named import ModuleError, source_of
     from compiler.model.modules.source import ModuleFiles
@@ -247,7 +255,7 @@ def _modules(
 
 
 def _rewards(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[dict[str, str], tuple[Diagnostic, ...]]:
-    """The texts of the files of rewards that a spec names, by the name of the reward, and what is wrong with them."""
+    """By name of a reward, the text of the file that a spec names for it; and the mistakes in these files."""
     from compiler.model.modules.named import ModuleError, reward_source
 
     texts, mistakes = {}, []
@@ -262,7 +270,7 @@ def _rewards(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[dic
 
 
 def _recorded_modules(path: Path) -> SpecModules:
-    """The modules of the build or run that a spec.resolved is of."""
+    """The modules of the build or run to which a spec.resolved belongs."""
     from compiler.model.modules.named import ModuleError
     from compiler.model.modules.source import FILE, MAX_BYTES, from_json
 
@@ -292,7 +300,7 @@ def _read(
         if kind.field == "initial" and Path(path).name in runs and not (folder / path).exists():
             continue
         if opened and kind.field == "schedule":
-            message = "a schedule's file is of one size: what it is for cannot be auto"
+            message = "a schedule file is for one size, so keys that decide the size cannot be auto"
             place = origins.get(opened[0])
             mistakes.append(Diagnostic(kind.code, message, place, "write the number, or name a schedule"))
             continue

@@ -1,8 +1,8 @@
-"""Which tensors data ranks divide among them, and what their segments then put together (zero = 2 and 3).
+"""The tensors that data ranks shard, and those that each segment then gathers or scatters (zero = 2 and 3).
 
-Gradients, and weights at zero = 3, are divided over the holders of each pipeline rank: these run the same program in
-the same order, so what they put together in the middle of it cannot hang. Where several pipeline ranks hold a tensor,
-as those of a mirrored stage, each of them has all parts of it (docs/adr/0024-state-is-divided-by-segment.md).
+Gradients, and weights with zero = 3, are sharded over the holders on each pipeline rank. These run the same program in
+the same order, so collectives inside it cannot hang. If several pipeline ranks hold a tensor, as with a mirrored stage,
+each of them has all shards (docs/adr/0024-state-is-divided-by-segment.md).
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from compiler.ir import Bucket, Buffer, Communication, Plan, Replica, Sharded, S
 from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
 from dsl.schema import Optimizer, Spec
 
-# --- Which rank owns the optimizer state of a parameter, where owners have parameters whole (ZeRO-1, arXiv 1910.02054)
+# --- The owner of each parameter's optimizer state, if the optimizer updates whole matrices (ZeRO-1, arXiv 1910.02054)
 #
-# An optimizer that multiplies matrices, as Muon does, updates a parameter only where all of it is. So the holders of a
-# bucket share it out by parameters; elsewhere they cut it into equal parts, and nobody has to be chosen.
+# An optimizer that multiplies matrices, such as Muon, updates a parameter on a rank that has all of it. The holders of
+# a bucket therefore share out its parameters. With other optimizers they cut the bucket into equal parts, and no owner
+# has to be chosen.
 
 
 def with_owners(
     buckets: Sequence[Bucket], replicas: Sequence[Replica], optimizer: Optimizer, zero: int
 ) -> tuple[Bucket, ...]:
-    """The buckets with the owners of their parameters, the work of updates balanced over the ranks.
+    """The buckets with the owners of their parameters, so that the work of updates is balanced over the ranks.
 
-    Greedy: the parameter of most work first, each to the holder that has least so far, of equal ones the first.
-    O(parameters · log holders).
+    Greedy: parameters in descending order of work go to the holder with the least work so far, the first of equals.
+    Takes O(parameters · log holders) time.
     """
     if optimizer.unit != "matrix" or not zero:
         return tuple(buckets)
     work = {replica.key: work_of(optimizer, replica) for replica in replicas if replica.role in ("parameter", "still")}
     load = Counter[int]()
-    found: dict[str, tuple[int, ...]] = {}
+    owners: dict[str, tuple[int, ...]] = {}
     whole = [bucket for bucket in buckets if not bucket.rest]
-    for bucket in sorted(whole, key=lambda bucket: len(bucket.holders)):  # those with a choice come last
-        found[bucket.name] = _owners(bucket, work, load)
-    return tuple(replace(bucket, owners=found.get(bucket.name, ())) for bucket in buckets)
+    for bucket in sorted(whole, key=lambda bucket: len(bucket.holders)):  # those with most choice come last
+        owners[bucket.name] = _owners(bucket, work, load)
+    return tuple(replace(bucket, owners=owners.get(bucket.name, ())) for bucket in buckets)
 
 
 def flops_of(optimizer: Optimizer, replica: Replica) -> int:
-    """FLOPs of the matrix products of one update of a parameter: of each of its matrices."""
+    """FLOPs of the matrix products in one update of a parameter, over all of its matrices."""
     return sum(map(optimizer.of(replica.matrices).flops, replica.updated_shapes))
 
 
 def work_of(optimizer: Optimizer, replica: Replica) -> int:
-    """The work of one update of a parameter, for a comparison with others: its FLOPs, and one for each element."""
+    """The work of one update of a parameter, for comparisons: its FLOPs, plus one per element."""
     return flops_of(optimizer, replica) + replica.num_elements
 
 
 def _owners(bucket: Bucket, work: Mapping[str, int], load: Counter[int]) -> tuple[int, ...]:
-    """The place among the holders of the owner of each parameter; `load` of each rank grows. Nothing for one holder."""
+    """For each parameter, the index of its owner among the holders; empty for one holder. Adds the work to `load`."""
     holders = tuple(bucket.holders)
     if len(holders) == 1:
         load[holders[0]] += sum(work[name] for name in bucket.replicas)
@@ -74,34 +75,35 @@ def _owners(bucket: Bucket, work: Mapping[str, int], load: Counter[int]) -> tupl
 
 
 def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: int) -> Mapping[str, tuple[str, ...]]:
-    """Tensor → the segments that read it, of each tensor that its holders divide."""
+    """Sharded tensor → the segments that read it."""
     divided = {
         replica.tensor
         for replica in replicas
         if zero >= 2 and replica.role == "parameter" and len(replica.holders.columns) > 1
     }
-    found: dict[str, list[str]] = defaultdict(list)
+    sites_of: dict[str, list[str]] = defaultdict(list)
     for use in (step for stage in stages for step in stage.steps if isinstance(step, Use)):
         for tensor in dict.fromkeys(tensor for _, tensor in use.params if tensor in divided):
-            found[tensor].append(use.site)
-    return {tensor: tuple(sites) for tensor, sites in found.items()}
+            sites_of[tensor].append(use.site)
+    return {tensor: tuple(sites) for tensor, sites in sites_of.items()}
 
 
 def sharded_segments(
     spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket], rank_of: Mapping[str, int]
 ) -> dict[str, Sharded]:
-    """What the segments put together, by site. Expert ranks hold as much as one another: the first stands for all.
+    """By site, the sharded tensors of a segment. Expert ranks hold equally much, so the first stands for all.
 
-    `rank_of`: a pipeline rank that runs the segment, by site; the first stands for all of them."""
+    `rank_of`: by site, a pipeline rank that runs the segment and stands for all of them.
+    """
     if spec.parallel.zero < 2:
         return {}
     of_replica = {replica.key: replica for replica in replicas}
     elements = {key: replica.num_elements for key, replica in of_replica.items()}
-    found: dict[str, dict[frozenset[str], Bucket]] = defaultdict(dict)
+    buckets_of: dict[str, dict[frozenset[str], Bucket]] = defaultdict(dict)
     for bucket in buckets:
         for site in bucket.sites:
-            found[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
-    return {site: _sharded(spec, site, rank_of[site], of_tensors, elements) for site, of_tensors in found.items()}
+            buckets_of[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
+    return {site: _sharded(spec, site, rank_of[site], of_tensors, elements) for site, of_tensors in buckets_of.items()}
 
 
 def _sharded(
@@ -122,11 +124,11 @@ def _sharded(
 
 
 class Crossing(NamedTuple):
-    """Bytes that a device sends to those that it divides state with, and of rows to those that split layers with it."""
+    """Bytes that a device sends in a step."""
 
-    gradients: int
-    weights: int
-    rows: int = 0
+    gradients: int  # to the devices that share its shards
+    weights: int  # likewise
+    rows: int = 0  # to tensor and context ranks that split layers with it
 
     @property
     def state(self) -> int:
@@ -134,8 +136,10 @@ class Crossing(NamedTuple):
 
 
 def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
-    """What a device of a pipeline rank sends in a step while its actions run: of each tensor that is put together, all
-    parts but its own. `num_micro_batches`: of the step, of which the ranks that hold a stage have equal parts."""
+    """Bytes that a device of a pipeline rank sends in the actions of a step: of each sharded tensor, all other shards.
+
+    `num_micro_batches`: of the step. The ranks that hold a stage run equally many of them.
+    """
     gradients = weights = rows = 0
     for stage in plan.stages_of(rank):
         runs = num_micro_batches // len(plan.ranks_of_stage(stage))

@@ -1,10 +1,10 @@
-"""The files that a spec names: a schedule, a placement of experts, a rate table, a checkpoint to begin with,
-modules of its own, and rewards. What they say is a part of its value; of a checkpoint, its digest; of a module, its
-graph.
+"""The files that a spec names: a schedule, an expert placement, a rate table, an initial checkpoint, custom modules and
+rewards.
 
-`compiler/plan/read_files.py` reads them, once, where a command reads the spec; they travel with it, and whatever takes
-a spec asks here. A build stands alone: it has the files under names of its own, and its spec names those. A checkpoint
-stays where it is, as the text of the data does, and the build has its digest.
+Their contents are part of the spec's value; for a checkpoint this is its digest, and for a module its graph.
+`compiler/plan/read_files.py` reads them once, when a command reads the spec. They travel with the spec, and its users
+ask for them here. A build is self-contained: it has copies of the files under fixed names, which its spec uses. A
+checkpoint is not copied, and neither is the text of the data: the build has only the checkpoint's digest.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from compiler.ir.expert_placement import ExpertPlacement
     from compiler.machine.rates.table import RateTable
     from compiler.schedule.schedule import Schedule
-    from dsl.schema import Spec  # with pydantic
+    from dsl.schema import Spec  # imports pydantic
     from runtime.contract import Initial
 
-# What a build, and a run, call them.
+# The names of the files in a build or run.
 SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE = "schedule.txt", "placement.json", "rates.json"
 INITIAL = "initial.sha256"
 REWARDS = "rewards"  # a folder
@@ -32,7 +32,7 @@ REWARDS = "rewards"  # a folder
 
 @dataclass(frozen=True)
 class SpecFiles:
-    """What the files say, read and held to the spec. A rate table may be given where the spec names none."""
+    """The files, read and checked against the spec. A rate table may be given even if the spec names none."""
 
     schedule: Schedule | None = None  # of `schedule { file = … }`
     expert_placement: ExpertPlacement | None = None  # of `parallel { placement = … }`
@@ -43,37 +43,37 @@ class SpecFiles:
 
 
 def files_of(spec: Spec) -> SpecFiles:
-    """All that were read."""
+    """All files of a spec that were read."""
     files = spec.files
     return files if isinstance(files, SpecFiles) else SpecFiles()
 
 
 def with_schedule(spec: Spec, schedule: Schedule) -> Spec:
-    """The spec, with the schedule that its `schedule.file` stands for."""
+    """The spec with the contents of its `schedule.file`."""
     return spec.with_files(replace(files_of(spec), schedule=schedule))
 
 
 def with_expert_placement(spec: Spec, expert_placement: ExpertPlacement) -> Spec:
-    """The spec, with the placement of experts that its `parallel.placement` stands for."""
+    """The spec with the contents of its `parallel.placement`."""
     return spec.with_files(replace(files_of(spec), expert_placement=expert_placement))
 
 
 def with_rate_table(spec: Spec, rate_table: RateTable) -> Spec:
-    """The spec, with the rate table that its `cluster.rates` stands for, or with one that is given in its place."""
+    """The spec with the contents of its `cluster.rates`, or with a table that replaces them."""
     return spec.with_files(replace(files_of(spec), rate_table=rate_table))
 
 
 def schedule_of_file(spec: Spec) -> Schedule | None:
-    """The schedule of the file that the spec names; None where it has a named schedule."""
+    """The schedule of the file that the spec names; None if the spec names a schedule instead."""
     if spec.schedule.file is None:
         return None
     schedule = files_of(spec).schedule
-    assert schedule is not None, "a spec that names a schedule's file is read with it: compiler/plan/read_files.py"
+    assert schedule is not None, "a spec that names a schedule file is read by compiler/plan/read_files.py"
     return schedule
 
 
 def expert_placement_of(spec: Spec) -> ExpertPlacement | None:
-    """The placement of experts that the spec names; None where they are placed by their numbers."""
+    """The placement of experts that the spec names; None if experts are placed by their numbers."""
     if spec.parallel.placement is None:
         return None
     placement = files_of(spec).expert_placement
@@ -82,14 +82,14 @@ def expert_placement_of(spec: Spec) -> ExpertPlacement | None:
 
 
 def rate_table_of(spec: Spec) -> RateTable | None:
-    """The rate table that the spec names, or that was given in its place; None where there is neither."""
+    """The rate table that the spec names or that was given instead; None if there is neither."""
     table = files_of(spec).rate_table
     assert table is not None or spec.cluster.rates is None, "a spec that names a rate table is read with it"
     return table
 
 
 def initial_weights_of(spec: Spec) -> Initial | None:
-    """The checkpoint that the spec begins with; None where its weights begin at random."""
+    """The initial checkpoint of the spec; None if its weights are initialized at random."""
     initial = files_of(spec).initial
     assert initial is not None or spec.train.initial is None, "a spec that names a checkpoint is read with it"
     return initial
@@ -97,7 +97,7 @@ def initial_weights_of(spec: Spec) -> Initial | None:
 
 def modules_of(spec: Spec) -> dict[WantedModule, Module]:
     """The graphs of the modules that the spec names, at the sizes of the run."""
-    from compiler.model.layers.custom import all_wanted  # with pydantic
+    from compiler.model.layers.custom import all_wanted  # imports pydantic
 
     modules = files_of(spec).modules
     assert modules is not None or not spec.model.customs, "a spec that names a module is read with it"
@@ -105,12 +105,12 @@ def modules_of(spec: Spec) -> dict[WantedModule, Module]:
 
 
 def reward_file(name: str) -> str:
-    """What a build, and a run, call the file of a reward."""
+    """The name of a reward's file in a build or run."""
     return f"{REWARDS}/{name}.py"
 
 
 def reward_files_of(spec: Spec) -> dict[str, str]:
-    """The texts of the files of rewards that the spec names, by what a build calls them."""
+    """The texts of the reward files that the spec names, by their names in a build."""
     named = [each.name for each in spec.train.grpo.rewards if each.file is not None] if spec.train.grpo else []
     rewards = files_of(spec).rewards
     assert rewards is not None or not named, "a spec that names files of rewards is read with them"
@@ -118,7 +118,7 @@ def reward_files_of(spec: Spec) -> dict[str, str]:
 
 
 def standing_alone(spec: Spec) -> Spec:
-    """The spec as its build has it, which holds the files itself."""
+    """The spec of a build, which names the copies of its files."""
     keys = ("schedule", "file"), ("parallel", "placement"), ("cluster", "rates")
     for (block, key), name in zip(keys, (SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE), strict=True):
         value = getattr(spec, block)
@@ -134,7 +134,7 @@ def standing_alone(spec: Spec) -> Spec:
 
 
 def texts_of_files(spec: Spec) -> dict[str, str]:
-    """The files of a build that hold them, by name."""
+    """The texts of a spec's files, by their names in a build."""
     schedule, expert_placement, table = schedule_of_file(spec), expert_placement_of(spec), rate_table_of(spec)
     initial = initial_weights_of(spec)
     return {

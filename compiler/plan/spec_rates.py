@@ -1,4 +1,4 @@
-"""Spec and rate table → rates: every row at the peaks of the spec's devices and for the SMs it gives to each side."""
+"""Spec and rate table → rates: every row, scaled to the peaks of the spec's devices and to its split of SMs."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from dsl.schema import Device as SpecDevice
 from dsl.schema.precision import format_of
 
 RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)
-# Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak. Of
-# links what DeepSeek measured, arXiv 2412.19437 and 2505.09343: 160 of 200 GB/s NVLink, 40 of 50 GB/s InfiniBand.
+# For a class without rows: the share of the peak that well-written kernels reach. The share of links is what DeepSeek
+# measured, arXiv 2412.19437 and 2505.09343: 160 of 200 GB/s NVLink, 40 of 50 GB/s InfiniBand.
 ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
-CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8
-HOST_LINK = 5.12e10  # 80% of the 64 GB/s a direction of PCIe 5.0 x16, assumed
-SHIPPED_FOR = ("h800", "h100", "h200", "gb200", "b200", "a100", "mi300x")  # for devices whose name has theirs in it
+CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8  # likewise, rates of a CPU core, which states no peak
+HOST_LINK = 5.12e10  # assumed: 80% of the 64 GB/s per direction of PCIe 5.0 x16
+SHIPPED_FOR = ("h800", "h100", "h200", "gb200", "b200", "a100", "mi300x")  # for devices whose name contains this one
 OTHERWISE = "h100"
 CPU = "cpu"  # one core of a small server
-DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # where a class has no rows in a dtype, the first of these it has
+DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # if a class has no rows in a dtype, the first of these in which it has some
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,15 @@ class DeviceSplit:
 
     device: MeasuredDevice
     compute: float = 1.0  # share of the SMs that compute
-    communication: int = 0  # SMs that communicate; 0: as many as they take
+    communication: int = 0  # SMs that communicate; 0: none reserved, exchanges take what they need
 
 
 def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) -> Rates:
-    """The rates of the devices of a pipeline rank under the spec's recipe, SM split and routing.
+    """The rates of the devices of a pipeline rank under the spec's precision, SM split and routing.
 
-    `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/plan/spec_files.py), or the
-    one of the device's name, calibrated on a traced layer if there is such a one, or else the nearest.
+    `table`: a table, or the name of a shipped one. None stands for the one that the spec names
+    (compiler/plan/spec_files.py), or else for the shipped table of the device's name, if possible the calibrated one,
+    or the nearest.
     """
     table, precision, tensor = table or rate_table_of(spec), spec.precision, spec.parallel.tensor
     parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
@@ -68,19 +69,19 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     _, node, at, place = parts[part_of(spec, rank)]
     wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, spec)]
     found = {each: points_of(at, place, *each) for each in wanted}
-    said: list[str] = []
+    notes: list[str] = []
     if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
-        said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
+        notes.insert(0, f"device {node.device.name} has no rate table: it reaches the same shares of its peaks as H100")
     if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:
-        said.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
+        notes.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
     if any(factor.carried for factor in at.factors):
-        said.append("products and exchanges take as much longer in training as on H800, where a profile says it")
+        notes.append("products and exchanges slow down in training as much as on H800, where they were profiled")
     if precision.scales_tensors and node.device.bf16 is not None:
-        said.append("products in e4m3 with one scale a tensor are as fast as those with a scale a block")
-        said.append("the scale of a tensor is that of its largest number, for which it is read once more")
+        notes.append("products in e4m3 with one scale per tensor are as fast as those with one scale per block")
+        notes.append("the scale of a tensor is that of its largest number, for which it is read once more")
     form = format_of(precision)
     if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
-        said.append(f"products in {form.name} are as fast as those of other tiles in {form.element}")
+        notes.append(f"products in {form.name} are as fast as those with other tiles in {form.element}")
     context, columns = spec.parallel.context, spec.parallel.columns
     share = spec.sequence_ranks // context  # tensor ranks that have parts of one sequence
     contexts = range(0, context * tensor, tensor)
@@ -108,19 +109,19 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         pair=at.factor_of(PAIR),
         table=at.name,
         calibrated=at != shipped_table(CPU),
-        assumptions=tuple(said),
+        assumptions=tuple(notes),
         notes={each: note for each, (_, note) in found.items() if note},
     )
 
 
 def _taken(table: RateTable) -> float:
-    """The share of the SMs that exchanges take where none are kept for them: as many as they had when measured."""
+    """The share of the SMs that exchanges take if none are reserved: as many as they had when they were measured."""
     sms = max((row.sms or 0 for row in table.rows if row.kind in LINKS), default=0)
     return sms / table.device.sms if table.device.sms else 0.0
 
 
 def core_rates() -> Rates:
-    """Rates of one core of a laptop in FP32, with the experts on two ranks: for plans without a spec."""
+    """Rates of one CPU core in FP32, with the experts on two ranks, for plans without a spec."""
     table, place = shipped_table(CPU), DeviceSplit(MeasuredDevice(name="core"))
     points = {
         (kind, dtype): points_of(table, place, kind, dtype)[0]
@@ -133,7 +134,7 @@ def core_rates() -> Rates:
 
 
 def _table_of(device: SpecDevice, table: RateTable | str | None) -> RateTable:
-    """The given table, or the best one for a device; with its base."""
+    """The given table, or the best one for a device, merged with its base."""
     if table is None:
         table = table_for(device)
         table = f"{table}-calibrated" if f"{table}-calibrated" in shipped_tables() else table
@@ -141,15 +142,18 @@ def _table_of(device: SpecDevice, table: RateTable | str | None) -> RateTable:
 
 
 def table_for(device: SpecDevice) -> str:
-    """The shipped table of a device: by its name; an accelerator that has none takes H100's rates at its own peaks."""
+    """The shipped table of a device, by its name. An accelerator without one takes H100's rates at its own peaks."""
     if device.bf16 is None:
         return CPU
     return next((name for name in SHIPPED_FOR if name in device.name.lower()), OTHERWISE)
 
 
 def _dtypes(kind: str, spec: Spec) -> tuple[str, ...]:
-    """Dtypes in which a spec runs a class. Gate, head and attention are never in FP8 (arXiv 2412.19437 §3.3), nor are
-    products of groups that are not those of experts."""
+    """The dtypes in which a spec runs a class.
+
+    Gate, head and attention are never in FP8 (arXiv 2412.19437 §3.3), nor are grouped products other than those of
+    experts.
+    """
     precision = spec.precision
     if kind not in FLOPS:
         return ("any",)
@@ -162,15 +166,13 @@ def _dtypes(kind: str, spec: Spec) -> tuple[str, ...]:
 
 
 def _has_other_groups(model: Model) -> bool:
-    """Whether groups of heads are projected behind attention, or a module of the user's own may have such products."""
+    """Whether attention projects its output by groups of heads, or a custom module may have grouped products."""
     return bool(model.customs) or any(isinstance(kind, Compressed) for _, kind in model.attentions)
 
 
 def points_of(table: RateTable, place: DeviceSplit, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:
-    """Shapes and rates of full tiles of a class in a dtype, and what to say where rows of another class or dtype are
-    taken.
-    """
-    if kind == HOST and place.device.bf16 is None:  # cores copy within their memory
+    """Shapes and full-tile rates of a class in a dtype, and a note if rows of another class or dtype stand in."""
+    if kind == HOST and place.device.bf16 is None:  # CPU cores copy within their memory
         kind = "copy"
     rows, shaped, note = _rows(table, kind, dtype)
     factor = table.factor_of(kind, dtype)
@@ -188,14 +190,14 @@ def points_of(table: RateTable, place: DeviceSplit, kind: str, dtype: str) -> tu
 
 
 def _sms_of_tiles(table: RateTable) -> int | None:
-    """The SMs over which the tiles of a row were spread; None where shapes are not told apart by tiles."""
+    """The SMs over which the tiles of a row were spread; None if the table does not model tiles."""
     return table.device.sms if table.tiles else None
 
 
 def part_of(spec: Spec, rank: int) -> int:
-    """The part of the cluster (Cluster.parts) that a pipeline rank is on. All its data ranks are there, the rules say.
+    """The part of the cluster (`Cluster.parts`) of a pipeline rank. The rules ensure that all its data ranks are on it.
 
-    A plan may have fewer ranks than the cluster, as when one is planned alone; what is beyond is on the last part.
+    Ranks beyond the cluster's devices count as being on its last part.
     """
     return spec.cluster.part_of(min(rank * spec.parallel.columns, spec.cluster.world - 1))
 
@@ -220,38 +222,40 @@ def _place(spec: Spec, node: Machine) -> DeviceSplit:
 
 
 def _rows(table: RateTable, kind: str, dtype: str) -> tuple[tuple[RateRow, ...], bool, str]:
-    """The rows of a class in a dtype, or what comes nearest; those measured beside other work, as kernels run, first.
+    """(rows of a class in a dtype or the nearest stand-in, whether their shapes apply, a note on the stand-in).
 
-    A row of any dtype is one of each. Second: whether their shapes are those of the class; other classes have other
-    extents.
+    Rows that were measured beside other work, as kernels run, are preferred. A row of dtype "any" counts for each
+    dtype. Shapes do not apply if the rows are of another class, whose shapes have other extents.
     """
-    for of, as_dtype in _nearest(kind, dtype):
-        rows = tuple(r for r in table.rows if r.kind == of and as_dtype in (r.dtype, "any"))
+    for row_kind, as_dtype in _nearest(kind, dtype):
+        rows = tuple(r for r in table.rows if r.kind == row_kind and as_dtype in (r.dtype, "any"))
         rows = tuple(r for r in rows if r.when == "paired") or rows
         if not rows:
             continue
-        if of == kind and as_dtype in (dtype, "any"):
+        is_own = row_kind == kind
+        if is_own and as_dtype in (dtype, "any"):
             return rows, True, ""
-        if kind not in FLOPS and as_dtype == "any":  # what moves memory is alike
-            return rows, of == kind, ""
-        return rows, of == kind, f"table {table.name} has no row of {kind} in {dtype}: taken from {of} in {as_dtype}"
-    said = f"table {table.name} has no row of {kind}: {_share(kind):.0%} of a peak"
+        if kind not in FLOPS and as_dtype == "any":  # memory-bound kernels are alike
+            return rows, is_own, ""
+        note = f"table {table.name} has no row of {kind} in {dtype}: rows of {row_kind} in {as_dtype} stand in"
+        return rows, is_own, note
+    note = f"table {table.name} has no row of {kind}: {_share(kind):.0%} of the peak is assumed"
     if kind == HOST:
-        said = f"table {table.name} has no row of {kind}: {HOST_LINK / 1e9:g} GB/s, 80% of PCIe 5.0 x16"
-    return (), False, said
+        note = f"table {table.name} has no row of {kind}: {HOST_LINK / 1e9:g} GB/s is assumed, 80% of PCIe 5.0 x16"
+    return (), False, note
 
 
 def _nearest(kind: str, dtype: str) -> Iterator[tuple[str, str]]:
     classes = (kind, *INSTEAD.get(kind, ()))
-    for of in classes:
-        yield of, dtype
+    for name in classes:
+        yield name, dtype
     for other in ("e4m3", *DTYPES) if dtype == "e2m1" else DTYPES:
-        for of in classes:
-            yield of, other
+        for name in classes:
+            yield name, other
 
 
 def _rate(row: RateRow, measured: MeasuredDevice, place: DeviceSplit, kind: str, dtype: str) -> float:
-    """The rate of a row here: it grows with the peak, and with the SMs as far as the row's own number of them."""
+    """The rate of a row on a device of the spec: scaled by the peaks, and by the SMs relative to the row's."""
     assert row.rate is not None
     here, there = peak_of(place.device, kind, dtype), peak_of(measured, row.kind, row.dtype)
     rate = row.rate * here / there if here and there else row.rate
@@ -263,7 +267,7 @@ def _rate(row: RateRow, measured: MeasuredDevice, place: DeviceSplit, kind: str,
 
 
 def _share(kind: str) -> float:
-    """The share of a peak that a class is taken to reach where it has no row."""
+    """The share of the peak that a class without rows is assumed to reach."""
     return ROOFLINE_FLOPS if kind in FLOPS else ROOFLINE_LINKS if kind in LINKS else ROOFLINE_BYTES
 
 
@@ -277,19 +281,17 @@ def _roofline(place: DeviceSplit, kind: str, dtype: str) -> float:
 
 
 def _seconds(table: RateTable) -> dict[str, float]:
-    """Launches and latencies; a class that has none takes another's, or nothing."""
+    """Seconds of launches and latencies. A class without a row takes that of its stand-in, or 0."""
     seconds = {row.kind: row.seconds for row in table.rows if row.seconds is not None}
-    found = {
-        kind: next((seconds[of] for of in (kind, *INSTEAD.get(kind, ())) if of in seconds), 0.0) for kind in SECONDS
-    }
+    found = {kind: next((seconds[k] for k in (kind, *INSTEAD.get(kind, ())) if k in seconds), 0.0) for kind in SECONDS}
     return found
 
 
 def experts_of(spec: Spec, fabric: Fabric, rank: int) -> ExpertTraffic:
-    """The expert group of a pipeline rank that lies on the most nodes: groups go in step."""
+    """The expert group of a pipeline rank that spans the most nodes, as groups wait for the slowest."""
     columns, group, precision = spec.parallel.columns, spec.parallel.expert_group, spec.precision
     devices = spec.cluster.parts[part_of(spec, rank)][1].devices
-    alike = group * devices // gcd(group, devices)  # from here on groups lie as those before
+    alike = group * devices // gcd(group, devices)  # from here on the spreads of groups repeat
     groups = [Holders((rank,), range(at, at + group), columns) for at in range(0, min(columns, alike), group)]
     spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
     return ExpertTraffic(
@@ -302,10 +304,10 @@ def experts_of(spec: Spec, fabric: Fabric, rank: int) -> ExpertTraffic:
 
 
 def copies_per_row(spec: Spec, nodes: int) -> float:
-    """Copies to nodes per routed row, the own one among them: each row is one, or a token goes once to each node that
-    it goes to (`route = nodes`).
+    """Copies that are sent to nodes per routed row, including the sender's node.
 
-    Where routing keeps a token to some groups of experts, it goes to the nodes of these groups alone.
+    Each row is one copy, or with `route = nodes` a token is sent once to each of its nodes. If routing limits a token
+    to some groups of experts, these are only the nodes of its groups.
     """
     moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None or nodes == 1:
@@ -315,18 +317,18 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
     return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)
 
 
-# --- Rates of pipeline ranks: alike for all of them, or of each, where a cluster has several kinds of devices
+# --- Rates of pipeline ranks: one value for all, or one for each if a cluster has several kinds of devices
 
-OnRanks = Rates | Sequence[Rates]  # of all pipeline ranks, or of each
+OnRanks = Rates | Sequence[Rates]  # for all pipeline ranks, or for each
 
 
 def parts_of_ranks(spec: Spec) -> tuple[int, ...]:
-    """The part of the cluster (Cluster.parts) of each pipeline rank. Its data ranks are all there, the rules say."""
+    """The part of the cluster (`Cluster.parts`) of each pipeline rank."""
     return tuple(part_of(spec, rank) for rank in range(spec.parallel.pipeline))
 
 
 def rank_rates(spec: Spec) -> tuple[Rates, ...]:
-    """The rates of each pipeline rank; ranks on one kind of device whose expert groups lie alike share one value."""
+    """The rates of each pipeline rank. Ranks with equal devices and equal spreads of expert groups share one value."""
     first = rates_of(spec)
     kinds = [(part, experts_of(spec, first.fabric, rank).spread) for rank, part in enumerate(parts_of_ranks(spec))]
     others = {kind: rates_of(spec, rank=kinds.index(kind)) for kind in dict.fromkeys(kinds) if kind != kinds[0]}
@@ -336,7 +338,7 @@ def rank_rates(spec: Spec) -> tuple[Rates, ...]:
 def on_ranks(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
     """The rates of each pipeline rank."""
     each = (rates,) * num_ranks if isinstance(rates, Rates) else tuple(rates)
-    assert len(each) == num_ranks, "rates are of each pipeline rank"
+    assert len(each) == num_ranks, "there are rates for each pipeline rank"
     return each
 
 

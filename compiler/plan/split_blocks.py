@@ -1,4 +1,4 @@
-"""Rows that ranks exchange inside of a model: with the ranks that split tensors or sequences, and with experts."""
+"""The rows that ranks exchange inside a model: with tensor and context ranks, and with experts."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from dsl.facts.devices import reached
 from dsl.schema import Moe, Spec
 from runtime.contract.names import Site
 
-# --- How many rows ranks send to experts and receive: when the load is even, and as memory is planned for
+# --- The number of rows that ranks send to experts and receive: with even load, and for planning memory
 
 
 def mixtures(spec: Spec) -> tuple[Moe, ...]:
-    """The mixtures of experts of a model's layers."""
+    """The mixtures of experts in a model's layers."""
     return tuple(layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe))
 
 
 def sent_rows(spec: Spec, moe: Moe) -> int:
-    """Rows that a rank sends in a layer and micro-batch: one to each slice of each chosen expert of each token."""
+    """Rows that a rank sends in a layer and micro-batch: for each token, one to each slice of each chosen expert."""
     return spec.tokens_of_rank * moe.top_k * spec.parallel.expert_tensor
 
 
 def balanced_rows(spec: Spec) -> int:
-    """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends, padded."""
+    """Rows that an expert rank receives in a layer with even load: as many as it sends, padded."""
     ranks, alignment = spec.parallel.expert, spec.row_alignment
     found = (even_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
 
 
 def held_rows(spec: Spec) -> int:
-    """Rows that memory is planned for: as many as an expert rank sends, with as much padding as those can need."""
+    """Rows for planning memory: as many as an expert rank sends, with the most padding that these can need."""
     ranks, alignment = spec.parallel.expert, spec.row_alignment
     found = (most_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
 
 
 def held(spec: Spec) -> Received:
-    """What memory is planned for: `held_rows`, and that a rank forwards as many copies and rows as it sends at most."""
+    """Rows for planning memory: `held_rows`, with as many forwarded copies and rows as a rank sends at most."""
     rows = held_rows(spec)
     if not spec.by_nodes:
         return Received(rows)
@@ -49,7 +49,7 @@ def held(spec: Spec) -> Received:
 
 
 def copies_of(spec: Spec, moe: Moe) -> int:
-    """The most nodes that a token goes to."""
+    """The most nodes to which a token is sent."""
     return min(moe.top_k, reached(moe.groups, moe.top_groups, _group_nodes(spec)))
 
 
@@ -59,7 +59,7 @@ def _group_nodes(spec: Spec) -> int:
 
 
 def most_held(spec: Spec, rows: int) -> Received:
-    """What a rank has if it receives `rows`, the most there can be, and every token of its column goes to its node."""
+    """The rows of a rank that receives `rows`, the most possible, while every token of its column goes to its node."""
     if not spec.by_nodes:
         return Received(rows)
     tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
@@ -67,52 +67,52 @@ def most_held(spec: Spec, rows: int) -> Received:
     return Received(rows, nodes * tokens, nodes * tokens * most * spec.parallel.expert_tensor)
 
 
-# --- What ranks exchange inside of a model: rows that tensor ranks, or context ranks, put together and take apart
+# --- Rows that tensor and context ranks gather and scatter inside a model
 #
 # Tensor ranks split the parts of a layer: enter | gather | attention | scatter | between | gather | dense | scatter |
-# leave, attention whose heads are normed together: products | scatter | gather | attention, and the ends: embed |
-# scatter, and final_norm | gather | head | scatter | loss. Context ranks put together what keys and values of whole
-# sequences are made of: project | gather | attend.
+# leave; attention whose heads are normed together: products | scatter | gather | attention; and the ends of the model:
+# embed | scatter, and final_norm | gather | head | scatter | loss. Context ranks gather the inputs of the keys and
+# values of whole sequences: project | gather | attend.
 
 
 def gather(place: Place, site: str, x: str, out: str) -> Communication:
-    """The rows `x` of every tensor rank, put together as `out`."""
-    given, taken = _rows(place, x, place.T), _rows(place, out, place.tokens_of_context_rank)
-    return _communication("gather", site, "tp", given, taken)
+    """Gather the rows `x` of all tensor ranks as `out`."""
+    sent, received = _rows(place, x, place.T), _rows(place, out, place.tokens_of_context_rank)
+    return _communication("gather", site, "tp", sent, received)
 
 
 def scatter(place: Place, site: str, y: str, out: str) -> Communication:
-    """The sum of what every tensor rank has as `y`; each gets its rows, as `out`."""
-    given, taken = _rows(place, y, place.tokens_of_context_rank), _rows(place, out, place.T)
-    return _communication("scatter", site, "tp", given, taken)
+    """Reduce-scatter `y` over tensor ranks: each gets its rows of the sum, as `out`."""
+    sent, received = _rows(place, y, place.tokens_of_context_rank), _rows(place, out, place.T)
+    return _communication("scatter", site, "tp", sent, received)
 
 
 def sum_everywhere(place: Place, site: str, part: str, sums: str, out: str) -> tuple[Communication, Communication]:
-    """The sums over tensor ranks of the squares that each has as `part`, of heads that are normed as one."""
+    """Sum the squares `part` over tensor ranks, for heads that are normed together."""
     ranks, dtype = place.spec.parallel.tensor, place.wide_dtype
-    given, mine, taken = (
+    sent, mine, received = (
         Buffer(name, (rows, 2), dtype) for name, rows in ((part, place.T), (sums, place.T // ranks), (out, place.T))
     )
     return (
-        _communication("scatter", site, "tp", given, mine),
-        _communication("gather", site, "tp", mine, taken),
+        _communication("scatter", site, "tp", sent, mine),
+        _communication("gather", site, "tp", mine, received),
     )
 
 
-def gather_sequences(site: str, given: Buffer, out: str, context: int) -> Communication:
-    """The rows `given` of every context rank, put together in the order of their sequences."""
-    return _communication("gather", site, "cp", given, _of_all(given, out, context))
+def gather_sequences(site: str, sent: Buffer, out: str, context: int) -> Communication:
+    """Gather the rows `sent` of all context ranks, in the order of their sequences."""
+    return _communication("gather", site, "cp", sent, _of_all(sent, out, context))
 
 
-def gather_choices(site: str, given: Buffer, out: str, ranks: int) -> Communication:
-    """The counts `given` of every rank that has parts of the same sequences, one after the other."""
-    return _communication("choices", site, "sq", given, _of_all(given, out, ranks))
+def gather_choices(site: str, sent: Buffer, out: str, ranks: int) -> Communication:
+    """Gather the counts `sent` of all ranks with parts of the same sequences, one after the other."""
+    return _communication("choices", site, "sq", sent, _of_all(sent, out, ranks))
 
 
-def _of_all(given: Buffer, out: str, ranks: int) -> Buffer:
-    count, *columns = given.shape
-    assert isinstance(count, int), given
-    return Buffer(out, (count * ranks, *columns), given.dtype)
+def _of_all(sent: Buffer, out: str, ranks: int) -> Buffer:
+    count, *columns = sent.shape
+    assert isinstance(count, int), sent
+    return Buffer(out, (count * ranks, *columns), sent.dtype)
 
 
 def _rows(place: Place, name: str, count: int) -> Buffer:
@@ -120,27 +120,27 @@ def _rows(place: Place, name: str, count: int) -> Buffer:
 
 
 def scatter_parts(place: Place, site: str, y: str, out: str) -> Communication:
-    """The parts of the cross entropy that every tensor rank has as `y`, side by side; each gets its rows, as `out`."""
+    """Scatter the partial cross entropies `y` of all tensor ranks: each gets its rows, side by side, as `out`."""
     columns, dtype = place.spec.parallel.tensor + 1, place.wide_dtype
-    given, taken = (Buffer(y, (place.tokens_of_context_rank, columns), dtype), Buffer(out, (place.T, columns), dtype))
-    return _communication("scatter", site, "tp", given, taken)
+    sent, received = (Buffer(y, (place.tokens_of_context_rank, columns), dtype), Buffer(out, (place.T, columns), dtype))
+    return _communication("scatter", site, "tp", sent, received)
 
 
 def _communication(
     kind: Literal["gather", "scatter", "choices"],
     site: str,
     axis: Literal["tp", "cp", "sq"],
-    given: Buffer,
-    taken: Buffer,
+    sent: Buffer,
+    received: Buffer,
 ) -> Communication:
     grad = kind != "choices"
     return Communication(
         kind=kind,
         site=Site(site),
         axis=axis,
-        inputs=(given.name,),
-        outputs=(taken,),
-        sizes=(given,),
-        arriving=(taken.named(gradient_of(taken.name)),) if grad else (),
-        returned=(given.named(gradient_of(given.name)),) if grad else (),
+        inputs=(sent.name,),
+        outputs=(received,),
+        sizes=(sent,),
+        arriving=(received.named(gradient_of(received.name)),) if grad else (),
+        returned=(sent.named(gradient_of(sent.name)),) if grad else (),
     )

@@ -1,14 +1,14 @@
-"""The splits of layers within limits, cell after cell: ranks that store the same stages are a cell.
+"""The search for splits of layers within limits, cell by cell. A cell is the ranks that store the same stages.
 
-Cells take their runs of layers one after the other, with one cursor a run: the first stages ascend from the first layer
-while those of the other end of a fold descend from the last.
+Cells take their runs of layers in order, with one cursor per run. The first stages ascend from the first layer, and the
+stages at the other end of a fold descend from the last layer.
 
-1. A lower bound of the largest load, of the bytes or of a stage's time: the same problem where a stage may be without
-   layers. There, of two ways to give the same layers to all runs but the last, the one that covers more is never worse
-   (a run that is shortened costs no more), so one number is kept for each; the limit is found by bisection over whole
-   nanoseconds and bytes.
-2. Within those limits every split is followed, states that the rest cannot finish left out, and the best by squares is
-   taken. Where the limits of 1 are too low, since stages must not be empty, bisection goes on here.
+1. A lower bound of the largest load, of the bytes, or of a stage's time comes from the same problem with stages that
+   may be empty. In that problem, of two ways to give the same layers to all runs but the last, the one that covers more
+   is never worse, as a shortened run costs no more. So one number is kept per way. The limit is found by bisection over
+   whole nanoseconds and bytes.
+2. Within these limits every split is followed, without states that the rest cannot finish, and the best by squares is
+   taken. If the limits of step 1 are too low because stages must not be empty, bisection continues here.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any, TypeVar
 
 from compiler.plan.layer_runs import Blocks, Pipeline, Runs, StageCell
 
-Cursors = tuple[int, ...]  # of each run of a cell: layers taken so far, from where its stages begin
-Limits = tuple[int, int, int, int]  # on a rank's load, the bytes of a device, a stage's load, the sum of the squares
+Cursors = tuple[int, ...]  # for each run of a cell, the layers taken so far, from the end where its stages begin
+Limits = tuple[int, int, int, int]  # on a rank's load, the bytes of a device, a stage's load, the sum of squares
 LOAD, HELD, STAGE, SQUARES = range(4)
 NO_LIMIT = 1 << 200  # squares of nanoseconds are large
-NEAR = 100  # loads that differ by less than this part of the least are near ties: one percent
-PATIENCE = 1  # limits that are tried one after the other before they are bisected
-MOST_STEPS = 300_000  # of a search, a second or two: only chunked placements of many layers have more
+NEAR = 100  # loads that differ by less than 1 / NEAR of the least, one percent, are near ties
+PATIENCE = 1  # limits that are tried in order before bisection begins
+MOST_STEPS = 300_000  # of a search, a second or two; only chunked placements of many layers have more
 
 
 class TooLongError(Exception):
-    """The search has taken `MOST_STEPS`."""
+    """The search has taken more than `MOST_STEPS`."""
 
 
 def _without_idle_lanes(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with its first lane alone, if that is the fuller one in every block, as compute mostly is."""
+    """The pipeline with only its first lane, if that is the fuller one in every block, as compute mostly is."""
     costs = [cost for blocks in pipeline.kinds for cost in (blocks.first, *blocks.layers, blocks.last)]
     if any(cost[0] < max(cost) for cost in costs):
         return pipeline
@@ -48,7 +48,7 @@ def _without_idle_lanes(pipeline: Pipeline) -> Pipeline:
 
 
 class _Over:
-    """What the limit that is looked for must be at least: the least that it stopped and the others would let pass."""
+    """A lower bound of the limit that is sought: the least value that exceeded it but none of the other limits."""
 
     def __init__(self, sought: int, limits: Limits) -> None:
         self.sought, self.least = sought, NO_LIMIT
@@ -60,36 +60,38 @@ class _Over:
 
 
 class CellSearch:
-    """Cells in order, a cursor for each of a cell's runs."""
+    """The search over cells in order, with a cursor for each run of a cell."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline = _without_idle_lanes(pipeline)
         self.size, self.steps, self.cells = pipeline.num_layers, 0, pipeline.lanes
         self.num_runs = len(self.cells[0].stages)
-        self.least = []  # of the first n layers, what they cost on each lane on any device at least
+        self.least = []  # by lane, the least cost of the first n layers on any device
         for lane in range(len(pipeline.blocks[0].first)):
             columns = zip(*([cost[lane] for cost in blocks.layers] for blocks in pipeline.kinds), strict=True)
             self.least.append((0, *accumulate(map(min, columns))))
 
     def fastest(self) -> tuple[Limits, Runs]:
-        """The fastest runs of all, and what they take."""
+        """The fastest runs, with their limits."""
         _, most, _, _ = self.pipeline.score(_even(self.size, self.pipeline.num_stages))
         return self._settled((LOAD, STAGE), self._floor(), (most, NO_LIMIT, most, NO_LIMIT))
 
     def fullest_least(self, fastest: Limits, held: int) -> Runs:
-        """The near tie of the fastest runs with which the fullest device holds least; with those it holds `held`."""
+        """The near tie of the fastest runs with the least bytes on the fullest device, which is `held` for those."""
         load, _, stage, squares = fastest
         near = load + load // NEAR, held, stage + stage // NEAR, squares + 2 * squares // NEAR
         return self._settled((HELD, LOAD, STAGE), with_limit(self._floor(), LOAD, load), near)[1]
 
     def _floor(self) -> Limits:
-        """No split has less."""
+        """Lower bounds for every split."""
         total = max(lane[-1] for lane in self.least)
         return total // len(self.cells), 0, total // self.pipeline.num_stages, 0
 
     def _settled(self, order: Sequence[int], least: Limits, most: Limits) -> tuple[Limits, Runs]:
-        """The split within the limits `most` that has the least of the first in `order`, then of the next, then of
-        squares; and what it has of each. Some split keeps `most`, and none has less than `least`."""
+        """The split within `most` with the least of the first limit in `order`, then of the next, then of squares.
+
+        Returns the limits that it just meets, and its runs. Some split must be within `most`, and none below `least`.
+        """
         for lowest in (self._lowest, self._lowest_filled):
             limits = most
             for sought in order:
@@ -98,9 +100,8 @@ class CellSearch:
             found = self._finds(limits)
             if found is not None:
                 return with_limit(limits, SQUARES, found[0]), self._runs(found)
-            least = with_limit(
-                least, order[0], limits[order[0]]
-            )  # of what is next, less may do where more of this is let
+            # with more of the first limit, less of the next ones may be enough
+            least = with_limit(least, order[0], limits[order[0]])
         raise AssertionError("every model can be split into so many stages")
 
     def _runs(self, found: Found) -> Runs:
@@ -112,7 +113,7 @@ class CellSearch:
         return tuple(runs[s] for s in range(self.pipeline.num_stages))
 
     def _bounds(self) -> Iterator[tuple[Cursors, Cursors]]:
-        """Where the runs of the first cell begin and those of the last may end, in every way there is."""
+        """All combinations of where the runs of the first cell begin and those of the last cell may end."""
         runs = self.num_runs
         if self.pipeline.folded or runs == 1:
             yield (0,) * runs, (self.size,) * runs
@@ -125,11 +126,13 @@ class CellSearch:
         if self.steps > MOST_STEPS:
             raise TooLongError
 
-    # ------------------------------------------------------------ where stages may be empty
+    # ------------------------------------------------------------ stages that may be empty
 
     def _lowest(self, sought: int, low: int, limits: Limits) -> Limits:
-        """The limits with the least of the one that is looked for with which all layers can be taken, no less than
-        `low`; as given, they can."""
+        """The limits with the lowest value of the sought one, at least `low`, within which all layers can be taken.
+
+        Within the given limits they can be.
+        """
         high = limits[sought]
         for turn in count():
             passes, bound = self._reach_all(with_limit(limits, sought, low), sought)
@@ -145,8 +148,7 @@ class CellSearch:
         return with_limit(limits, sought, high)
 
     def _reach_all(self, limits: Limits, sought: int) -> tuple[bool, int]:
-        """Whether all layers can be taken within limits; where not, the least that the one which is looked for must
-        be."""
+        """Whether all layers can be taken within limits, and if not, a lower bound of the sought limit."""
         over = _Over(sought, limits)
         passes = any(self._reach(limits, starts, stops, over) for starts, stops in self._bounds())
         return passes, over.least
@@ -166,7 +168,7 @@ class CellSearch:
         return any(self._is_all((*cursors, last), stops) for cursors, last in states.items())
 
     def _is_behind(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over) -> bool:
-        """Whether what is left is too much for this cell and those behind it."""
+        """Whether the layers that are left are too much for this cell and those after it."""
         self._step()
         cells = len(self.cells) - index
         left = self._left(cursors, stops)
@@ -176,11 +178,11 @@ class CellSearch:
         return False
 
     def _left(self, cursors: Cursors, stops: Cursors) -> int:
-        """What the layers that are left take at least."""
+        """A lower bound of the cost of the layers that are left."""
         return max(sum(lane[end] - lane[begin] for begin, end in self._spans(cursors, stops)) for lane in self.least)
 
     def _spans(self, cursors: Cursors, stops: Cursors) -> list[tuple[int, int]]:
-        """The layers between the runs taken so far and where they must end."""
+        """The layers between the cursors and where the runs must end."""
         if self.pipeline.folded:
             return [(cursors[0], max(cursors[0], self.size - cursors[1]))]
         return list(zip(cursors, stops, strict=True))
@@ -191,8 +193,10 @@ class CellSearch:
     def _heads(
         self, cell: StageCell, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over
     ) -> list[tuple[Cursors, list[int]]]:
-        """Ends of all runs but the last within the limits, and what they and the ends of the model cost on each lane.
-        Where a run stops at a limit, `over` is told what it would take with one more layer."""
+        """Ends of all runs but the last within the limits, and the cost on each lane of these and of the model's ends.
+
+        If a run stops at a limit, `over` notes the cost with one more layer.
+        """
         states: list[tuple[Cursors, list[int]]] = [((), list(cell.empty))]
         for run, start in enumerate(cursors):
             grown = []
@@ -208,7 +212,7 @@ class CellSearch:
         return states
 
     def _farthest(self, cell: StageCell, start: int, stop: int, before: list[int], limits: Limits, over: _Over) -> int:
-        """The farthest end of the last run within the limits; -1 where even none is too much."""
+        """The farthest end of the last run within the limits; -1 if even an empty run is too much."""
         self._step()
         end, last = stop, self.num_runs - 1
         for at, (costs, each) in enumerate(zip(cell.costs[last], before, strict=True)):
@@ -219,13 +223,13 @@ class CellSearch:
             over.note(taken_with(cell, before, last, start, max(start, end + 1))[1])
         return end if end >= start else -1
 
-    # ------------------------------------------------------------ every split within limits
+    # ------------------------------------------------------------ all splits within limits
 
     def _lowest_filled(self, sought: int, low: int, limits: Limits) -> Limits:
-        """`_lowest` with the limit on squares, and without splits whose stages are empty where they must not be."""
+        """`_lowest` with the limit on squares, and without splits whose inner stages are empty."""
         high, middle = limits[sought], False
         while low < high:
-            limit = (low + high) // 2 if middle else high - 1  # which ends it where there is nothing in between
+            limit = (low + high) // 2 if middle else high - 1  # high - 1 ends the search if no split lies between
             found = self._finds(with_limit(limits, sought, limit))
             if found is None:
                 low = limit + 1
@@ -236,7 +240,7 @@ class CellSearch:
         return with_limit(limits, sought, high)
 
     def _finds(self, limits: Limits) -> Found | None:
-        """The split with the least sum of squares within the limits, of those the one whose runs end earliest."""
+        """The split with the least sum of squares within the limits; of equals, the one whose runs end earliest."""
         found = (self._find(limits, starts, stops) for starts, stops in self._bounds())
         return min((each for each in found if each is not None and each[0] <= limits[SQUARES]), default=None)
 
@@ -250,7 +254,7 @@ class CellSearch:
                     if ends not in following or entry < following[ends]:
                         following[ends] = entry
             behind = sum(len(cell.stages) for cell in self.cells[index + 1 :])
-            if limits[SQUARES] != NO_LIMIT:  # the stages behind have no less than if all took as long as another
+            if limits[SQUARES] != NO_LIMIT:  # the stages left have at least the squares of equal stages
                 following = {
                     ends: entry
                     for ends, entry in following.items()
@@ -261,7 +265,7 @@ class CellSearch:
         return min(done, default=None)
 
     def _ways(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits) -> Iterator[tuple[Cursors, int]]:
-        """Ends of a cell's runs from which the rest can be taken, and the sum of the squares of its stages."""
+        """Ends of a cell's runs from which the rest can be taken, and the sum of squares of its stages."""
         cell = self.cells[index]
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Cursors, list[int], int]] = [((), list(cell.empty), 0)]
@@ -280,7 +284,7 @@ class CellSearch:
                 yield ends, squares
 
     def _can_end(self, index: int, ends: Cursors, stops: Cursors, limits: Limits) -> bool:
-        """Whether what is left is enough for the stages behind this cell, and not too much for them."""
+        """Whether the layers that are left are enough for the stages after this cell, and not too much for them."""
         rest = self.cells[index + 1 :]
         outer = (0, self.pipeline.num_stages - 1)
         inner = sum(s not in outer for cell in rest for s in cell.stages)
@@ -293,11 +297,11 @@ class CellSearch:
         return all(sum(lane[end] - lane[begin] for begin, end in spans) <= most for lane in self.least)
 
 
-Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and behind each
+Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and after each
 
 
 def taken_with(cell: StageCell, before: Sequence[int], run: int, start: int, end: int) -> tuple[list[int], Limits]:
-    """What a cell has spent on each lane with a run of layers more, and what of that limits are for."""
+    """What a cell has spent on each lane after one more run of layers, and the values that limits apply to."""
     costs, times = cell.costs[run], len(cell.times)
     spent = [each + lane[end] - lane[start] for each, lane in zip(before, costs, strict=True)]
     if times == 1:
@@ -318,7 +322,7 @@ def with_limit(limits: Limits, sought: int, limit: int) -> Limits:
 
 
 def _even(num_layers: int, num_stages: int) -> Runs:
-    """A split, whatever it costs: the ends have what the stages between them do not need."""
+    """Some split: layers are spread evenly or, if there are few, each inner stage has one."""
     inner = max(0, num_stages - 2)
     ends = [num_layers * (s + 1) // num_stages for s in range(num_stages)]
     if num_layers < 2 * num_stages:
@@ -326,30 +330,30 @@ def _even(num_layers: int, num_stages: int) -> Runs:
     return tuple(zip((0, *ends[:-1]), ends, strict=True))
 
 
-# --- The splits of layers that are alike, over ranks that run several stages: a count of layers for each stage
+# --- Splits of layers that are alike, over ranks that run several stages: a count of layers for each stage
 #
-# From some layer on, mostly the first or the one behind a few dense ones, the layers of a model cost the same and hold
-# the same. Where all runs are of such layers, but for the beginning of the first run, what a stage takes hangs on how
-# many layers it has, not on where it begins. So the cells are gone through once, and of splits that have taken as many
-# layers so far only the best is kept. The least limit is found in the same way, without trying others. What is found is
-# what `CellSearch` finds, ties included.
+# From some layer on, mostly the first or the one after a few dense layers, the layers of a model have equal costs and
+# memory. If all runs consist of such layers, except for the beginning of the first run, the cost of a stage depends on
+# its number of layers, not on where it begins. So the search goes through the cells once, and keeps only the best split
+# for each number of layers taken so far. It finds the lowest limit in the same way, without trying others. The results
+# equal those of `CellSearch`, even for ties.
 
-Counts = tuple[int, ...]  # the layers of each stage of a cell
-State = tuple[int, int]  # how many of the layers that are not alike, and of all, have been taken
-Way = tuple[Counts, Limits]  # counts, and what a cell has with them; of squares the sum over its stages
+Counts = tuple[int, ...]  # the number of layers in each stage of a cell
+State = tuple[int, int]  # how many of the unlike layers, and how many layers in all, have been taken
+Way = tuple[Counts, Limits]  # counts, and the values of a cell with them; for squares, the sum over its stages
 Entry = TypeVar("Entry", bound=Any)
 
 
 def search_of(pipeline: Pipeline) -> CellSearch:
-    """The search for splits of a pipeline: by counts of layers where they say all, else by where the runs begin."""
+    """The search for splits of a pipeline: by counts of layers if they are enough, else by where runs begin."""
     unlike, cells = _unlike(pipeline), pipeline.cells
     several = len(cells[0][0]) > 1
-    # each cell but the first has a layer of the first run, so that this run takes all that are not alike
+    # Each cell but the first has a layer of the first run, so this run takes all unlike layers.
     return AlikeSearch(pipeline, unlike) if several and unlike < len(cells) else CellSearch(pipeline)
 
 
 def _unlike(pipeline: Pipeline) -> int:
-    """How many layers there are before those that cost and hold the same as the last one, on every device."""
+    """The number of layers before those that have the same cost and memory as the last one on every device."""
     columns: list[tuple[Any, ...]] = [blocks.layers for blocks in pipeline.kinds]
     columns += [pipeline.holding.layers] if pipeline.holding is not None else []
     other = [at for at in range(pipeline.num_layers) if any(column[at] != column[-1] for column in columns)]
@@ -357,20 +361,20 @@ def _unlike(pipeline: Pipeline) -> int:
 
 
 class AlikeSearch(CellSearch):
-    """The search where all layers behind the first `unlike` are alike, and the first run takes those."""
+    """The search for layers that are all alike after the first `unlike`, which the first run takes."""
 
     def __init__(self, pipeline: Pipeline, unlike: int) -> None:
         super().__init__(pipeline)
         self.unlike = unlike
 
     def _lowest(self, sought: int, low: int, limits: Limits) -> Limits:
-        """The limits with the least of the one that is looked for; as given, all layers can be taken."""
+        """The limits with the lowest value of the sought one. Within the given limits all layers can be taken."""
         least = self._best(limits, 0, lambda most, _, taken: max(most, taken[sought]))
-        assert least is not None, "as given, all layers can be taken"
+        assert least is not None, "all layers can be taken within the given limits"
         return with_limit(limits, sought, max(low, least))
 
     def _finds(self, limits: Limits) -> Found | None:
-        """The split with the least sum of squares within the limits, of those the one whose runs end earliest."""
+        """The split with the least sum of squares within the limits; of equals, the one whose runs end earliest."""
 
         none = (0,) * self.num_runs
 
@@ -381,15 +385,17 @@ class AlikeSearch(CellSearch):
         found = self._best(limits, (0, none, ()), after)
         if found is None or found[0] > limits[SQUARES]:
             return None
-        squares, begins, path = found  # of a loop, a run begins where the one before it ends
+        squares, begins, path = found  # in a loop, a run begins where the previous one ends
         return squares, tuple(accumulate(path, _sum, initial=(0, *accumulate(begins[:-1]))))
 
     def _best(self, limits: Limits, first: Entry, after: Callable[[Entry, Counts, Limits], Entry]) -> Entry | None:
-        """The least entry with which all layers are taken within the limits. `after`: what an entry becomes with the
-        counts of one more cell; of two entries the lesser stays the lesser."""
+        """The least entry with which all layers are taken within the limits.
+
+        `after` returns an entry with the counts of one more cell. It must keep the order of entries.
+        """
         ways = [self._ways_of(at, limits, lambda way: after(first, *way)) for at in range(len(self.cells))]
-        most = [max((total for of in each.values() for _, total in of), default=0) for each in ways]
-        behind = [*accumulate(most[:0:-1], initial=0)]  # what the last cells can take at most
+        most = [max((total for states in each.values() for _, total in states), default=0) for each in ways]
+        behind = [*accumulate(most[:0:-1], initial=0)]  # the most layers that the cells after each can take
         states: dict[State, Entry] = {(0, 0): first}
         for of_cell in ways:
             following: dict[State, Entry] = {}
@@ -405,8 +411,10 @@ class AlikeSearch(CellSearch):
         return states.get((self.unlike, self.size))
 
     def _ways_of(self, at: int, limits: Limits, order: Callable[[Way], Any]) -> dict[int, dict[State, Way]]:
-        """The first way by an order to each state behind a cell, by how many layers that are not alike were taken
-        before it. Its second number counts the layers of the cell alone."""
+        """By number of unlike layers taken before a cell, the first way in `order` to each state after it.
+
+        The second number of a state counts only the layers of the cell.
+        """
         found: dict[int, dict[State, Way]] = {}
         for unlike in range(min(self.unlike, max(0, at - 1)) if at else 0, self.unlike + 1 if at else 1):
             first: dict[State, tuple[Any, Way]] = {}
@@ -418,7 +426,7 @@ class AlikeSearch(CellSearch):
         return found
 
     def _within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[Way]:
-        """All counts of a cell within limits."""
+        """All counts of a cell within the limits."""
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Counts, list[int], Limits]] = [((), list(cell.empty), (0, 0, 0, 0))]
         for run, stage in enumerate(cell.stages):

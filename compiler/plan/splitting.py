@@ -1,6 +1,6 @@
-"""How the layers of a model are split over stages, and by what; each part is made when it is first asked for.
+"""The split of a model's layers over stages, and the costs that decide it. Each part is made on first use.
 
-The names of layers do not matter here, so the model may be one whose layers at one place are one block (blocks.py).
+The names of layers do not matter here, so one block may stand for all layers that differ only in names (blocks.py).
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from dsl.closed_forms.stages import may_overlap
 from dsl.facts.layout import stages_of_layout
 from dsl.schema import Spec
 
-# --- Layers to pipeline stages: the exact min-max partition, knowing which stages share a rank and what devices hold
+# --- Layers to pipeline stages: the exact min-max partition, given which stages share a rank and what devices hold
 #
-# A rank's load comes first because a rank runs all its stages on every micro-batch, and the most loaded one sets the
-# rhythm; of a slow stage only the filling and draining suffer. Under `bidirectional` each of the two copies of a stage
-# runs half of the micro-batches, so a rank's load is the mean of its two stages.
+# The load of ranks comes first: a rank runs all of its stages on every micro-batch, and the most loaded rank limits the
+# throughput. A slow stage only lengthens the filling and draining of the pipeline. Under `bidirectional`, each of the
+# two copies of a stage runs half of the micro-batches, so the load of a rank is the mean of its two stages.
 #
-# Loads come from rates, which are known to some percent: a split whose most loaded rank takes `1 / NEAR` more than the
-# least there is cannot be told from it by a measurement. Of all these near ties the best is, in this order, the one
-# with the least on the fullest device; the least load; the fastest slowest stage; the least sum of the squares of the
-# stages' times. Layers of one kind cannot be near ties by their number, whose errors cancel: only unlike ones can, as a
-# layer of experts and a dense one, whose rates are of different kernels.
+# Loads come from rates that are known to a few percent. If the most loaded rank of a split takes at most `1 / NEAR`
+# more than the least possible, no measurement can tell the two apart. Among these near ties the best split has, in this
+# order, the least bytes on the fullest device, the least load, the fastest slowest stage, and the least sum of squares
+# of the stages' times. Splits that differ only in the number of layers of one kind are not near ties, as the errors of
+# equal layers cancel. Layers of different kinds can be near ties, such as an MoE and a dense layer, whose rates belong
+# to different kernels.
 #
-# How: every split within limits is followed (split_search.py); where layers are alike, how many each stage has is
-# enough (split_search.py).
+# The search follows every split within limits. If layers are alike, it only counts the layers of each stage
+# (split_search.py).
 
 
 def partition(pipeline: Pipeline) -> LayerSplit:
-    """The best split. The first and the last stage may be without layers, the others not.
+    """The best split. Only the first and the last stage may have no layers.
 
-    Of chunked placements with more steps than `MOST_STEPS`, the fastest found by then; or, if even that is not found,
-    the one whose slowest stage takes the least. Without `pipeline.holding` nothing is a near tie.
+    If the search of a chunked placement exceeds `MOST_STEPS`, the result is the fastest split so far or, if there is
+    none, the split with the fastest slowest stage. Without `pipeline.holding`, near ties do not count.
     """
-    assert pipeline.num_stages <= pipeline.num_layers + 2, "more stages than can be filled"
+    assert pipeline.num_stages <= pipeline.num_layers + 2, "there are more stages than layers can fill"
     try:
         limits, runs = search_of(replace(pipeline, holding=None)).fastest()
     except TooLongError:
@@ -65,13 +66,13 @@ MomentsOf = Callable[[Spec, StagePlacement, int, bool], Moments]
 
 
 def moments_on(spec: Spec, placement: StagePlacement, num_ranks: int, within: bool) -> Moments:
-    """The fullest moments of each rank under the schedule of the spec's largest batch (`moments_of`)."""
+    """The fullest moments of each rank under the schedule of the spec's largest batch; see `moments_of`."""
     return moments_of(schedule_on(spec, placement, num_ranks), within)
 
 
 @dataclass(frozen=True)
 class Splitting:
-    """A model to split over the stages of a placement. `moments_on`: how often stages hold what."""
+    """A model to split over the stages of a placement. `moments_on` returns the fullest moments of each rank."""
 
     model: CutModel
     num_stages: int
@@ -80,34 +81,33 @@ class Splitting:
 
     @cached_property
     def runs(self) -> Runs:
-        """(begin, end) of the layers of each stage: the layout's, or the best there are (balance.py)."""
+        """(begin, end) of the layers of each stage: those of the spec's layout, or of the best split (`partition`)."""
         spec = self.model.spec
         if spec.parallel.layout is None:
             return partition(self.pipeline).runs
         num_layers, mtp = len(self.model.blocks) - 2, spec.model.mtp.depth if spec.model.mtp else 0
         runs = stages_of_layout(spec.parallel.layout, num_layers, mtp)
-        assert len(runs) == self.num_stages, "the rules hold a layout to the schedule's stages"
+        assert len(runs) == self.num_stages, "the rules check that a layout fits the schedule's stages"
         return runs
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """What the layers are split by: the times that blocks are predicted to take where they run, and what they
-        hold."""
+        """The costs that decide the split: predicted times of blocks on their devices, and their memory."""
         overlaps = may_overlap(self.model.spec.schedule)
         on = {part: blocks_of(each, overlaps) for part, each in self._chains.items()}
         return Pipeline(self.placement, tuple(on[part] for part in self._parts), self._holding(within=True))
 
     @cached_property
     def least_holding(self) -> Holding:
-        """What the blocks hold at least, wherever they are, and at moments between actions."""
-        found = self._holding(within=False)
+        """A lower bound of the memory of the blocks on any stage, at moments between actions."""
+        plain = self._holding(within=False)
         if not self.model.again:
-            return found
-        # some layers of each stage are run again, and others are not
+            return plain
+        # Some layers of each stage are recomputed, and others are not.
         again = replace(self.model, blocks=self.model.again, again=())
         uses = (use for block in again.blocks for use in block.uses)
         again = replace(again, cuts=cuts_by_site(uses, again.cuts_by_key))
-        return reduce(_lesser, (found, replace(self, model=again).least_holding))
+        return reduce(_lesser, (plain, replace(self, model=again).least_holding))
 
     @property
     def _num_ranks(self) -> int:
@@ -121,7 +121,7 @@ class Splitting:
 
     @cached_property
     def _chains(self) -> Mapping[int, Sequence[Chains]]:
-        """By part of the cluster."""
+        """By part of the cluster, the chains of each block."""
         spec, parts = self.model.spec, self._parts
         return {part: chains_of(rates_of(spec, rank=parts.index(part)), self.model) for part in dict.fromkeys(parts)}
 
@@ -131,14 +131,14 @@ class Splitting:
 
     @cached_property
     def _held(self) -> Holding:
-        """What the blocks hold, without moments."""
+        """The memory of the blocks, without moments."""
         parts = self.model.spec.cluster.parts
         room = [parts[part][1].device.memory for part in self._parts]
         return holding_of(self.model, self._chains[self._parts[0]], self.placement.copies, room)
 
 
 def _lesser(a: Holding, b: Holding) -> Holding:
-    """What the blocks of a model hold at least, if each is as in one of two."""
+    """A lower bound of the memory of blocks, each of which is as in one of two holdings."""
 
     def least(one: Bytes, other: Bytes) -> Bytes:
         return min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2])

@@ -1,4 +1,4 @@
-"""The model's split into pipeline stages: which layers each runs, and what it exchanges with its neighbours.
+"""The model's split into pipeline stages: the layers of each, and its messages to its neighbours.
 
 Stage 0 begins with the embedding; the last stage ends with the final norm, the head and the MTP block.
 """
@@ -20,7 +20,7 @@ from runtime.contract.names import DataName, ParameterName, RecordKind, RecordNa
 
 
 def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE) -> tuple[ir.Stage, ...]:
-    """The stages of a stage placement, with the layers that they are to have (splitting.py)."""
+    """The stages of a stage placement, with layers split over them as splitting.py decides."""
     return stages_of(model, Splitting(model, num_stages, stage_placement).runs)
 
 
@@ -53,11 +53,11 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
     return tuple(stages)
 
 
-# ---------------------------------------------------------------- what a stage exchanges
+# ---------------------------------------------------------------- inputs and outputs of a stage
 
-ROWS = ("row_tokens", "row_mtp_tokens")  # of the rows that a rank has, where it reads all in a part of the vocabulary
+ROWS = ("row_tokens", "row_mtp_tokens")  # tokens of a rank's own rows, if embeddings with vocabulary shards read all
 OF_LAYERS = ("sequence_loss", "index_loss")
-PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
+PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # inputs of a head with a vocabulary shard
 
 
 def _hidden(spec: Spec, value: str) -> ir.Buffer:
@@ -66,7 +66,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 
 def _loads(steps: tuple[StageStep, ...]) -> tuple[ir.Buffer, ...]:
-    """The data tensors a stage reads, each once."""
+    """The data tensors that a stage reads, each once."""
     data = (
         "tokens",
         "real",
@@ -91,7 +91,7 @@ def _loads(steps: tuple[StageStep, ...]) -> tuple[ir.Buffer, ...]:
 
 
 def _losses(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
-    """(metric, value) of the losses a stage computes; that of a layer is named with it."""
+    """(metric, value) of each loss that a stage computes. The metric of a layer's loss names the layer."""
     return tuple(
         (_loss_name(use, output, value), value)
         for use in steps
@@ -108,7 +108,7 @@ def _loss_name(use: ir.Use, output: ir.Output, value: str) -> RecordName:
 
 
 def _tells(steps: tuple[StageStep, ...]) -> tuple[tuple[str, str], ...]:
-    """(name, value) of what a stage tells of each micro-batch."""
+    """(name, value) of each value that a stage tells the executor for each micro-batch."""
     return tuple(
         (output.name, value)
         for use in steps
@@ -119,7 +119,7 @@ def _tells(steps: tuple[StageStep, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _loads_of_experts(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
-    """(metric, value): the tokens of each expert, by the prefix of the layer's tensors."""
+    """(metric, value) of the number of tokens per expert. The metric names the layer by the prefix of its tensors."""
     routers = [step for step in steps if isinstance(step, ir.Use) and step.segment.kind == "router"]
     metrics = [RecordName.of("load", block_of(use)) for use in routers]
     counts = [_names(use).index(LOAD if LOAD in _names(use) else "counts") for use in routers]
@@ -127,14 +127,14 @@ def _loads_of_experts(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, s
 
 
 def _logits_of_heads(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
-    """(metric, value): the largest logit of each head, by the prefix of the layer's tensors, where it is clipped."""
+    """(metric, value) of the largest logit per head, for layers that clip logits. The metric names the layer."""
     clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
     at = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
     return tuple((RecordName.of("logits", block_of(use)), value) for use, value in zip(clipped, at, strict=True))
 
 
 def clips(use: ir.Use) -> bool:
-    """Whether a segment gives the largest logit of each head."""
+    """Whether a segment returns the largest logit of each head."""
     return qk_clip.OUTPUT in _names(use)
 
 
@@ -143,10 +143,10 @@ def _names(use: ir.Use) -> list[str]:
 
 
 def block_of(use: ir.Use) -> str:
-    """The prefix of the tensors of a segment's block: layers.3, mtp.0."""
+    """The prefix of the tensors of a segment's block, such as layers.3 or mtp.0."""
     return ParameterName(use.params[0][1]).block
 
 
 def _tangents(steps: tuple[StageStep, ...]) -> tuple[tuple[str, str], ...]:
-    """(loss, constant): which constant of the step is the gradient of each loss: that of its metric."""
+    """(loss, constant): for each loss, the constant of the step that is its gradient, named by its metric."""
     return tuple((value, "mtp" if metric == "mtp_loss" else metric) for metric, value in _losses(steps))

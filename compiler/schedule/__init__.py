@@ -1,7 +1,7 @@
-"""Pipeline schedules: pure functions from sizes to a `Schedule`, one file each, and the table of them.
+"""Pipeline schedules: pure functions from sizes to a `Schedule`, and the table of them.
 
-What is known of a schedule before it is made is its row in `dsl.facts.schedules`. `auto` is in neither table: it is
-solved for (compiler/schedule/solver), on the placement that `stage_placement_of_spec` says.
+Facts about a schedule that hold for all sizes are in its row of `dsl.facts.schedules`. `auto` is in neither table: the
+solver searches for it (compiler/schedule/solver), on the placement that `stage_placement_of_spec` returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dsl.facts.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
 
 __all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stand_in"]
 
-MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batches), and chunks where a run chooses them
+MAKERS: dict[str, Callable[..., Schedule]] = {  # called with (num_ranks, num_micro_batches), and chunks if chunked
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
@@ -36,26 +36,29 @@ MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batch
 
 @dataclass(frozen=True)
 class NamedSchedule:
-    """A schedule of the language: its facts, and how it is made."""
+    """A schedule of the language: its facts, and the function that makes it."""
 
     facts: ScheduleFacts
     make: Callable[..., Schedule]
 
     def generate(self, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
-        """The schedule; ValueError for a size it does not have, with what to change. `chunks`: where a run chooses."""
+        """Make the schedule. `chunks` counts only for chunked schedules.
+
+        Raises ValueError for a size that the schedule does not have, with what to change.
+        """
         chosen = (chunks,) if self.facts.is_chunked else ()
         return self.make(num_ranks, num_micro_batches, *chosen)
 
     def stage_placement(self, chunks: int = DEFAULT_CHUNKS) -> StagePlacement:
-        """Where its stages are. `chunks`: where a run chooses."""
+        """The placement of its stages. `chunks` counts only for chunked schedules."""
         return loop(chunks) if self.facts.is_chunked else StagePlacement.parse(self.facts.placement)
 
     def needs(self, num_ranks: int) -> int:
-        """The least number of micro-batches that it has; at least 1."""
+        """The least number of micro-batches of the schedule; at least 1."""
         return max(1, self.facts.fewest * num_ranks)
 
     def has(self, num_ranks: int, num_micro_batches: int) -> bool:
-        """Whether `generate` has this size."""
+        """Whether the schedule has this size."""
         unit = self.facts.multiple
         whole = num_ranks % unit == 0 and num_micro_batches % unit == 0
         return whole and num_ranks >= 1 and num_micro_batches >= self.needs(num_ranks)
@@ -65,7 +68,7 @@ SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) fo
 
 
 def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
-    """The schedule of a name, or where it has too few micro-batches (a ramp's first) what runs on the same stages."""
+    """The schedule of a name, or a stand-in on the same stages if it needs more micro-batches (early in a ramp)."""
     row = SCHEDULES[name]
     if num_micro_batches < row.needs(num_ranks):
         return stand_in(row.stage_placement(chunks), num_ranks, num_micro_batches)
@@ -73,9 +76,10 @@ def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int =
 
 
 def stand_in(placement: StagePlacement, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
-    """A schedule of any number of micro-batches on a placement: for the sizes that the spec's schedule does not have.
+    """A schedule of any number of micro-batches on a placement, for sizes that the spec's schedule does not have.
 
-    It is to fit where the spec's schedule does, rather than to be the fastest; not if `prompt` is off (zero_bubble.py).
+    It aims to fit in the memory of the spec's schedule rather than to be the fastest, unless `prompt` is off; see
+    zero_bubble.py.
     """
     if placement == BIDIRECTIONAL:
         return zbv_both_ways(num_ranks, num_micro_batches, prompt)

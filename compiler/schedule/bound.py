@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan of every schedule of a placement, under a cap on activations."""
+"""Lower bounds of the makespan of all schedules of a placement, under a cap on activations."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from compiler.schedule.waits import Item, Slot, Times, Waits, steps_of
 from compiler.schedule.weights import Weight
 from runtime.contract.actions import KINDS, ActionKind
 
-# --- The least value of a small linear program, in exact rationals (the dual simplex method, Lemke 1954)
+# --- The minimum of a small linear program, in exact rationals (the dual simplex method, Lemke 1954)
 
-Row = tuple[dict[int, Fraction], Fraction]  # coefficients by variable, and what their sum is at least
+Row = tuple[dict[int, Fraction], Fraction]  # coefficients by variable, and a lower bound of their sum
 MOST_PIVOTS = 2000
 
 
 def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
-    """min costs·x over x ≥ 0 with every row's sum at least its bound; None where there is no such x.
+    """min costs·x over x ≥ 0 with every row's sum at least its bound; None if there is no such x.
 
-    The costs must not be negative. Each pivot's value is a lower bound already, so that stopping early, at
-    MOST_PIVOTS, still gives one.
+    The costs must not be negative. The value after each pivot is a lower bound, so stopping early, at MOST_PIVOTS,
+    still returns one.
     """
     assert all(cost >= 0 for cost in costs)
     num = len(costs)
     price = {j: cost for j, cost in enumerate(costs) if cost}  # the objective in the non-basic variables
     value = Fraction(0)
-    names = [num + i for i in range(len(rows))]  # basic variable of each row: at first its slack
+    names = [num + i for i in range(len(rows))]  # basic variable of each row, at first its slack
     table = [({j: c for j, c in row.items() if c}, -bound) for row, bound in rows]
     for pivot in range(MOST_PIVOTS):
         short = [i for i, (_, constant) in enumerate(table) if constant < 0]
         if not short:
             break
-        # the shortest row goes fastest; the lowest name, taken later, cannot circle (Bland)
+        # The row that lacks most is fastest. Later the lowest name is taken, which cannot cycle (Bland).
         i = min(short, key=lambda i: (table[i][1] if pivot < MOST_PIVOTS // 2 else 0, names[i]))
         row, constant = table[i]
         ratios = [(price.get(j, Fraction(0)) / c, j) for j, c in row.items() if c > 0]
@@ -70,26 +70,26 @@ def _added(row: dict[int, Fraction], factor: Fraction, other: dict[int, Fraction
     return row
 
 
-# --- A lower bound on the makespan of every schedule of a placement, under a cap on activations
+# --- A lower bound of the makespan of all schedules of a placement, under a cap on activations
 #
-# Per rank, its steps fall into four phases, by events that every schedule has:
+# The steps of a rank fall into four phases, by events that every schedule has:
 #
 #     fill | 1: only F | first B or I … | 2: anything | … last F | 3: no F | last B or I … | 4: only W
 #
-# The first step cannot start before `head` of its F, nor phase 2 before that of the first B or I; behind the last F and
-# behind the last B or I the rest of their micro-batch's way is still to go. How often each kind of step is run in each
-# phase is relaxed to real numbers: a linear program, whose least makespan no schedule of the rank can beat. The bound
-# is the largest of the ranks'. It holds for any table of pairs, uneven stages and ranks, and latency, and it knows that
-# nothing pairs with a forward before the first or behind the last one: that is what filling and draining cost.
+# The first step cannot start before the `head` of its F, nor phase 2 before that of the first B or I. After the last F,
+# and after the last B or I, the rest of their micro-batch's way is still to come. The number of runs of each kind of
+# step in each phase is relaxed to real numbers. This gives a linear program whose minimum no schedule of the rank can
+# beat. The bound is the largest of all ranks. It holds for any table of pairs, uneven stages and ranks, and latency. It
+# includes that nothing pairs with a forward before the first or after the last one: the cost of filling and draining.
 #
-# Where activations can be copied to the host, they are held for no least time and make nobody wait. The program still
-# counts them: copies go one at a time, so a rank has more than the cap of them on their way only as there is time for
-# it.
+# If activations can be copied to the host, there is no least time for which they are held, and no rank waits for room.
+# The program still counts them: copies run one at a time, so a rank can exceed the cap only as far as there is time for
+# copies.
 
-# With more different weights on one rank, they are left out of the program (`shares`).
+# With more distinct weights on one rank, `shares` replaces the program.
 _MOST_WEIGHTS = 3
-_MOST_WAITS = 5000  # actions whose waits are followed, which takes some 20 ms
-_MOST_RANKS = 64  # of so many different ones the program is solved, which takes some ms each
+_MOST_WAITS = 5000  # actions whose waits are followed, which takes about 20 ms
+_MOST_RANKS = 64  # distinct ranks whose program is solved, which takes a few ms each
 _PHASE_KINDS: dict[int, tuple[ActionKind, ...]] = {1: ("F",), 2: KINDS, 3: ("B", "I", "W"), 4: ("W",)}
 
 
@@ -100,10 +100,10 @@ def lower_bound(
     costs: Costs,
     cap: Fraction | int | Sequence[Fraction | int] | None = None,
 ) -> Fraction:
-    """No schedule of these sizes on this placement ends sooner, if no rank holds more than `cap` activations.
+    """A lower bound of the makespan of schedules of these sizes in which no rank holds more than `cap` activations.
 
-    `cap`: of every rank, or one for each. ValueError where the placement or the weights do not fit the sizes. In the
-    unit of the costs, whose micro-batches are alike.
+    `cap`: one for all ranks, or one for each. The bound is in the unit of the costs, whose micro-batches must be alike.
+    Raises ValueError if the placement or the weights do not fit the sizes.
     """
     assert not costs.micro_batches
     P, N = num_ranks, num_micro_batches
@@ -122,7 +122,7 @@ def lower_bound(
 
 @dataclass(frozen=True)
 class _MicroBatchWays:
-    """The way of a lone micro-batch of each direction through the stages, in the ticks of `alone`."""
+    """The way of a single micro-batch of each direction through the stages, in units of `alone`."""
 
     waits: Waits
     alone: Waits  # with one micro-batch of each direction
@@ -136,11 +136,11 @@ class _MicroBatchWays:
         return _MicroBatchWays(waits, alone, alone.heads(zeros, zeros), alone.tails(zeros, zeros))
 
     def head(self, kind: str, slot: Slot) -> Fraction:
-        """An F cannot start before, or a B or an I."""
+        """The earliest start of an F, or of a B or I, of a slot."""
         return self.heads[kind, slot][0] * self.alone.unit
 
     def tail(self, kind: str, slot: Slot) -> Fraction:
-        """Behind the end of an F, or of a B or an I, there is at least this to come."""
+        """The least time from the end of an F, or of a B or I, of a slot to the end of all."""
         return self.tails[kind, slot][0] * self.alone.unit
 
     def life(self, slot: Slot) -> Fraction:
@@ -148,19 +148,19 @@ class _MicroBatchWays:
         return self.head("B", slot) - self.head("F", slot) + self.alone.whole[slot] * self.alone.unit
 
     def held(self, slot: Slot) -> Fraction:
-        """Activations times how long they are held, of one: all of it until its backward, then what W keeps."""
+        """An activation times the time for which it is held: all of it until its backward, then the part for its W."""
         whole, inward, weights = (self.alone.quickest[kind, slot] for kind in "BIW")
         back = min(Fraction(whole), inward + self.waits.costs.keeps * weights)
         return self.head("B", slot) - self.head("F", slot) + back * self.alone.unit
 
     def one(self) -> Fraction:
-        """One micro-batch, there and back."""
+        """The time of one micro-batch through all stages and back."""
         return max(self.life((direction, 0)) for direction in range(len(self.waits.counts)))
 
 
 @dataclass(frozen=True)
 class RankBound:
-    """What the bound of one rank depends on."""
+    """The values on which the bound of a rank depends."""
 
     amounts: tuple[tuple[Weight, int], ...]  # (weight, micro-batches of the stages of that weight)
     fill: Fraction
@@ -168,7 +168,7 @@ class RankBound:
     tail_forward: Fraction
     tail_backward: Fraction
     cap: int | Fraction | None
-    held: Fraction  # activations times how long they are held, at least
+    held: Fraction  # lower bound of the sum of activations times the time for which they are held
 
     @staticmethod
     def of(ways: _MicroBatchWays, rank: int) -> RankBound:
@@ -187,7 +187,7 @@ class RankBound:
         )
 
     def bound(self, costs: Costs) -> Fraction:
-        """The least time by which the rank has run its steps, and the other ranks what depends on them."""
+        """A lower bound of the time in which the rank runs its steps and other ranks run what depends on them."""
         if not self.amounts:
             return Fraction(0)
         least = Fraction(0) if costs.offloads else self.memory()
@@ -198,21 +198,21 @@ class RankBound:
         return self.fill + max(least, min(time for time in (in_turn, one_by_one) if time is not None))
 
     def memory(self) -> Fraction:
-        """All the time for which activations are held, of which there are at most `cap` at once."""
+        """A lower bound from memory: the time for which activations are held, with at most `cap` at once."""
         if not self.cap or self.cap >= sum(amount for _, amount in self.amounts):
             return Fraction(0)
         return self.held / self.cap
 
     def shares(self, costs: Costs) -> Fraction:
-        """All work, every action at the best share of its time that a pair gives it."""
+        """A lower bound from work: every action with the best share of its time in a pair."""
         return sum((costs.least_work(weight) * n for weight, n in self.amounts), Fraction(0))
 
 
 def _ramps(ways: _MicroBatchWays, rank: int) -> Fraction:
-    """What a rank that could hold `cap` activations cannot: it takes and releases them one after the other.
+    """Activation time that a rank loses because it takes and releases activations one after the other.
 
-    The lives of the activations are `cap` chains without overlap. Their starts are different forwards, and their ends
-    different releases; only a pair has two at once. An activation lives until nothing of it is kept.
+    The lifetimes of activations form `cap` chains without overlap. The chains start with different forwards and end
+    with different releases, and only a pair has two of them at once. An activation lives until nothing of it is kept.
     """
     waits, slots = ways.alone, ways.alone.slots[rank]
     if not slots or not ways.waits.caps:
@@ -227,10 +227,10 @@ def _ramps(ways: _MicroBatchWays, rank: int) -> Fraction:
 
 
 class _LinearProgram:
-    """The linear program of a rank, from its fill on: how often each step is run in each phase, and how long they are.
+    """The linear program of a rank after its fill: how often each step runs in each phase, and how long phases are.
 
-    `overlaps`: the first backward starts before the last forward ends. If not, all forwards are in phase 1, phase 2 is
-    empty, and phase 3 begins with the first backward.
+    With `overlaps`, the first backward starts before the last forward ends. Without it, all forwards are in phase 1,
+    phase 2 is empty, and phase 3 begins with the first backward.
     """
 
     def __init__(self, rank: RankBound, costs: Costs, overlaps: bool) -> None:
@@ -244,12 +244,12 @@ class _LinearProgram:
         ]
 
     def least(self) -> Fraction | None:
-        """The least time; None where the cap leaves no such schedule."""
+        """The minimum; None if the cap allows no such schedule."""
         prices = [Fraction(1)] * 4 + [Fraction(0)] * len(self.steps)
         return least(prices, [*self._amounts(), *self._memory(), *self._times()])
 
     def _amounts(self) -> Iterator[Row]:
-        """Every micro-batch runs F, then B or I … W, once; an I of phase 3 has its W there or behind."""
+        """Rows: every micro-batch runs F, and B or I … W, once. The W of an I in phase 3 is in phase 3 or 4."""
         for k, (_, amount) in enumerate(self.rank.amounts):
             forwards, backwards = self._count("F", k), self._count("BI", k)
             deferred = _sum(self._count("W", k), self._count("I", k), -1)
@@ -259,10 +259,10 @@ class _LinearProgram:
             yield _sum(self._count("W", k, (3, 4)), self._count("I", k, (3,)), -1), Fraction(0)
 
     def _memory(self) -> Iterator[Row]:
-        """What is held when the first backward starts, and when the last forward ends.
+        """Rows: the cap on activations when the first backward starts, and when the last forward ends.
 
-        Of what has been forward then, some may be on the host: the copies there have ended in the time before, and
-        those back begin in the time behind.
+        Some activations may be on the host then. Their copies to the host ended in the time before, and their copies
+        back begin in the time after.
         """
         if self.rank.cap is not None:
             every = range(len(self.rank.amounts))
@@ -278,7 +278,7 @@ class _LinearProgram:
                     yield _sum({j: copy * n for j, n in row.items()}, lengths, -1), -copy * self.rank.cap
 
     def _times(self) -> Iterator[Row]:
-        """How long each phase is at least."""
+        """Rows: lower bounds of the lengths of phases."""
         rank, length = self.rank, self.lengths
         for phase, variable in length.items():
             yield _sum({variable: Fraction(1)}, self._work(phase), -1), Fraction(0)
@@ -290,7 +290,7 @@ class _LinearProgram:
         yield behind, rank.tail_forward
 
     def _count(self, kinds: str, weight: int, phases: tuple[int, ...] = (1, 2, 3, 4)) -> dict[int, Fraction]:
-        """How many actions of some kinds and one weight are run in some phases, as a sum over the steps."""
+        """The number of actions of some kinds and one weight in some phases, as coefficients of the steps."""
         counts = {}
         for j, (phase, items, _) in enumerate(self.steps, 4):
             if phase in phases and (count := sum(kind in kinds and k == weight for kind, k in items)):
@@ -298,7 +298,7 @@ class _LinearProgram:
         return counts
 
     def _freed(self) -> dict[int, Fraction]:
-        """What is freed behind the last forward, so held when it ends: an I there has its W there, too."""
+        """The activations that are freed after the last forward, and so are held when it ends, as coefficients."""
         shares = {}
         for j, (phase, items, _) in enumerate(self.steps, 4):
             if phase in (3, 4) and (share := sum((self.frees(kind) for kind, _ in items), Fraction(0))):
@@ -313,15 +313,15 @@ def _sum(row: dict[int, Fraction], other: dict[int, Fraction], sign: int) -> dic
     return row | {j: row.get(j, Fraction(0)) + sign * value for j, value in other.items()}
 
 
-# --- A lower bound on the makespan where micro-batches have weights of their own
+# --- A lower bound of the makespan if micro-batches have different weights
 #
-# No schedule of the placement that has these micro-batches at these positions ends sooner than any of them goes there
-# and back, nor than any rank has done its work: the first forward that comes to it, then every action at the best share
-# of its time that a pair gives it.
+# No schedule with these micro-batches at these positions ends before each of them has passed all stages and returned,
+# or before each rank has done its work: it waits for its first forward, and then runs every action with the best share
+# of its time in a pair.
 
 
 def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs) -> Fraction:
-    """The largest of the bounds of all micro-batches and ranks, in the unit of the costs."""
+    """The largest bound of all micro-batches and ranks, in the unit of the costs."""
     costs.check(num_ranks, placement.num_stages(num_ranks), num_micro_batches)
     sides: dict[int, list[int]] = {}
     for m in range(num_micro_batches):

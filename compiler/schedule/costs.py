@@ -1,6 +1,6 @@
-"""What the actions of a schedule cost, in exact rationals of one unit of the user's choice (a table in ms gives ms).
+"""The costs of a schedule's actions, as exact rationals in a unit of the user's choice: a table in ms gives ms.
 
-The costs are those of one action of the schedule at hand: one stage, one micro-batch. Three ways to say them: the text
+Costs are for one action of the given schedule: one stage, one micro-batch. There are three ways to write them: the text
 `F=1,I=1,W=1,FB=1.8`, a JSON table (`costs_of_json`), and the tables that come with dsc (`shipped`).
 """
 
@@ -29,26 +29,26 @@ from compiler.schedule.weights import (
 )
 from runtime.contract.actions import COPIES, KINDS, Action, Step, actions_of
 
-# --- Numbers of costs: exact, and bounded before anything is made of them, for 1e999999999 would be one of a gigabyte
+# --- Numbers in costs: exact, and bounded before they are converted, as 1e999999999 would take a gigabyte
 
 _ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
-LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # of a time that is not 0: in ns, ten days
+LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # bounds of a time other than 0; in ns, 10**15 is about ten days
 TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
 
 
 def exact(text: str, name: str = "") -> Fraction:
-    """The number that a text is; ValueError says what is wrong with it, and of what it is."""
+    """Parse a number. Raises ValueError with the mistake, and with the `name` of the number if it is given."""
     if wrong := _fault(text):
         raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {wrong}")
     return Fraction(text)
 
 
 def _fault(text: str) -> str:
-    """What is wrong with a number, if anything is."""
+    """The mistake in a number, or ""."""
     match = _ANY.fullmatch(text)
     if match is None:
-        return "is not a number of 0 or more, as 1.8 or 9/5"
+        return "is not a number of 0 or more, such as 1.8 or 9/5"
     if not _NUMBER.fullmatch(text):
         whole, decimals, sign, exponent = match.groups(default="")
         if not whole:
@@ -62,29 +62,25 @@ def _fault(text: str) -> str:
     return TOO_SMALL if 0 < value < LEAST else ""
 
 
-# --- How large a schedule may be that is made, read or drawn: bounds before work
+# --- The largest schedules that are made, read or drawn, checked before any work
 
 MAX_RANKS = 512  # the largest published pipelines have 16 to 64
-MAX_CELLS = 2**18  # stages x micro-batches; each is a forward and a backward, and a second is enough for some 60,000
+MAX_CELLS = 2**18  # stages x micro-batches; each is a forward and a backward, and about 60,000 take a second
 
 
-# --- What messages between two ranks take, where that depends on the ranks: by node, or by a table
+# --- Times of messages between two ranks, if they depend on the ranks: by node, or by a table
 
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """Times of messages that are not the same between all ranks.
+    """Times of messages that differ between ranks."""
 
-    `node`: how many neighbouring ranks share one, 0 if all do; `between`: the time from one node to another. `table`:
-    by rank and rank, the same both ways; where it is given, nothing else counts.
-    """
-
-    node: int = 0
-    between: Fraction = Fraction(0)
-    table: tuple[tuple[Fraction, ...], ...] = ()
+    node: int = 0  # neighbouring ranks on one node; 0 if all ranks are on one
+    between: Fraction = Fraction(0)  # time from one node to another
+    table: tuple[tuple[Fraction, ...], ...] = ()  # by rank and rank, symmetric; replaces `node` and `between`
 
     def time(self, source: int, target: int, inside: Fraction) -> Fraction:
-        """Time of a message from a rank to another; inside of a node it is `inside`."""
+        """Time of a message from a rank to another. `inside`: its time inside a node."""
         if self.table:
             return self.table[source][target]
         return self.between if self.node and source // self.node != target // self.node else inside
@@ -103,40 +99,33 @@ ALIKE = LinkTimes()
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
 UNIT_OF_SHIPPED = "ms"
-MOST_PARTS = 1000  # of an activation, some of which are kept for W: memory is counted in whole parts
-MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
+MOST_PARTS = 1000  # of an activation, some of which are kept for W; memory is counted in whole parts
+MOST_OVERLAP = 10  # a pair may take this many times its two actions apart; more is a wrong unit or a typo
 MOST_BYTES = 1 << 20  # of a table
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Time of each kind of action, of pairs that overlap, and of a message; all exact, 0 or more.
-
-    `B` None means I + W. `pairs` has (kinds, time) with the kinds in alphabetical order ("BF", "FF", "IW"); a pair that
-    is not there takes the sum of its two actions. `stages`, `ranks` and `micro_batches` are factors of the actions of a
-    stage (one for all, or one by kind), of a pipeline rank and on a micro-batch; empty means 1 for all. `latency` is
-    what a message takes to the next stage on another rank. `keeps` is the share of an activation that is held from the
-    end of its I to the end of its W. `links` says where messages take another time than `latency`, and `bytes` what an
-    activation takes, and what ranks hold beside activations. `O` and `R` are the times of the copies of one activation
-    to the host and back; None where nothing can be copied. A copy takes the same time on all stages, ranks and
-    micro-batches, as activations are alike. `stage_pairs`: what pairs of labelled stages take, instead of `pairs`.
-    """
+    """Times of each kind of action, of overlapped pairs, and of messages; all exact, and 0 or more."""
 
     F: Fraction = Fraction(1)
     I: Fraction = Fraction(1)
     W: Fraction = Fraction(1)
-    B: Fraction | None = None
+    B: Fraction | None = None  # None: I + W
+    # (kinds, time), with kinds in alphabetical order ("BF", "FF", "IW"). Other pairs take the sum of their two actions.
     pairs: tuple[tuple[str, Fraction], ...] = ()
-    latency: Fraction = Fraction(0)
+    latency: Fraction = Fraction(0)  # of a message to the next stage on another rank
+    # Factors of the actions of a stage (one, or one for each kind), of a rank and of a micro-batch; empty: all 1.
     stages: tuple[StageWeight, ...] = ()
     ranks: tuple[Fraction, ...] = ()
     micro_batches: tuple[Fraction, ...] = ()
-    keeps: Fraction = Fraction(1)
-    bytes: Bytes = UNKNOWN
-    links: LinkTimes = ALIKE
+    keeps: Fraction = Fraction(1)  # share of an activation that is held from the end of its I to the end of its W
+    bytes: Bytes = UNKNOWN  # of an activation, and of what ranks hold besides activations
+    links: LinkTimes = ALIKE  # where messages take another time than `latency`
+    # Times of the copies of an activation to the host and back, equal for all; None if nothing can be copied.
     O: Fraction | None = None
     R: Fraction | None = None
-    stage_pairs: StagePairs = NO_PAIRS
+    stage_pairs: StagePairs = NO_PAIRS  # shares of pairs of labelled stages, which replace `pairs`
 
     def __post_init__(self) -> None:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
@@ -148,7 +137,7 @@ class Costs:
             return self.I + self.W if self.B is None else self.B
         time = {"F": self.F, "I": self.I, "W": self.W, "O": self.O, "R": self.R}[kind]
         if time is None:
-            raise ValueError(f"the schedule has {kind}, and the costs do not say what it takes: use --offload TIME")
+            raise ValueError(f"the schedule has {kind}, but the costs have no time for it: use --offload TIME")
         return time
 
     @property
@@ -157,20 +146,20 @@ class Costs:
         return self.O is not None
 
     def on_device(self) -> Costs:
-        """The costs where nothing can be copied to the host."""
+        """The costs without copies to the host."""
         return replace(self, O=None, R=None)
 
     def two(self, kinds: str) -> Fraction:
-        """Time of a pair, kinds in any order, on a stage and a rank of weight 1."""
+        """Time of a pair, with kinds in any order, on a stage and a rank of weight 1."""
         return dict(self.pairs).get("".join(sorted(kinds)), self.one(kinds[0]) + self.one(kinds[1]))
 
     def quickest(self, kind: str) -> Fraction:
-        """The least time of a step that has an action of a kind and weight 1: alone, or in a pair."""
+        """The least time of a step with an action of a kind and weight 1, alone or in a pair."""
         least = min(self.one(kind), *(self.two(kind + other) for other in KINDS))
         return min(least, self.one(kind) * self.stage_pairs.least(kind))
 
     def least_work(self, weight: Weight = ONE) -> Fraction:
-        """What a stage of a weight takes on a micro-batch, every action at the best share of its time in a pair."""
+        """Time of a stage of a weight on a micro-batch, if every action has the best share of its time in a pair."""
         least = {}
         for kind in KINDS:
             sums = {other: self.one(kind) + self.one(other) for other in KINDS}
@@ -181,16 +170,16 @@ class Costs:
         return least["F"] + min(least["B"], least["I"] + least["W"])
 
     def weight(self, stage: int, rank: int) -> Weight:
-        """The factors of a stage's actions on a rank, on a micro-batch of weight 1."""
+        """The factors of a stage's actions on a rank, for a micro-batch of weight 1."""
         weight = by_kind(self.stages[stage]) if self.stages else ONE
         return weight.longer(self.ranks[rank]) if self.ranks else weight
 
     def of(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank.
 
-        A pair of unequal weights gains what it gains at weight 1, as a share of its sum. It takes at least what the
-        larger of the two takes, or where the table's pair is below that (a lone action waits for its own
-        communication), that much of it.
+        A pair of unequal weights has the same relative gain as at weight 1. It takes at least as long as each of its
+        actions alone. If the table's pair is shorter than that, as a lone action waits for its own communication, it
+        takes at least the table's time, scaled by the weight of the action.
         """
         if isinstance(step, Action) and step.kind in COPIES:
             return self.one(step.kind)
@@ -201,7 +190,7 @@ class Costs:
         return max(sum(parts, Fraction(0)), *least)
 
     def parts(self, step: Step, rank: int) -> tuple[list[Fraction], list[Fraction]]:
-        """What each action adds to a step at micro-batches of weight 1, and the least that it lets the step take."""
+        """For micro-batches of weight 1: the time that each action adds to a step, and the least time it implies."""
         actions = actions_of(step)
         weights = [self.weight(action.stage, rank) for action in actions]
         ones = [self.one(action.kind) for action in actions]
@@ -219,32 +208,32 @@ class Costs:
         return [share * time for time in lone], least
 
     def frees(self, kind: str) -> Fraction:
-        """The share of an activation that the end of an action of a kind frees."""
+        """The share of an activation that is freed at the end of an action of a kind."""
         return {"F": Fraction(0), "B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps}[kind]
 
     def in_parts(self, cap: Fraction) -> Fraction:
-        """The most that can be held under a cap: whole activations, or parts of them where an I frees some."""
+        """A cap rounded down to what can be held: whole activations, or parts if an I frees a part."""
         return Fraction(int(cap * self.keeps.denominator), self.keeps.denominator)
 
     def message(self, source: int, target: int) -> Fraction:
-        """Time of a message from a pipeline rank to another; where all are alike, also to itself."""
+        """Time of a message from a pipeline rank to another."""
         return self.links.time(source, target, self.latency)
 
     def is_mirrored(self, num_ranks: int) -> bool:
-        """Whether a rank and its neighbour cost what their mirrored ones do, as seen from the other end."""
+        """Whether ranks and links cost the same as their mirror images."""
         last, ranks = num_ranks - 1, range(num_ranks - 1)
         links = all(self.message(r, r + 1) == self.message(last - r, last - r - 1) for r in ranks)
         return links and self.ranks == self.ranks[::-1]
 
     def gains(self) -> frozenset[str]:
-        """The kinds of pairs that take less than their two actions one after the other, alphabetical."""
+        """The kinds of pairs that take less than their two actions in turn, with kinds in alphabetical order."""
         gain = {kinds for kinds, time in self.pairs if time < self.one(kinds[0]) + self.one(kinds[1])}
         return self.stage_pairs.gains | gain
 
     def recut(self, had: int, wanted: int) -> Costs:
-        """Costs of the same model cut into `wanted` stages in the place of `had`, each that much larger or smaller.
+        """Costs of the same model cut into `wanted` stages instead of `had`.
 
-        A new stage's weight is that of the old ones it lies in, by its shares of them.
+        The weight of a new stage is the mean of the old stages that it overlaps with.
         """
         if had == wanted:
             return self
@@ -254,26 +243,26 @@ class Costs:
         return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by), O=O, R=R)
 
     def longer(self, by: Fraction) -> Costs:
-        """Costs of actions that take so many times as long; messages do not."""
+        """Costs with the times of actions multiplied by a factor, but not those of messages."""
         pairs = tuple((kinds, time * by) for kinds, time in self.pairs)
         B = None if self.B is None else self.B * by
         return replace(self, F=self.F * by, I=self.I * by, W=self.W * by, B=B, pairs=pairs)
 
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
-        """ValueError unless the weights are as many as there are stages, ranks and, if that is said, micro-batches."""
-        for what, weights, count in (
+        """Raise ValueError unless there are as many weights as stages, ranks and, if given, micro-batches."""
+        for name, weights, count in (
             ("stages", self.stages, num_stages),
             ("ranks", self.ranks, num_ranks),
             ("micro-batches", self.micro_batches, num_micro_batches),
             ("ranks in the table of latency", self.links.table, num_ranks),
-            ("ranks beside activations", self.bytes.beside[1:] and self.bytes.beside, num_ranks),
+            ("ranks besides activations", self.bytes.beside[1:] and self.bytes.beside, num_ranks),
         ):
             if weights and count is not None and len(weights) != count:
-                raise ValueError(f"the costs have weights of {len(weights)} {what}, the schedule has {count}")
+                raise ValueError(f"the costs have weights of {len(weights)} {name}, but the schedule has {count}")
 
 
 def any_pairs(costs: Costs) -> Costs:
-    """Let every pair of F, B and I gain by the factor of F&B, FB / (F + B); pairs with W gain nothing."""
+    """The costs with every pair of F, B and I gaining by the factor of F&B, FB / (F + B). Pairs with W gain nothing."""
     factor = costs.two("FB") / (costs.one("F") + costs.one("B"))
     kinds = [pair for pair in PAIR_KINDS if "W" not in pair]
     return replace(costs, pairs=tuple((pair, factor * (costs.one(pair[0]) + costs.one(pair[1]))) for pair in kinds))
@@ -281,7 +270,7 @@ def any_pairs(costs: Costs) -> Costs:
 
 # ---------------------------------------------------------------- reading
 def parse_costs(text: str) -> Costs:
-    """`F=1,I=1,W=1,FB=1.8`: F, I and W default to 1, B to I+W, a pair to its sum; ValueError says what is wrong."""
+    """Parse `F=1,I=1,W=1,FB=1.8`: F, I and W default to 1, B to I + W, and a pair to its sum. Raises ValueError."""
     values: dict[str, Fraction] = {}
     for item in text.split(","):
         name, equals, number = (part.strip() for part in item.partition("="))
@@ -297,17 +286,18 @@ def parse_costs(text: str) -> Costs:
 
 
 def parse_time(text: str) -> Fraction:
-    """A time as it is written in costs: `1.8` or `9/5`; ValueError for what is none, or below 0."""
+    """Parse a time as in costs: `1.8` or `9/5`. Raises ValueError."""
     return exact(text)
 
 
 def costs_of_json(text: str, shown: str = "table") -> Costs:
-    """A table of costs: `{"F": 1, "I": 1, "W": 1, "B": 2, "pairs": {"FB": 1.8}, "stages": [1, …], "ranks": …}`.
+    """Parse a table of costs: `{"F": 1, "I": 1, "W": 1, "B": 2, "pairs": {"FB": 1.8}, "stages": [1, …], "ranks": …}`.
 
-    `lanes` says it by what overlaps instead: `{"compute": {"F", "I", "W"}, "communication": {"F", "B"}, "overlap"}`.
-    A lone action takes both lanes one after the other (I and B communicate alike, W not at all, B = I + W); a pair
-    takes max(overlap x compute, communication, the longer of the two chains); `pairs` are measured and go before.
-    ValueError says what is wrong, TextFileError in which line of the file that is `shown`.
+    Instead of times, `lanes` may state what overlaps:
+    `{"compute": {"F", "I", "W"}, "communication": {"F", "B"}, "overlap"}`. Then a lone action takes both lanes one
+    after the other, where I communicates as B does, W does not communicate, and B = I + W. A pair takes the maximum of
+    overlap x compute, of communication, and of the longer of its two actions. Measured `pairs` take precedence.
+    Raises ValueError with the mistake, or TextFileError with the line of the file `shown`.
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"a table of costs has at most {MOST_BYTES} characters")
@@ -338,7 +328,7 @@ def costs_of_json(text: str, shown: str = "table") -> Costs:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Names of the tables that come with dsc."""
+    """The names of the tables that come with dsc."""
     return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
 
 
@@ -347,12 +337,12 @@ def shipped(name: str) -> Costs:
     return costs_of_json((TABLES / f"{name}.json").read_text("utf-8"))
 
 
-def _pairs(said: Mapping[str, Any]) -> dict[str, Fraction]:
+def _pairs(values: Mapping[str, Any]) -> dict[str, Fraction]:
     measured: dict[str, Fraction] = {}
-    for name, time in said.items():
+    for name, time in values.items():
         key = _key(name)
         if len(key) == 1:
-            raise ValueError(f'"pairs" has {key}, which is no pair')
+            raise ValueError(f'"pairs" has {key}, which is not a pair')
         if key in measured:
             raise ValueError(f'"pairs" has {key} and {key[::-1]}, which are one pair: leave one of them out')
         measured[key] = _time(time, name)
@@ -390,14 +380,14 @@ def _costs(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
         apart = costs.one(kinds[0]) + costs.one(kinds[1])
         if time > MOST_OVERLAP * apart:
             raise ValueError(
-                f"the pair {kinds} takes {float(time):g}, its two actions one after the other {float(apart):g}: "
+                f"the pair {kinds} takes {float(time):g}, but its two actions one after the other {float(apart):g}: "
                 f"give it at most {MOST_OVERLAP} times as much"
             )
     return costs
 
 
 def _copies(times: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None]:
-    """The times of O and R; where one is not given, it is that of the other."""
+    """The times of O and R. If only one is given, it counts for both."""
     O, R = (None if times.get(kind) is None else _time(times[kind], kind) for kind in COPIES)
     return (R if O is None else O), (O if R is None else R)
 
@@ -405,7 +395,7 @@ def _copies(times: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None]
 def _key(name: str) -> str:
     key = "".join(sorted(name)) if len(name) == 2 else name
     if key not in PAIR_KINDS and key not in KINDS:
-        raise ValueError(f"unknown cost {name[:40]!r}: use F, I, W, B, O, R, or a pair of the first four as FB")
+        raise ValueError(f"unknown cost {name[:40]!r}: use F, I, W, B, O, R, or a pair of the first four such as FB")
     return key
 
 
@@ -416,12 +406,12 @@ def _time(value: Any, name: str) -> Fraction:
 
 
 def _latency(value: Any) -> tuple[Fraction, LinkTimes]:
-    """A number; an object of `inside` a `node` of so many ranks and `between` nodes; or an object with a `table`."""
+    """Parse a latency: a number, an object with `inside`, `node` (ranks) and `between`, or an object with a `table`."""
     if isinstance(value, Fraction):
         return value, ALIKE
-    said = object_of(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
-    inside, node, between = (said.get(key, Fraction(0)) for key in ("inside", "node", "between"))
-    table = said.get("table", [])
+    fields = object_of(value, {"inside": Fraction, "node": Fraction, "between": Fraction, "table": list}, '"latency"')
+    inside, node, between = (fields.get(key, Fraction(0)) for key in ("inside", "node", "between"))
+    table = fields.get("table", [])
     if table and (node or between):
         raise ValueError('"latency": "table" has the times of all links: leave "node" and "between" out')
     if not table and (not node or node.denominator != 1):
@@ -438,5 +428,5 @@ def _latency(value: Any) -> tuple[Fraction, LinkTimes]:
 
 def _share(keeps: Fraction) -> Fraction:
     if keeps > 1 or keeps.denominator > MOST_PARTS:
-        raise ValueError(f"keeps {float(keeps):g} is no share: write a number from 0 to 1 with up to 3 decimals")
+        raise ValueError(f"keeps {float(keeps):g} is not a share: write a number from 0 to 1 with up to 3 decimals")
     return keeps

@@ -1,4 +1,4 @@
-"""DualPipe and DualPipeV, whose forwards and backwards overlap in pairs: eight steps of a rank, on two placements."""
+"""DualPipe and DualPipeV, which overlap forwards and backwards in pairs: the same eight steps on two placements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.schedule.slots import B0, B1, F0, F1, I0, I1, Slot, W
 
 
 def eight_steps(num_ranks: int, num_micro_batches: int, depth: int) -> tuple[Slot, ...]:
-    """The slots of the rank at `depth` of the V, whose ranks and micro-batches these are; N >= 2P, any P."""
+    """The slots of the rank at `depth` in a V of these ranks and micro-batches; N >= 2P, any P."""
     P, N, r = num_ranks, num_micro_batches, depth
     rest = P - r - 1
     slots: list[Slot] = []
@@ -26,7 +26,7 @@ def eight_steps(num_ranks: int, num_micro_batches: int, depth: int) -> tuple[Slo
         slots += [(F0,), (F1,)]
     for _ in range(rest):  # 3: first backwards of the far direction; W fills the wait for the next forward
         slots += [(I1,), (W,), (F1,)]
-    for i in range(N - 2 * P + r + 1):  # 4: the steady state; the last rank gains by not pairing its first two
+    for i in range(N - 2 * P + r + 1):  # 4: the steady state; the last rank is faster without its first pair
         slots += [(F0,), (B1,)] if i == 0 and rest == 0 else [(F0, B1)]
         slots += [(F1, B0)]
     for _ in range(rest):  # 5: no near forwards are left
@@ -36,18 +36,18 @@ def eight_steps(num_ranks: int, num_micro_batches: int, depth: int) -> tuple[Slo
         slots += [(near,) if i % 2 else (far,)]
     for _ in range(rest):  # 7: W fills the wait for the last near backwards
         slots += [(W,), (I0,)]
-    for _ in range(r + 1):  # 8: what is still deferred
+    for _ in range(r + 1):  # 8: the weight gradients that are still deferred
         slots += [(W,)]
     return tuple(slots)
 
 
 # --- Orders of ranks that hold two stages, on the two placements that have such ranks
 #
-# A rank is `depth` ranks away from the end where micro-batches enter in direction 0, its near one; in direction 1, the
-# far one, it is met as far from the other end. Under `v` the directions are the way down and the way up of the same
-# micro-batches; under `bidirectional` they are two halves of the micro-batches, and rank r and its mirror P-1-r run the
-# same list, each seeing as near the direction that enters on its side. So an order of a V of P/2 ranks and N/2
-# micro-batches is, unfolded, one of P ranks and N micro-batches, which takes as long.
+# A rank is `depth` ranks away from the end where micro-batches of its near direction enter. Micro-batches of its far
+# direction come from the other end. Under `v` the directions are the way down and the way up of the same micro-batches.
+# Under `bidirectional` they are two halves of the micro-batches, and ranks r and P-1-r run the same list, each with the
+# direction that enters on its side as the near one. So an order of a V of P/2 ranks and N/2 micro-batches, unfolded, is
+# an order of P ranks and N micro-batches, which takes as long.
 
 
 def down_and_up(
@@ -72,7 +72,7 @@ def both_ways(name: str, num_ranks: int, num_micro_batches: int, slots_of: Calla
 
 
 def dualpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """The eight steps of DualPipe on every rank; ValueError for sizes it does not have, with what to change."""
+    """The eight steps of DualPipe on every rank. Raises ValueError for sizes it does not have, with what to change."""
     P, N = num_ranks, num_micro_batches
     if P < 2:
         raise ValueError(f"dualpipe needs at least 2 ranks, got {P}: use 2, or 1f1b")
@@ -91,7 +91,7 @@ def dualpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 
 def dualpipev(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """The eight steps on every rank of a V; ValueError for sizes it does not have, with what to change."""
+    """The eight steps on every rank of a V. Raises ValueError for sizes it does not have, with what to change."""
     P, N = num_ranks, num_micro_batches
     if P < 1:
         raise ValueError(f"dualpipev needs at least 1 rank, got {P}")

@@ -1,4 +1,4 @@
-"""What a schedule takes under costs, and how far that is from the best: the numbers that are printed and compared."""
+"""The makespan of a schedule under costs, and its distance from the best: the numbers that are printed and compared."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from runtime.contract.actions import Action, Pair
 
 @dataclass(frozen=True)
 class MeasuredSchedule:
-    """A schedule run under costs. Times are in the unit of the costs, activations are those of one of its stages."""
+    """A schedule that was simulated under costs. Times are in the unit of the costs, activations those of one stage."""
 
     schedule: Schedule
     costs: Costs  # of its actions
     timeline: Timeline
-    cap: Fraction  # activations a rank may hold, the one that may most: what was asked for, or this schedule holds
-    lower_bound: Fraction  # of every schedule of this placement and these sizes within `cap`
+    cap: Fraction  # the most activations that any rank may hold: as requested, or as this schedule holds
+    lower_bound: Fraction  # of the makespan of all schedules of this placement and these sizes within `cap`
 
     @property
     def makespan(self) -> Fraction:
@@ -28,17 +28,17 @@ class MeasuredSchedule:
 
     @property
     def idle(self) -> Fraction:
-        """The share of the step in which ranks do nothing, over all ranks."""
+        """The share of the step in which ranks are idle, over all ranks."""
         return sum(self.timeline.idle, Fraction(0)) / (self.makespan * self.schedule.num_ranks)
 
     @property
     def gap(self) -> Fraction:
-        """How much longer than the lower bound it takes, as a share of the bound."""
+        """How much longer than the lower bound the schedule takes, as a share of the bound."""
         return self.makespan / self.lower_bound - 1
 
     @property
     def excess(self) -> Fraction:
-        """The makespan less the steady state: an F&B of every stage and micro-batch of the rank that has most."""
+        """The makespan minus the steady state: an F&B for every stage and micro-batch of the busiest rank."""
         alike = replace(self.costs, micro_batches=())
         steady = max(
             sum(
@@ -51,30 +51,30 @@ class MeasuredSchedule:
 
     @property
     def peak_activations(self) -> Fraction:
-        """The most that a rank holds."""
+        """The most activations that a rank holds."""
         return max(self.timeline.peak_activations)
 
     @property
     def peak_bytes(self) -> tuple[Fraction, ...]:
-        """By rank, the most that it holds, with what is beside activations; () where nobody knows."""
+        """By rank, the most bytes that it holds, in activations and otherwise; () if unknown."""
         held = self.costs.bytes.held(self.timeline.peak_activations)
         return held if self.costs.bytes.activation else ()
 
     @property
     def stages_a_rank(self) -> int:
-        """Parts into which the model's share of a rank is cut: 1 where a rank has two copies of other stages."""
+        """The stages into which a rank's share of the model is cut. Mirrored copies do not count."""
         return self.schedule.stage_placement.stages_per_rank
 
     @property
     def copies(self) -> int:
-        """Copies of every stage's parameters."""
+        """The number of copies of every stage's parameters."""
         return self.schedule.stage_placement.copies
 
 
 def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ...] | None = None) -> MeasuredSchedule:
-    """Simulate a checked schedule and bound what could be; ScheduleError where its ranks wait in a circle.
+    """Simulate a checked schedule and compute its lower bound. Raises ScheduleError if its ranks wait in a circle.
 
-    `cap`: of every rank, or one for each. None: the bound is that of schedules that hold no more than this one.
+    `cap`: one for all ranks, or one for each. With None, the bound is for schedules that hold no more than this one.
     """
     timeline = simulate(schedule, costs)
     held = max(timeline.peak_activations) if cap is None else cap
@@ -84,7 +84,7 @@ def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ..
 
 
 def _load(schedule: Schedule, costs: Costs, rank: int, stage: int) -> Fraction:
-    """Micro-batches on which a rank runs one of its stages, each as often as it weighs."""
+    """The sum of the weights of the micro-batches on which a rank runs one of its stages."""
     count = schedule.num_micro_batches
     turn = min(schedule.turn, count)
     runs_first = schedule.rank_of(stage, 0) == rank

@@ -1,6 +1,6 @@
-"""Schedules from orders of slots, which have no micro-batches: one list a rank, of what it does with its chunks.
+"""Schedules from lists of slots, which have no micro-batches: one list per rank.
 
-The k-th F, and the k-th B or I, of a chunk is on its k-th micro-batch; W takes the oldest gradient still deferred.
+The k-th F, and the k-th B or I, of a chunk is for its k-th micro-batch. A W takes the oldest deferred gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import Slot, Token, homes
 from runtime.contract.actions import Action, Pair, Step
 
-_action = lru_cache(maxsize=1 << 16)(Action)  # the sizes of a growing batch have most of them in common
+_action = lru_cache(maxsize=1 << 16)(Action)  # the sizes of a batch-size ramp share most actions
 
 
 def numbered(
@@ -24,7 +24,7 @@ def numbered(
     placement: StagePlacement,
     slots_of: Callable[[int], Sequence[Slot]],
 ) -> Schedule:
-    """The schedule whose rank r runs `slots_of(r)`. Of an odd N the slots may have a last micro-batch that is none."""
+    """The schedule whose rank r runs `slots_of(r)`. For odd N, the slots may be for N + 1: the last one is dropped."""
     P, N, turn = num_ranks, num_micro_batches, placement.turn(num_micro_batches)
     ranks: list[Sequence[Step]] = []
     for rank in range(P):
@@ -37,15 +37,15 @@ def numbered(
 def _steps(
     slots: Sequence[Slot], stages: Sequence[int], firsts: Sequence[int], num_micro_batches: int
 ) -> Iterator[Step]:
-    """The slots as steps: of each chunk the stage, and its first micro-batch."""
+    """The slots as steps. `stages` and `firsts`: the stage and the first micro-batch of each chunk."""
     next_forward, next_backward = list(firsts), list(firsts)
-    deferred = [deque[tuple[int, Action]]() for _ in stages]  # with the number of the backward
+    deferred = [deque[tuple[int, Action]]() for _ in stages]  # (number of the backward, W)
 
     def action(token: Token) -> Action:
         kind, chunk = token
         if kind == "W":
             queues = [queue for queue in deferred if queue] if chunk < 0 else [deferred[chunk]]
-            return min(queues).popleft()[1]  # that with the older head
+            return min(queues).popleft()[1]  # the queue with the older head
         counter = next_forward if kind == "F" else next_backward
         taken = _action(kind, stages[chunk], counter[chunk])
         counter[chunk] += 1

@@ -1,4 +1,4 @@
-"""Schedules without weight gradients of their own: forward only, GPipe, 1F1B and interleaved 1F1B."""
+"""Schedules without separate weight gradients: forward only, GPipe, 1F1B and interleaved 1F1B."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import B0, F0, Slot, Token
 from runtime.contract.actions import Action
 
-# --- Forward only, for evaluation: every stage on every micro-batch, no backward. Not a choice of the language
+# --- Forward only, for evaluation: every stage on every micro-batch. The language has no name for it
 
 
 def forward_only(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> Schedule:
     """The schedule "evaluate" on any placement and N >= 1; ValueError for other sizes.
 
-    Each rank runs its forwards in the order of `_start`, a time at which all of them fit: no rank waits in a circle.
+    Each rank runs its forwards in the order of `_start`, which is a feasible timetable, so ranks cannot wait in a
+    circle.
     """
     stages = placement.num_stages(num_ranks)
     if num_micro_batches < 1:
@@ -33,18 +34,18 @@ def forward_only(placement: StagePlacement, num_ranks: int, num_micro_batches: i
 
 
 def _start(placement: StagePlacement, num_ranks: int, num_micro_batches: int, stage: int, micro_batch: int) -> int:
-    """Start of a forward of one unit. It is one unit after the stage before, and no two of a rank coincide."""
+    """The start of a forward that takes one unit: one unit after the previous stage, and at most one per rank."""
     v = placement.loops
     if v:  # groups of P micro-batches go round the ring v times
         group, k = divmod(micro_batch, num_ranks)
         return group * v * num_ranks + k + stage
-    # a rank's two stages differ in parity, so they take turns: k-th micro-batch of its direction every 2 units
+    # the two stages of a rank differ in parity, so they alternate: the k-th micro-batch of a direction at 2k
     half = (num_micro_batches + 1) // 2
     k = micro_batch % half if placement == BIDIRECTIONAL else micro_batch
     return stage + 2 * k
 
 
-# --- GPipe: all forwards, then all backwards (arXiv 1811.06965). Every rank holds all N activations in between
+# --- GPipe: all forwards, then all backwards (arXiv 1811.06965). In between, every rank holds all N activations
 #
 # Every P >= 1 and N >= 1, placement `loop(1)`.
 
@@ -59,8 +60,8 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 # --- 1F1B: warm up with forwards, then alternate one forward and one backward (PipeDream-flush, arXiv 2006.09503)
 #
-# Every P >= 1 and N >= 1, placement `loop(1)`. It runs on a bidirectional plan too: rank s stores stage s there as
-# well, so every micro-batch goes in direction 0, and the mirrored copies add no gradient.
+# Every P >= 1 and N >= 1, placement `loop(1)`. It also runs on a bidirectional plan, where rank s stores stage s too:
+# every micro-batch goes in direction 0, and the mirrored copies add no gradient.
 
 
 def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
@@ -75,12 +76,12 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
     return numbered("1f1b", num_ranks, num_micro_batches, ONE_STAGE, slots)
 
 
-# --- Interleaved 1F1B: smaller stages, several a rank, for a shorter fill and drain (Megatron, arXiv 2104.04473, §2.2)
+# --- Interleaved 1F1B: several smaller stages per rank, for a shorter fill and drain (Megatron, arXiv 2104.04473, §2.2)
 #
-# Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)`. Micro-batches go round the ring in groups, each v times;
-# the paper has groups of P and wants P to divide N. Here N is divided into N // P groups as equal as can be (one, if N
-# < P), the larger ones first: a later group that is larger would need more warm-up than there was, and ranks would wait
-# in a circle.
+# Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)`. Micro-batches go round the ring in groups, each v times.
+# The paper has groups of P, and P must divide N. Here N is divided into N // P groups of nearly equal size (one if
+# N < P), the larger ones first: a larger group after a smaller one would need more warm-up than there was, and ranks
+# would wait in a circle.
 
 Slots = Callable[[list[Token], list[Token], int, int, int], Iterator[Slot]]
 
@@ -91,15 +92,18 @@ def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule
 
 
 def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
-    """How many micro-batches go round together: at least P, if there are so many."""
+    """The sizes of the groups that go round together: at least P, if there are P micro-batches."""
     groups = max(1, num_micro_batches // num_ranks)
     size, larger = divmod(num_micro_batches, groups)
     return (size + 1,) * larger + (size,) * (groups - larger)
 
 
 def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: int, slots: Slots) -> Schedule:
-    """A schedule of micro-batches that go round in groups. `slots`: of a rank, from its forwards and backwards in their
-    order, the forwards before the first group's last chunk, and the ranks behind and before it."""
+    """A schedule of micro-batches that go round in groups.
+
+    `slots` makes the slots of a rank from its forwards and backwards in order, the number of forwards before the first
+    group's last chunk, and the numbers of ranks after and before it.
+    """
     P, N = num_ranks, num_micro_batches
     if P < 1 or N < 1:
         raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {P} and {N}")
@@ -109,7 +113,7 @@ def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: i
     order = [chunk for size in sizes for chunk in range(chunks) for _ in range(size)]  # of the forwards
     forwards: list[Token] = [("F", chunk) for chunk in order]
     backwards: list[Token] = [("B", chunks - 1 - chunk) for chunk in order]
-    # The first backward comes when the first group is in its last chunk, and its gradient has come down to this rank.
+    # The first backward runs once the first group is in its last chunk and its gradient has reached this rank.
     first_group = (chunks - 1) * sizes[0]
     return numbered(
         name, P, N, loop(chunks), lambda rank: [*slots(forwards, backwards, first_group, P - 1 - rank, rank)]
@@ -127,9 +131,9 @@ def _in_turns(
         yield (backward,)
 
 
-# --- Interleaved 1F1B in pairs: one forward more at the start, so that each backward can overlap with the next forward
+# --- Interleaved 1F1B in pairs: one more forward at the start, so that each backward can overlap with the next forward
 #
-# That forward is of another micro-batch, so that each hides what the other communicates (Megatron's
+# That forward is for another micro-batch, so each hides the communication of the other (Megatron's
 # `--overlap-moe-expert-parallel-comm`). Every P >= 1, N >= 1 and v >= 2 chunks, placement `loop(v)`.
 
 

@@ -1,9 +1,9 @@
-"""The order of micro-batches of unequal costs: which one of the data goes at which position of a schedule.
+"""The order of micro-batches of unequal costs: which micro-batch of the data goes to which position of a schedule.
 
-A schedule says what happens to its k-th micro-batch, not which one that is. Short ones at the start fill the pipeline
-sooner, short ones at the end drain it sooner, and neighbours of like size keep ranks from waiting for each other. The
-search anneals several orders at once, from sorted ones and random ones. Its moves change two places, or put one
-micro-batch elsewhere. It counts steps, not seconds, so equal arguments give equal orders.
+Short micro-batches at the start fill the pipeline sooner, short ones at the end drain it sooner, and neighbours of
+similar size keep ranks from waiting for each other. The search anneals several orders at once, from sorted and random
+ones. A move swaps two micro-batches or moves one. The search counts steps, not seconds, so equal arguments give equal
+orders.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from runtime.contract.actions import COPIES, Step, actions_of, is_copy
 
 Floats = NDArray[np.float64]
 _CHAINS = 64  # orders that are annealed at once: numpy times them together
-_WORK = 1_200_000  # steps that are timed, each for all chains: some 10 s
-_ROUNDS = (40, 1_500)  # of all chains, at least and at most
-_HEATS = (0.02, 0.0005)  # at the start and at the end, in makespans
-_MEAN = 0.2  # share of the mean end of the ranks in what is made small: the makespan alone has wide plains
+_WORK = 1_200_000  # steps that are timed, each for all chains; they take about 10 s
+_ROUNDS = (40, 1_500)  # the least and the most rounds of all chains
+_HEATS = (0.02, 0.0005)  # first and last temperature, in makespans
+_MEAN = 0.2  # weight of the ranks' mean end in the score, as the makespan alone has wide plateaus
 
 
 def ordered(costs: Costs, order: Sequence[int]) -> Costs:
-    """The costs by position, where `order` has the micro-batch of the data at each."""
+    """The costs by position of a schedule, if `order` has the micro-batch of the data at each position."""
     return replace(costs, micro_batches=tuple(costs.micro_batches[m] for m in order))
 
 
 def best_order(
     schedule: Schedule, costs: Costs, effort: float = 1.0, report: Callable[[float], None] = lambda share: None
 ) -> list[int]:
-    """The micro-batch of the data at each position of a checked schedule, for the shortest makespan that was found.
+    """The micro-batch of the data at each position of a checked schedule, with the shortest makespan found.
 
-    Never worse than the order of the data, which is one of the starts. `effort` scales how much is searched.
+    Never worse than the order of the data, which is one of the starts. `effort` scales the work of the search.
     """
     timed = _TimedSteps(schedule, costs)
     rng = random.Random(0)
@@ -58,12 +58,12 @@ def best_order(
                 orders[chain], scores[chain] = tried[chain], after
                 best = min(best, (after, tried[chain]))
         report((turn + 1) / rounds)
-    given = [*range(schedule.num_micro_batches)]
-    return min((given, best[1]), key=lambda order: simulate(schedule, ordered(costs, order)).makespan)
+    identity = [*range(schedule.num_micro_batches)]
+    return min((identity, best[1]), key=lambda order: simulate(schedule, ordered(costs, order)).makespan)
 
 
 def _starts(schedule: Schedule, costs: Costs, rng: random.Random) -> list[list[int]]:
-    """The order of the data, sorted ones, and random ones; positions count in the order in which they begin."""
+    """The order of the data, sorted orders and random orders. Positions are sorted by when they begin."""
     N = schedule.num_micro_batches
     spans = simulate(schedule, replace(costs, micro_batches=())).ticks
     begins = [0] * N
@@ -87,7 +87,7 @@ def _starts(schedule: Schedule, costs: Costs, rng: random.Random) -> list[list[i
 
 
 def _moved(order: list[int], rng: random.Random) -> list[int]:
-    """An order with two places changed, or one micro-batch put elsewhere."""
+    """An order with two micro-batches swapped, or one moved."""
     result = order[:]
     a, b = (rng.randrange(len(order)) for _ in range(2))
     if rng.random() < 0.5:
@@ -98,12 +98,12 @@ def _moved(order: list[int], rng: random.Random) -> list[int]:
 
 
 class _TimedSteps:
-    """A schedule's steps, in an order in which each comes behind what it waits for, and what they take by weights.
+    """A schedule's steps in topological order, with their times as functions of the weights of micro-batches.
 
-    Copies of each way are done in a lane of the rank: a row of its own.
+    Copies of each direction run in a separate lane of the rank.
     """
 
-    # its rank, length (of a copy, in time), (what it waits for, delay), and which copy it is, if it is one
+    # (rank, length, or time of a copy, [(step that it waits for, delay)], kind of the copy or "")
     Step: TypeAlias = "tuple[int, _Length | float, list[tuple[int, float]], str]"
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
@@ -111,10 +111,10 @@ class _TimedSteps:
         self.num_ranks, last = schedule.num_ranks, schedule.num_stages - 1
         plain = replace(costs, micro_batches=())
         one = Fraction(1)
-        ticks = simulate(schedule, Costs(O=one, R=one)).ticks  # all take some time, so that starts are such an order
+        ticks = simulate(schedule, Costs(O=one, R=one)).ticks  # every step takes time, so starts are in that order
         starts = [(start, rank, k) for rank, row in enumerate(ticks) for k, (start, _) in enumerate(row)]
         self.steps: list[_TimedSteps.Step] = []
-        made: dict[tuple[bool, int, int], int] = {}  # (backward, stage, micro-batch) -> the step
+        made_by: dict[tuple[bool, int, int], int] = {}  # (backward, stage, micro-batch) -> the step
         fetched: dict[tuple[int, int], int] = {}  # (stage, micro-batch) -> the copy back
         for number, (_, rank, k) in enumerate(sorted(starts)):
             step, waits = schedule.actions[rank][k], []
@@ -123,7 +123,7 @@ class _TimedSteps:
                 if copy.kind == "R":
                     fetched[copy.stage, copy.micro_batch] = number
                 else:
-                    waits.append((made[False, copy.stage, copy.micro_batch], 0.0))
+                    waits.append((made_by[False, copy.stage, copy.micro_batch], 0.0))
                 self.steps.append((rank, float(plain.one(copy.kind)), waits, copy.kind))
                 continue
             handed = [action for action in actions_of(step) if action.kind != "W"]
@@ -135,12 +135,12 @@ class _TimedSteps:
                 if 0 <= before <= last:
                     source = schedule.rank_of(before, action.micro_batch)
                     delay = float(plain.message(source, rank)) if source != rank else 0.0
-                    waits.append((made[back, before, action.micro_batch], delay))
-            made |= {(action.kind != "F", action.stage, action.micro_batch): number for action in handed}
+                    waits.append((made_by[back, before, action.micro_batch], delay))
+            made_by |= {(action.kind != "F", action.stage, action.micro_batch): number for action in handed}
             self.steps.append((rank, _Length.of(step, rank, plain), waits, ""))
 
     def scores(self, orders: Sequence[Sequence[int]]) -> Floats:
-        """The makespan of each order, and a little of the mean end of the ranks."""
+        """The makespan of each order, plus a share of the mean end of the ranks."""
         weights = self.weights[np.array(orders).T]  # [position, order]
         ends: list[Floats] = []
         now = [np.zeros(len(orders)) for _ in range(self.num_ranks)]
@@ -151,7 +151,7 @@ class _TimedSteps:
                 start = np.maximum(start, ends[one] + delay if delay else ends[one])
             if isinstance(length, _Length):
                 end = now[rank] = start + length(weights)
-            elif copy == "O":  # behind which the rank waits for its end
+            elif copy == "O":  # the rank waits until it ends
                 end = lanes[copy, rank] = start + length
                 now[rank] = np.maximum(now[rank], end)
             else:
@@ -163,9 +163,9 @@ class _TimedSteps:
 
 @dataclass(frozen=True)
 class _Length:
-    """What a step takes, by the weights of its micro-batches: `Costs.of`, whose parts are these factors.
+    """The time of a step as a function of the weights of its micro-batches, as in `Costs.of`.
 
-    A pair takes the sum of `shares` times weights, but each action at least its part of `least`.
+    A pair takes the sum of `shares` times weights, and at least each action's `least` times its weight.
     """
 
     micro_batches: tuple[int, ...]

@@ -1,10 +1,9 @@
-"""A lower bound for small pipelines: all that each rank can run, in turn with what the other ranks wait for.
+"""A lower bound for small pipelines: all orders of each rank, alternating with the waits between ranks.
 
-A state of a rank says how many forwards and backwards of each slot it has run, and how many W are due. The other ranks
+A state of a rank is how many forwards and backwards of each slot it has run, and how many W are due. The other ranks
 are relaxed to times: no action starts before its head, and after its end at least its tail is still to come. Of two
-ways to a state the one that is there earlier is never worse, so one pass over all steps finds the earliest start of
-every action; that is a head which other ranks wait for (`Waits`). If in the end some action cannot be through in time,
-no schedule is.
+ways to a state, the earlier one is never worse, so one pass over all steps finds the earliest start of every action.
+This start is a head that other ranks wait for (`Waits`). If some action cannot end in time, no schedule can.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from fractions import Fraction
 
 from compiler.schedule.waits import Item, Slot, Times, Waits
 
-QUICK = 60_000  # steps looked at for a bound that is asked for often: some 0.1 s
+QUICK = 60_000  # work, in steps, of a bound that is needed often: about 0.1 s
 _MOST_STATES = 5000  # of a rank
-_MOST_FORWARDS = 16  # of a rank: with more, there are mostly too many states
-_Runs = tuple[tuple[int, int], ...]  # of a step's F of the rank's slot s, 2 s and its number; of its B or I, 2 s + 1
-RankStep = tuple[int, int, int, _Runs]  # from a state, to a state, its time, what it runs
-State = tuple[int, ...]  # forwards and backwards of each slot, then the W due of each weight
+_MOST_FORWARDS = 16  # of a rank; with more, there are mostly too many states
+_Runs = tuple[tuple[int, int], ...]  # (2 s, number) of an F of the rank's slot s, or (2 s + 1, number) of a B or I
+RankStep = tuple[int, int, int, _Runs]  # (state before, state after, time, actions)
+State = tuple[int, ...]  # forwards and backwards of each slot, then the due W of each weight
 
 
 class SmallPipeline:
-    """The ranks of a small pipeline, and how many steps may still be looked at: no clock decides what is shown."""
+    """The ranks of a small pipeline, and the work that is left. Work is counted in steps, so results are repeatable."""
 
     def __init__(self, waits: Waits, work: int) -> None:
         self.waits, self.work = waits, work
@@ -42,9 +41,9 @@ class SmallPipeline:
                 self.work -= len(states.steps)
 
     def bound(self, least: Fraction) -> Fraction:
-        """A bound that is at least the given one: it rises as long as there is work left."""
+        """A bound of at least `least`, improved while there is work left."""
         unit = self.waits.unit
-        low, high = math.ceil(least / unit) - 1, None  # nothing ends by `low`; something may by `high`
+        low, high = math.ceil(least / unit) - 1, None  # no schedule ends by `low`; one may end by `high`
         step = max(1, low // 50)
         while (high is None or high - low > 1) and self.ranks and self.work > 0:
             middle = low + step if high is None else (low + high) // 2
@@ -55,7 +54,7 @@ class SmallPipeline:
         return max(least, (low + 1) * unit)
 
     def fits(self, end: int) -> bool:
-        """Whether nothing that was looked at shows that a schedule cannot end by then."""
+        """Whether a schedule may end by `end`; False if it is proven that none can."""
         heads, ends, tails, rests = (self.waits.zeros() for _ in range(4))
         before = None
         while before != (heads, tails) and self.work > 0:
@@ -74,15 +73,15 @@ class SmallPipeline:
 
 @dataclass(frozen=True)
 class RankStates:
-    """The steps from state to state, those to a state before those from it."""
+    """The steps from state to state. Steps to a state come before steps from it."""
 
     states: list[State]
-    end: int  # the state in which all has run
+    end: int  # the state in which all actions have run
     steps: list[RankStep]
 
     @staticmethod
     def of(rules: Rules, most: int) -> RankStates | None:
-        """None where there are more states, or no way to the end under the cap."""
+        """The states of a rank; None if there are more than `most`, or no way to the end under the cap."""
         start = tuple(0 for _ in rules.end)
         numbers, steps = {start: 0}, []
         levels: list[list[State]] = [[] for _ in range(rules.level(rules.end) + 1)]
@@ -101,9 +100,9 @@ class RankStates:
     def windows(
         self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
     ) -> tuple[Times, Times, Times, Times] | None:
-        """When a rank's actions can start and end, if everything ends by `end`; None if it cannot.
+        """When a rank's actions can start and end if everything ends by `end`; None if that is impossible.
 
-        The earliest starts and ends, and the least times from the ends and from the starts to `end`.
+        Returns the earliest starts and ends, and the least times from the ends and from the starts to `end`.
         """
         never = end + 1
         keys = [(kind, slot) for slot in slots for kind in "FB"]
@@ -123,8 +122,10 @@ class RankStates:
     def _fitting(
         self, slots: Sequence[Slot], heads: Times, tails: Times, end: int
     ) -> list[tuple[RankStep, int, int]] | None:
-        """The steps on a way to the last state by `end`, each with its earliest start and the least time from its start
-        to the end of all, those behind it first; None if there is no such way."""
+        """The steps on ways to the last state by `end`, later ones first; None if there is no such way.
+
+        Each has its earliest start, and the least time from its start to the end of all.
+        """
         never = end + 1
         keys = [(kind, slot) for slot in slots for kind in "FB"]
         head, tail = ([times[key] for key in keys] for times in (heads, tails))
@@ -157,14 +158,14 @@ class RankStates:
 
 
 class Rules:
-    """What a rank may run next."""
+    """The rules for what a rank may run next."""
 
     def __init__(self, waits: Waits, rank: int) -> None:
         slots = waits.slots[rank]
-        parts = waits.costs.keeps.denominator  # of an activation, in which is counted what is held
+        parts = waits.costs.keeps.denominator  # parts of an activation, in which memory is counted
         self.whole, self.kept = parts, waits.costs.keeps.numerator
         self.cap = int(waits.caps[rank] * parts) if waits.caps else None
-        self.due = 2 * len(slots)  # where the W that are due begin
+        self.due = 2 * len(slots)  # index in a state where the due W begin
         self.weight = [waits.weights[rank].index(waits.weight(slot)) for slot in slots]
         self.counts = [waits.counts[direction] for direction, _ in slots]
         self.end: State = (*(n for n in self.counts for _ in "FB"), *(0 for _ in waits.weights[rank]))
@@ -175,11 +176,11 @@ class Rules:
         self.key = (*self.choices, self.cap, *self.counts, *self.before, *self.behind, *self.weight)  # of ranks alike
 
     def level(self, state: State) -> int:
-        """A number that every step raises: 1 for F, B counts 3, I 2 and W 1."""
+        """A number that every step raises: an F by 1, a B by 3, an I by 2 and a W by 1."""
         return sum(state[0 : self.due : 2]) + 3 * sum(state[1 : self.due : 2]) - sum(state[self.due :])
 
     def next(self, state: State) -> list[tuple[State, int, _Runs]]:
-        """The steps from a state: the state behind it, its time, and what it runs."""
+        """The steps from a state, as (state after it, time, actions)."""
         held = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
         held += self.kept * sum(state[self.due :])
         found = []
@@ -191,7 +192,7 @@ class Rules:
         return found
 
     def _choices(self, items: Sequence[Item]) -> list[tuple[tuple[str, int], ...]]:
-        """A step of weights as steps of slots; a W stays of its weight."""
+        """The steps of slots for a step of weights. A W stays with its weight."""
         found: list[tuple[tuple[str, int], ...]] = [()]
         for kind, weight in items:
             places = [weight] if kind == "W" else [s for s, each in enumerate(self.weight) if each == weight]
@@ -199,7 +200,7 @@ class Rules:
         return list({tuple(sorted(one)): one for one in found}.values())
 
     def _after(self, state: State, items: Sequence[tuple[str, int]]) -> tuple[State, _Runs] | None:
-        """The state behind a step and what it runs; None where an action waits for one that has not run before it."""
+        """The state after a step and its actions; None if an action needs one that has not run yet."""
         new, runs = list(state), []
         for kind, at in items:
             if kind == "W":
@@ -218,6 +219,6 @@ class Rules:
                 return None
             runs.append((place, new[place]))
             new[place] += 1
-        for kind, at in items:  # a W of this step is of an I before it
+        for kind, at in items:  # a W of this step belongs to an earlier I
             new[self.due + self.weight[at]] += kind == "I" if kind != "W" else 0
         return tuple(new), tuple(runs)

@@ -1,4 +1,4 @@
-"""A schedule is data: per pipeline rank, a tuple of steps, with a text form, a JSON form and a legality check."""
+"""A schedule as data: a tuple of steps per pipeline rank, with a text form, a JSON form and a legality check."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _HEADER = re.compile(
     r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
 )
 _MOST_DIGITS = 6  # of ranks and micro-batches
-_KINDS = ("F", "FB", "FI", "FIW", "FO", "FOR", "FORB", "FORI", "FORIW")  # of a stage on a micro-batch, as far as it is
-_WHOLE = ("FB", "FIW", "FORB", "FORIW")  # of a stage on a micro-batch
+_KINDS = ("F", "FB", "FI", "FIW", "FO", "FOR", "FORB", "FORI", "FORIW")  # legal orders for a stage and micro-batch
+_WHOLE = ("FB", "FIW", "FORB", "FORIW")  # the complete ones
 _NAME = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
 
 
 class ScheduleError(ValueError):
-    """A schedule's text is malformed, or the schedule is not legal; the message names rank and action."""
+    """A malformed text of a schedule, or an illegal schedule. The message names the rank and the action."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each pipeline rank does, in order. `stage_placement` says on which rank a stage runs."""
+    """The steps of each pipeline rank, in order. `stage_placement` decides which rank runs a stage."""
 
     name: str
     num_ranks: int
@@ -39,16 +39,16 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline; ValueError where the ranks do not fit the placement."""
+        """The stages of the whole pipeline. Raises ValueError if the ranks do not fit the placement."""
         return self.stage_placement.num_stages(self.num_ranks)
 
     @property
     def turn(self) -> int:
-        """The first micro-batch of direction 1; where there is none, more than there are."""
+        """The first micro-batch of direction 1; larger than all micro-batches if there is none."""
         return self.stage_placement.turn(self.num_micro_batches)
 
     def direction(self, micro_batch: int) -> int:
-        """0 or 1: from which end a micro-batch enters the pipeline."""
+        """The end at which a micro-batch enters the pipeline, 0 or 1."""
         return self.stage_placement.direction(self.num_micro_batches, micro_batch)
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
@@ -67,7 +67,7 @@ class Schedule:
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """Inverse of `to_text`; ScheduleError names the line that cannot be read. Legality is `check`'s matter."""
+        """Inverse of `to_text`. Raises ScheduleError with the line that cannot be read. `check` tests legality."""
         header, *lines = text.removesuffix("\n").split("\n")
         match = _HEADER.fullmatch(header)
         if match is None:
@@ -75,9 +75,9 @@ class Schedule:
                 f"line 1: {header[:80]!r} is not a header: write"
                 " # <name> ranks=<P> micro_batches=<N> placement=<placement>"
             )
-        for key, given, most in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", 10**_MOST_DIGITS - 1)):
-            if len(match[given]) > _MOST_DIGITS:
-                raise ScheduleError(f"line 1: {key}={match[given][:20]} is too large: at most {most}")
+        for key, group, most in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", 10**_MOST_DIGITS - 1)):
+            if len(match[group]) > _MOST_DIGITS:
+                raise ScheduleError(f"line 1: {key}={match[group][:20]} is too large: at most {most}")
         num_ranks = int(match["ranks"])
         if len(lines) != num_ranks:
             raise ScheduleError(f"the header says ranks={num_ranks}, but {len(lines)} lines of actions follow it")
@@ -92,7 +92,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, text: str) -> Schedule:
-        """Inverse of `to_json`; ScheduleError says which key or which rank's action cannot be read."""
+        """Inverse of `to_json`. Raises ScheduleError with the key or the rank's action that cannot be read."""
         try:
             value = json.loads(text)
         except json.JSONDecodeError as error:
@@ -107,12 +107,12 @@ class Schedule:
         return cls(value["schedule"], value["ranks"], value["micro_batches"], placement, actions)
 
     def check(self) -> None:
-        """Raise ScheduleError unless every rank runs what it must, once, in order.
+        """Raise ScheduleError unless every rank runs the right actions, once and in order.
 
-        Each (stage, micro-batch) runs F, then B or I…W, on the placement's rank; a schedule with no backward at all
-        (evaluation) runs F alone; the two actions of a pair are independent. What an F saved may go to the host by an O
-        and come back by an R, before the B or I. Whether ranks wait for each other in a
-        circle is found by running it: `simulate`.
+        Each (stage, micro-batch) runs F, and then B, or I and later W, on the placement's rank. A schedule without any
+        backward (evaluation) runs only F. The two actions of a pair are independent. The values that an F saved may go
+        to the host by an O and return by an R before the B or I. This does not find ranks that wait for each other in a
+        circle: `simulate` does.
         """
         if not _NAME.fullmatch(self.name):
             shown = self.name[:40].encode("ascii", "backslashreplace").decode()
@@ -125,7 +125,7 @@ class Schedule:
             stages = self.num_stages
         except ValueError as error:
             raise ScheduleError(str(error)) from None
-        done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds run so far
+        done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds that ran so far
         owned: dict[tuple[int, bool], int] = {}  # (stage, whether in direction 1) -> the rank that runs it
         first_back = self.turn
         for rank, steps in enumerate(self.actions):
@@ -175,7 +175,7 @@ class Schedule:
 def depends(later: Action, earlier: Action) -> bool:
     """Whether `later` needs `earlier` to be finished, directly or through other stages; an action needs itself.
 
-    A micro-batch goes forward through the stages, then back through them, and each W follows its stage's I or B.
+    A micro-batch goes forward through the stages, then backward, and each W follows the I or B of its stage.
     """
     if later.micro_batch != earlier.micro_batch:
         return False
@@ -191,7 +191,7 @@ def _order_fault(action: Action, before: str) -> str:
     if action.kind in before or (action.kind in "BI" and ("B" in before or "I" in before)):
         return f"runs after {', '.join(before)} of the same stage and micro-batch, so twice"
     if action.kind in "BI" and before == "FO":
-        return f"what its F saved is on the host: put R{action.stage}.{action.micro_batch} before it"
+        return f"the values that its F saved are on the host: put R{action.stage}.{action.micro_batch} before it"
     needs = {"B": "F", "I": "F", "W": "I", "O": "F", "R": "O"}.get(action.kind)
     return f"comes before its {needs}" if needs and needs not in before else f"cannot follow {', '.join(before)}"
 

@@ -1,11 +1,11 @@
-"""Runs a schedule against a table of costs, exactly: when each step starts and ends, and who waits.
+"""Simulates a schedule under a table of costs, exactly: when each step starts and ends.
 
-Ranks do their steps in order; a step starts when its rank is free and what its actions need from other stages is
-there. A message to another rank takes its time and occupies nobody.
+Ranks run their steps in order. A step starts when its rank is free and its inputs from other stages have arrived. A
+message to another rank takes its time and occupies no rank.
 
-An O stands where its rank needs the memory: the copy begins behind its F, and the rank waits at the O for its end. An R
-stands where the memory is there: the copy begins, and the B or I waits for its end. Of a rank, all O are copied in the
-order in which they stand, one at a time, and all R beside them.
+An O marks where its rank needs the memory: the copy begins after its F, and the rank waits at the O until it ends. An R
+marks where there is memory again: the copy begins there, and the B or I waits until it ends. Each rank copies its O in
+order, one at a time, and its R in parallel to them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from typing import Protocol
 from compiler.schedule.schedule import Schedule, ScheduleError
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 
-# --- Runs the steps of ranks that wait for one another's events, one rank after another
+# --- Run the steps of ranks that wait for each other's events
 
 Ticks = MutableSequence[int]
-Links = Mapping[tuple[bool, int, bool], tuple[int, int, int]]  # by forward or not, stage, and whether in direction 1
-# Of a step: its time, and of each of its two actions the event that it waits for, the one that it makes, and how much
-# later this is where it is waited for.
+Links = Mapping[tuple[bool, int, bool], tuple[int, int, int]]  # by whether forward, stage, and whether in direction 1
+# The time of a step, and for each of its two actions: the event that it waits for, the event that it makes, and the
+# delay until the latter arrives.
 Run = tuple[int, int, int, int, int, int, int]
 
 
 def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[list[Ticks], list[Ticks]]:
-    """Return the start and end times of the steps of each rank. A rank that waits forever has those of its first
-    steps alone. `most`: an upper bound of all times."""
-    done = [*_numbers(most, events), 0, -1]  # by event, when it is there; then what is at the start, and of nobody
+    """The start and end times of the steps of each rank. `most`: an upper bound of all times.
+
+    A rank that waits for ever has only the times of the steps before.
+    """
+    done = [*_numbers(most, events), 0, -1]  # arrival by event; then the event at the start, and one nobody waits for
     starts, ends = ([_numbers(most) for _ in rows] for _ in range(2))
-    waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it
+    waiting: dict[int, list[int]] = {}  # event that has not arrived -> ranks that wait for it
     runnable = deque(range(len(rows)))
     while runnable:
         rank = runnable.popleft()
@@ -61,23 +63,23 @@ def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[
 
 
 def _numbers(most: int, count: int = 0) -> Ticks:
-    """So many numbers, each -1, and room for more of up to `most`: eight bytes each where they fit."""
+    """`count` numbers of -1, in a list that can hold numbers up to `most`; of eight bytes each if they fit."""
     return array("q", [-1]) * count if most < 2**63 else [-1] * count
 
 
-# --- Runs ranks with their copies to the host and back: a lane each way beside each rank, and who waits for whom
+# --- Run ranks with copies to the host and back, in one lane per direction beside each rank
 
-EVENTS = 4  # of an activation that goes: its F has ended, it is on the host, its R is reached, it is back
+EVENTS = 4  # of an offloaded activation: its F has ended, it is on the host, its R is reached, it has returned
 _Key = tuple[int, int]  # a stage and a micro-batch
-_Row = list[tuple[int, Run]]  # the step of each run, or -1
+_Row = list[tuple[int, Run]]  # (index of the step or -1, run)
 
 
 def run_with_copies(
     actions: Sequence[Sequence[Step]], rows: Sequence[Sequence[Run]], first: int, events: int, most: int
 ) -> tuple[list[Ticks], list[Ticks], tuple[tuple[tuple[int, int, int], ...], ...]]:
-    """When steps start and end, as `run_in_turn`, and of each rank's copies the step, the start and the end.
+    """The start and end times of steps, as in `run_in_turn`, and (step, start, end) of each rank's copies.
 
-    `first`: of `events`, the first one that is of no stage; there are EVENTS for each O.
+    `first`: the first of the events of copies. There are EVENTS of them for each O.
     """
     gone = [(a.stage, a.micro_batch) for steps in actions for a in steps if isinstance(a, Action) and a.kind == "O"]
     away = {key: first + EVENTS * number for number, key in enumerate(gone)}
@@ -94,7 +96,7 @@ def run_with_copies(
 
 
 def _lanes(steps: Sequence[Step], row: Sequence[Run], away: dict[_Key, int], events: int) -> tuple[_Row, _Row, _Row]:
-    """What a rank computes, copies to the host and copies back."""
+    """The lanes of a rank: its compute, its copies to the host, and its copies back."""
     out: _Row = []
     back: _Row = []
     compute: _Row = []
@@ -119,7 +121,7 @@ def _lanes(steps: Sequence[Step], row: Sequence[Run], away: dict[_Key, int], eve
 
 
 def _events(step: Step, kinds: str, away: dict[_Key, int]) -> Iterator[int]:
-    """The events of those of a step's actions that are of some kinds and whose activations go."""
+    """The first event of each action in a step that has one of the `kinds` and whose activation is offloaded."""
     for action in actions_of(step):
         if action.kind in kinds and (event := away.get((action.stage, action.micro_batch))) is not None:
             yield event
@@ -129,21 +131,21 @@ def _events(step: Step, kinds: str, away: dict[_Key, int]) -> Iterator[int]:
 
 
 class Prices(Protocol):
-    """What steps take: a table of costs by kinds and weights, or the times of a plan's own stages."""
+    """Times of steps: a table of costs by kinds and weights, or the times of a plan's stages."""
 
     @property
     def micro_batches(self) -> Sequence[Fraction]:
-        """Factors of what is done on each micro-batch; empty where all are alike."""
+        """Factors of the actions on each micro-batch; empty if all are alike."""
 
     @property
     def keeps(self) -> Fraction:
         """The share of an activation that is held from the end of its I to the end of its W."""
 
     def message(self, source: int, target: int) -> Fraction:
-        """Time of a message from a pipeline rank to another, that runs a stage next to one of its own."""
+        """Time of a message from a pipeline rank to another one with a neighbouring stage."""
 
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
-        """ValueError where they are those of other sizes."""
+        """Raise ValueError if the prices are for other sizes."""
 
     def of(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank."""
@@ -151,25 +153,25 @@ class Prices(Protocol):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Per rank and step, its start and end in ticks of `unit`; times are in the unit of the costs.
+    """The start and end of each step. Times are in the unit of the costs.
 
-    An O or R takes no time of its rank: it starts and ends when the rank goes on behind it.
+    An O or R takes no time on its rank: it starts and ends when the rank goes on after it.
     """
 
-    starts: tuple[Sequence[int], ...]
+    starts: tuple[Sequence[int], ...]  # by rank and step, in ticks of `unit`
     ends: tuple[Sequence[int], ...]
     unit: Fraction
-    peak_activations: tuple[Fraction, ...]  # per rank, the most it holds
-    copies: tuple[tuple[tuple[int, int, int], ...], ...] = ()  # per rank, of each O and R its step, and start and end
+    peak_activations: tuple[Fraction, ...]  # by rank, the most activations that it holds
+    copies: tuple[tuple[tuple[int, int, int], ...], ...] = ()  # by rank, (step, start, end) of each O and R
 
     @cached_property
     def ticks(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Per rank and step, its start and end in ticks."""
+        """By rank and step, (start, end) in ticks."""
         return tuple(tuple(zip(*rank, strict=True)) for rank in zip(self.starts, self.ends, strict=True))
 
     @cached_property
     def spans(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], ...]:
-        """Per rank and step, its start and end."""
+        """By rank and step, (start, end)."""
         return tuple(tuple((start * self.unit, end * self.unit) for start, end in rank) for rank in self.ticks)
 
     @cached_property
@@ -179,7 +181,7 @@ class Timeline:
 
     @cached_property
     def idle(self) -> tuple[Fraction, ...]:
-        """Per rank, the time of the makespan in which it runs nothing."""
+        """By rank, the time of the makespan in which it runs nothing."""
         busy = (sum(ends) - sum(starts) for starts, ends in zip(self.starts, self.ends, strict=True))
         return tuple(self.makespan - time * self.unit for time in busy)
 
@@ -187,9 +189,9 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     """Run a schedule that `check` accepts, in O(actions).
 
-    Stage s on micro-batch m makes event 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
-    ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
-    costs are not as many as the stages, ranks and micro-batches.
+    Stage s on micro-batch m makes event 2(sN + m) in its F, and event 2(sN + m) + 1 in its B or I. Raises ScheduleError
+    with the rank and the step if ranks wait for each other for ever, and ValueError if the costs do not have as many
+    weights as there are stages, ranks and micro-batches.
     """
     costs.check(schedule.num_ranks, schedule.num_stages, schedule.num_micro_batches)
     messages = _messages(schedule, costs)
@@ -209,19 +211,19 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
         starts, ends = run_in_turn(rows, events, most)
     for rank, steps in enumerate(schedule.actions):
         if len(ends[rank]) < len(steps):
-            raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever, on ranks that wait for it")
+            raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever for ranks that wait for it")
     return Timeline(tuple(starts), tuple(ends), unit, held_at_most(schedule, costs.keeps), copies)
 
 
 def has_copies(schedule: Schedule) -> bool:
-    """Whether anything goes to the host and back."""
+    """Whether a schedule copies anything to the host and back."""
     return any(map(is_copy, chain(*schedule.actions)))
 
 
 def _runs(
     steps: Sequence[Step], table: Sequence[int], place: Iterable[int], links: Links, turn: int, events: int
 ) -> Iterator[Run]:
-    """The steps of a rank, as they are run."""
+    """The steps of a rank as runs."""
     for step, at in zip(steps, place, strict=True):
         run = [table[at]]
         for action in actions_of(step):
@@ -235,20 +237,20 @@ def _runs(
 
 
 def held_at_most(schedule: Schedule, keeps: Fraction) -> tuple[Fraction, ...]:
-    """Per rank, the most activations that it holds, where an I frees all but a share of one and its W the rest."""
+    """By rank, the most activations that it holds. An I frees all but the share `keeps` of one, and its W the rest."""
     return tuple(Fraction(peak, keeps.denominator) for peak in _peaks(schedule, keeps.denominator, keeps.numerator))
 
 
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """Per rank, the most activations alive: one more at the start of an F or R, one less at the end of its B, W or O.
+    """By rank, the most live activations: one more at the start of an F or R, and one less at the end of a B, W or O.
 
-    Where nothing runs backward (evaluation), a forward keeps nothing beyond its own end.
+    Without backwards (evaluation), a forward keeps nothing after its end.
     """
     return _peaks(schedule, 1, 1)
 
 
 def _peaks(schedule: Schedule, parts: int, kept: int) -> tuple[int, ...]:
-    """Per rank, the most that it holds in parts of an activation, some of which are kept from an I to its W."""
+    """By rank, the most parts of activations that it holds, of which an activation keeps `kept` from its I to its W."""
     trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
     freed = {"F": 0, "R": 0, "O": parts, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
     return tuple(_peak(steps, parts, freed) for steps in schedule.actions)
@@ -267,7 +269,7 @@ def _peak(steps: Sequence[Step], parts: int, freed: Mapping[str, int]) -> int:
 
 
 def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fraction]:
-    """The time of a message from a rank to another by both; 0 where a rank hands over to itself."""
+    """(source, target) → time of a message; 0 from a rank to itself."""
     ends = set()
     for micro_batch in {0, schedule.num_micro_batches - 1}:  # one of each direction
         ranks = [schedule.rank_of(stage, micro_batch) for stage in range(schedule.num_stages)]
@@ -278,7 +280,7 @@ def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fracti
 def _ticks(
     schedule: Schedule, costs: Prices, messages: Iterable[Fraction]
 ) -> tuple[Fraction, list[list[int]], list[Sequence[int]]]:
-    """A unit of which all times are whole multiples; per rank the times there are in it, and by step which it takes."""
+    """The unit of all times; by rank, its distinct times in that unit; by rank and step, the index of its time."""
     places: list[Sequence[int]] = []
     tables: list[list[Fraction]] = []
     by_micro_batch = bool(costs.micro_batches)
@@ -291,7 +293,7 @@ def _ticks(
 
 
 def _distinct(steps: Sequence[Step], by_micro_batch: bool) -> tuple[list[Step], Sequence[int]]:
-    """The steps that differ in what they do, one of each; by step, which of them it is like."""
+    """The distinct steps, and for each step the index of the one that it equals."""
     numbers: dict[tuple[object, ...], int] = {}
     alike: list[Step] = []
     place = array("L")
@@ -307,8 +309,7 @@ def _distinct(steps: Sequence[Step], by_micro_batch: bool) -> tuple[list[Step], 
 
 
 def _links(schedule: Schedule, rank: int, delays: Mapping[tuple[int, int], int]) -> Links:
-    """By what an action of a rank is, the event that it wants on micro-batch 0, or -1, the one that it makes, and how
-    long the message of this one takes."""
+    """By action of a rank: the event that it waits for on micro-batch 0, or -1; the event it makes; its delay."""
     N, links = schedule.num_micro_batches, {}
     for stage in schedule.stages_of(rank):
         for forward in (True, False):

@@ -1,6 +1,6 @@
-"""What a rank does next, without a micro-batch: a kind and a chunk, or two of them that overlap.
+"""Slots: the next step of a rank without its micro-batch, as a kind and a chunk, or as two of them that overlap.
 
-A chunk of a rank is a stage and the direction of the micro-batches that it takes.
+A chunk of a rank is a stage together with the direction of its micro-batches.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement
 from runtime.contract.actions import ActionKind
 
-Token = tuple[ActionKind, int]  # kind and chunk; a W of chunk -1 is of any
+Token = tuple[ActionKind, int]  # kind and chunk; a W of chunk -1 is for the oldest deferred gradient of any chunk
 Slot = tuple[Token, ...]  # one token, or the two of a pair
 Home = tuple[int, int]  # a stage, and the direction in which its micro-batches run
 F0: Token = ("F", 0)
@@ -25,7 +25,7 @@ W: Token = ("W", -1)
 def homes(placement: StagePlacement, num_ranks: int, rank: int) -> tuple[Home, ...]:
     """By chunk of a rank, its stage and the direction of its micro-batches.
 
-    Under `bidirectional`, chunk 0 is that which is nearer to where its micro-batches enter, as it is under `v`.
+    Under `bidirectional`, as under `v`, chunk 0 is the one that is nearer to where its micro-batches enter.
     """
     if placement != BIDIRECTIONAL:
         return tuple((stage, 0) for stage in placement.stages_of(num_ranks, rank))

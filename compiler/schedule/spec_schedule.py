@@ -1,4 +1,4 @@
-"""The file of a schedule: read in any of its forms, and held to what a program is made from and to the spec."""
+"""Schedule files: read in any of their forms, and checked for legality and against the spec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES = 32 << 20
 
 
 def read_schedule(path: Path) -> Schedule:
-    """The schedule of a file: in the notation, as JSON, or torch's CSV. ScheduleError says why it is none that runs."""
+    """Read a schedule in the notation, as JSON, or as torch's CSV. Raises ScheduleError if it cannot run."""
     try:
         text = read_text(path, MAX_BYTES).replace("\r\n", "\n")
     except TextFileError as error:
@@ -35,26 +35,26 @@ def read_schedule(path: Path) -> Schedule:
 
 
 def schedule_for(spec: Spec, path: Path) -> Schedule:
-    """The schedule of the file that a spec names.
+    """The schedule in the file that a spec names.
 
-    ScheduleError where it cannot be read, cannot run, or is of other sizes than the run.
+    Raises ScheduleError if it cannot be read, cannot run, or has other sizes than the run.
     """
     schedule = read_schedule(path)
     if schedule.num_ranks != spec.parallel.pipeline:
-        raise ScheduleError(f"{path} is of {schedule.num_ranks} ranks, and pipeline = {spec.parallel.pipeline}")
+        raise ScheduleError(f"{path} is for {schedule.num_ranks} ranks, but pipeline = {spec.parallel.pipeline}")
     largest, data = ramp.micro_batches(spec)[-1], spec.parallel.data
     if schedule.num_micro_batches != largest:
         sequences = largest * data * spec.train.micro_batch
         raise ScheduleError(
-            f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {sequences:,} sequences, the "
-            f"largest, has {largest} on each data rank"
+            f"{path} is for {schedule.num_micro_batches} micro-batches, but the largest step, of {sequences:,} "
+            f"sequences, has {largest} on each data rank"
         )
     stages = schedule.num_stages
     if stages > spec.model.num_layers + 2:
         raise ScheduleError(f"{path} has {stages} stages, too many for {spec.model.num_layers} layers")
     layout = expanded(spec.parallel.layout or "|" * (stages - 1)).count("|") + 1
     if layout != stages:
-        raise ScheduleError(f"{path} has {stages} stages, and the layout {layout}")
+        raise ScheduleError(f"{path} has {stages} stages, but the layout has {layout}")
     return schedule
 
 
@@ -66,16 +66,16 @@ def _parsed(text: str, name: str) -> Schedule:
         return Schedule.from_text(text.rstrip() + "\n")
     if first == "{":
         return Schedule.from_json(text)
-    if first not in ',("' and not first.isdigit():  # what a cell of torch begins with
+    if first not in ',("' and not first.isdigit():  # a cell of torch's CSV begins with one of these
         raise ScheduleError(
-            f"line 1: {text.lstrip().splitlines()[0][:80]!r} begins no schedule: neither "
+            f"line 1: {text.lstrip().splitlines()[0][:80]!r} does not begin a schedule: it is neither "
             "# <name> ranks=<P> micro_batches=<N> placement=<placement>, nor JSON, nor torch's CSV"
         )
     return from_torch_csv(text, re.sub("[^A-Za-z0-9._+-]", "", name)[:64] or "csv")
 
 
 def _check(schedule: Schedule) -> None:
-    """Legal, bounded, free of deadlock, and not of forwards alone."""
+    """Raise ScheduleError unless a schedule is legal, within bounds, free of deadlock, and has backwards."""
     if schedule.num_ranks > MAX_RANKS:
         raise ScheduleError(f"{schedule.num_ranks} ranks are too many: at most {MAX_RANKS}")
     try:
@@ -83,10 +83,10 @@ def _check(schedule: Schedule) -> None:
     except ValueError as error:
         raise ScheduleError(str(error)) from None
     if stages * schedule.num_micro_batches > MAX_CELLS:
-        most = f"at most {MAX_CELLS // stages} for so many stages"
+        most = f"at most {MAX_CELLS // stages} micro-batches for this many stages"
         raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large: {most}")
     schedule.check()
     simulate(schedule, Costs(O=Fraction(0), R=Fraction(0)))
     kinds = {action.kind for steps in schedule.actions for step in steps for action in actions_of(step)}
     if kinds == {"F"}:
-        raise ScheduleError("nothing runs backward: every F of a schedule that trains has its B, or its I and W")
+        raise ScheduleError("it has no backward: in training, every F needs a B, or an I and a W")

@@ -1,6 +1,7 @@
-"""The CSV of torch.distributed.pipelining (`_dump_csv`, `_load_csv`; torch 2.13): a line a rank, a cell a step.
+"""The CSV of torch.distributed.pipelining (`_dump_csv`, `_load_csv`; torch 2.13): one line per rank, one cell per step.
 
-`3F0` is the forward of stage 3 on micro-batch 0, `(0F4;0B1)OVERLAP_F_B` an overlapped pair, an empty cell a wait.
+`3F0` is the forward of stage 3 on micro-batch 0, `(0F4;0B1)OVERLAP_F_B` is an overlapped pair, and an empty cell is a
+wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from runtime.contract.actions import Action, ActionKind, Pair, Step, actions_of,
 
 _ACTION = re.compile(r"(0|[1-9]\d{0,5})([FIWB])(0|[1-9]\d{0,5})")
 _PAIR = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B")
-# What torch adds for its own runtime: messages, and sharding of parameters. Here they follow from the actions.
+# Actions that torch adds for its runtime: messages, and sharding of parameters. Here they follow from the others.
 _ADDED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
 
 NO_OFFLOAD = "torch has no O and R: write --format text or json, or leave O and R out of the costs"
@@ -23,9 +24,9 @@ NO_COPIES = "torch has no bidirectional placement: use dualpipev, the same sched
 
 
 def to_torch_csv(schedule: Schedule) -> str:
-    """The actions alone (`format="compute_only"`). A pair that is not F and B has no word there: one after the other.
+    """The CSV of a schedule's actions (`format="compute_only"`). Pairs other than F and B become two cells.
 
-    ValueError for the bidirectional placement and for copies to the host, which torch does not have.
+    Raises ValueError for the bidirectional placement and for copies to the host, which torch does not have.
     """
     if schedule.stage_placement == BIDIRECTIONAL:
         raise ValueError(NO_COPIES)
@@ -39,9 +40,9 @@ def to_torch_csv(schedule: Schedule) -> str:
 
 
 def from_torch_csv(text: str, name: str = "csv") -> Schedule:
-    """Inverse of `to_torch_csv`, which also takes what torch writes with communication; the placement is found.
+    """Inverse of `to_torch_csv`, which also reads torch's communication actions. It infers the placement.
 
-    ScheduleError names the line and the cell that cannot be read. Legality is the matter of `Schedule.check`.
+    Raises ScheduleError with the line and the cell that cannot be read. `Schedule.check` tests legality.
     """
     rows: list[tuple[Step, ...]] = []
     try:
@@ -53,7 +54,7 @@ def from_torch_csv(text: str, name: str = "csv") -> Schedule:
         raise ScheduleError(f"line {len(rows) + 1}: not CSV: {error}") from None
     actions = [action for row in rows for step in row for action in actions_of(step)]
     if not actions:
-        raise ScheduleError("there is no action in it: a line a rank, with cells such as 0F0")
+        raise ScheduleError("it has no actions: write one line per rank, with cells such as 0F0")
     num_micro_batches = 1 + max(action.micro_batch for action in actions)
     placement = _placement(rows, num_micro_batches, 1 + max(action.stage for action in actions))
     return Schedule(name, len(rows), num_micro_batches, placement, tuple(rows))
@@ -80,7 +81,7 @@ def _action(text: str, where: str) -> Action:
     match = _ACTION.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(
-            f"{where}: {text[:40]!r} is not an action of torch: expected a stage, F, I, W or B, a number"
+            f"{where}: {text[:40]!r} is not an action of torch: expected a stage, then F, I, W or B, then a micro-batch"
         )
     kinds: dict[str, ActionKind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
     return Action(kinds[match[2]], int(match[1]), int(match[3]))

@@ -1,18 +1,18 @@
-"""What waits for what in a pipeline: the earliest start of every action, and the least time from it to the end of all.
+"""The waits in a pipeline: the earliest start of every action, and the least time from it to the end of all actions.
 
-Micro-batches are alike, so every stage can take those of a direction in their order: the k-th that starts there gets
-the number k, and the schedule stays legal and as long as it was. With these numbers, an action waits
+Micro-batches are alike, so every stage can take those of a direction in order: number them by their starts on each
+stage, and the schedule stays legal and as long as it was. With these numbers, an action waits
 
-- for the stage before (a forward) or behind (a backward), and for the message from there;
-- for the micro-batch before on its own stage, unless a pair can run both;
-- a forward, for backwards before which the cap leaves no room. A rank holds the stages s1 < … < sv of a direction.
-  Until micro-batch j is back from su, it holds the activations of s1 to su, and each later one that has started si
-  holds those of s1 to s_min(i, u), because backwards are in order too. So the forward of si on micro-batch j + lag
-  waits for j if lag · min(i, u) + u > cap: if it did not, j could never start su. It waits until the first release,
-  which comes some time behind the start of the backward of su on j, as a W may still have to run if an I frees nothing.
+- for the previous stage (a forward) or the next stage (a backward), and for the message from there;
+- for the previous micro-batch on its own stage, unless a pair can run both;
+- a forward also waits for backwards that must come first because of the cap. A rank holds the stages s1 < … < sv of a
+  direction. Until micro-batch j returns from su, it holds the activations of s1 to su, and each later micro-batch that
+  has started si holds those of s1 to s_min(i, u), as backwards are in order too. So the forward of si on micro-batch
+  j + lag waits for j if lag · min(i, u) + u > cap: otherwise j could never start su. It waits until the first release,
+  which comes some time after the start of the backward of su on j, as a W may have to run first if an I frees nothing.
 
-The longest path of waits is a lower bound. It contains a memory–time relation: under a cap of c on `loop(1)`, a
-micro-batch starts when the c-th before it has been to the last stage and back.
+The longest path of waits is a lower bound. It contains a relation of memory and time: under a cap of c on `loop(1)`, a
+micro-batch starts when the c-th one before it has been to the last stage and back.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from compiler.schedule.weights import Weight
 from runtime.contract.actions import KINDS, Action, ActionKind, Pair
 
 Slot = tuple[int, int]  # a direction and a stage
-Item = tuple[ActionKind, int]  # an action of a step: its kind, and which of the rank's weights
-Times = dict[tuple[str, Slot], list[int]]  # of "F", or "B" for B and I, of a slot: a time for each micro-batch
+Item = tuple[ActionKind, int]  # an action of a step: its kind, and the index of its weight on the rank
+Times = dict[tuple[str, Slot], list[int]]  # ("F", or "B" for B and I, slot) → a time for each micro-batch
 
 
 @dataclass(frozen=True)
 class Waits:
-    """A pipeline whose times are whole multiples of `unit`, each action at the least time it can take."""
+    """A pipeline with each action at the least time it can take. Times are whole multiples of `unit`."""
 
     placement: StagePlacement
     num_ranks: int
@@ -46,7 +46,7 @@ class Waits:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Micro-batches of each direction that has any."""
+        """The number of micro-batches of each direction that has any."""
         first = min(self.placement.turn(self.num_micro_batches), self.num_micro_batches)
         return tuple(count for count in (first, self.num_micro_batches - first) if count)
 
@@ -57,7 +57,7 @@ class Waits:
 
     @cached_property
     def rank(self) -> dict[Slot, int]:
-        """The rank of each slot, in the order in which a micro-batch goes through them."""
+        """Slot → rank, in the order in which a micro-batch goes through them."""
         P, N = self.num_ranks, self.num_micro_batches
         firsts = {direction: direction * (N - 1) for direction in range(len(self.counts))}
         return {(d, s): self.placement.rank_of(P, N, s, m) for d, m in firsts.items() for s in range(self.last + 1)}
@@ -76,7 +76,7 @@ class Waits:
 
     @cached_property
     def weights(self) -> list[list[Weight]]:
-        """The different weights of each rank's slots."""
+        """The distinct weights of each rank's slots."""
         return [sorted({self.weight(slot) for slot in slots}) for slots in self.slots]
 
     @cached_property
@@ -93,12 +93,12 @@ class Waits:
 
     @cached_property
     def steps(self) -> list[list[tuple[tuple[Item, ...], int]]]:
-        """The lone actions of each rank and its pairs that gain, with their times."""
+        """By rank, its lone actions and its pairs that gain, with their times."""
         return [[(items, int(time / self.unit)) for items, time in steps] for steps in self._steps]
 
     @cached_property
     def quickest(self) -> dict[tuple[str, Slot], int]:
-        """The least time of a step with an action."""
+        """(kind, slot) → the least time of a step with that action."""
         found: dict[tuple[str, Slot], int] = {}
         for rank, slots in enumerate(self.slots):
             least: dict[Item, int] = {}
@@ -112,7 +112,7 @@ class Waits:
 
     @cached_property
     def back(self) -> dict[Slot, int]:
-        """The least time of the backward that the stage before waits for."""
+        """The least time of the backward that the previous stage waits for."""
         return {slot: min(self.quickest["B", slot], self.quickest["I", slot]) for slot in self.rank}
 
     @cached_property
@@ -128,7 +128,7 @@ class Waits:
 
     @cached_property
     def apart(self) -> dict[tuple[str, Slot], int]:
-        """The least time between the starts of neighbouring micro-batches on a slot: 0 where a pair can run both."""
+        """The least time between the starts of neighbouring micro-batches on a slot; 0 if a pair can run both."""
         found = {}
         for slot, rank in self.rank.items():
             k = self.weights[rank].index(self.weight(slot))
@@ -139,7 +139,7 @@ class Waits:
 
     @cached_property
     def hop(self) -> dict[Slot, int]:
-        """The time of a message between a slot and that of the next stage, both ways."""
+        """The time of a message between a slot and the slot of the next stage, in either direction."""
         return {slot: int(time / self.unit) for slot, time in self._hop.items()}
 
     @cached_property
@@ -149,7 +149,7 @@ class Waits:
 
     @cached_property
     def room(self) -> list[tuple[Slot, Slot, int, int]]:
-        """Forwards that wait for room: their slot, that of the backward, how many before it is, time from its start."""
+        """Forwards that wait for room: (slot, slot of the backward, its lag in micro-batches, time from its start)."""
         found = []
         for slots, cap in zip(self.slots, self.caps or (), strict=False):
             for direction in range(len(self.counts)):
@@ -162,7 +162,7 @@ class Waits:
         return found
 
     def _until_release(self, here: Sequence[Slot]) -> int:
-        """The least time from the start of the last slot's backward until this or a later micro-batch releases any."""
+        """The least time from the start of the last slot's backward until its micro-batch first releases anything."""
         least, way, (direction, at) = self.release[here[-1]], 0, here[-1]
         for slot in reversed(here[:-1]):
             while at > slot[1]:
@@ -178,7 +178,7 @@ class Waits:
         return {(kind, slot): [0] * self.counts[slot[0]] for kind in "FB" for slot in self.rank}
 
     def heads(self, least: Times, ends: Times) -> Times:
-        """The earliest starts, none before those given, where actions do not end before times that are given too."""
+        """The earliest starts, none before `least`, if no action ends before `ends`."""
         heads = {key: list(row) for key, row in least.items()}
         room: dict[Slot, list[tuple[list[int], int, int]]] = {slot: [] for slot in self.rank}
         for slot, other, lag, time in self.room:
@@ -208,14 +208,14 @@ class Waits:
         return heads
 
     def tails(self, least: Times, starts: Times) -> Times:
-        """The least time to the end of all from the end of each action, none below those given.
+        """The least time from the end of each action to the end of all, none below `least`.
 
-        `starts`: times to the end of all that are given from the start of each.
+        `starts`: known lower bounds of the time from the start of each action to the end of all.
         """
         return self.rests(least, starts)[1]
 
     def rests(self, least: Times, starts: Times) -> tuple[Times, Times]:
-        """The least time to the end of all from the start of each action, and from its end, as in `tails`."""
+        """The least time to the end of all, from the start of each action and from its end; see `tails`."""
         rests, tails = ({key: list(row) for key, row in times.items()} for times in (starts, least))
         room: dict[Slot, list[tuple[list[int], int, int]]] = {slot: [] for slot in self.rank}
         for slot, other, lag, time in self.room:
@@ -249,17 +249,17 @@ class Waits:
         return ((k, direction) for k in range(most) for direction, count in enumerate(self.counts) if k < count)
 
     def longest(self) -> Fraction:
-        """The longest path of waits, or all micro-batches in turn where that is known to be longer."""
+        """The longest path of waits, or the time of all micro-batches in turn if that is a longer bound."""
         heads, (rests, _) = self.heads(self.zeros(), self.zeros()), self.rests(self.zeros(), self.zeros())
         longest = max(h + rest for key in heads for h, rest in zip(heads[key], rests[key], strict=True))
         return max(longest, self._in_turn()) * self.unit
 
     def _in_turn(self) -> int:
-        """All in turn, where micro-batches come from both ends, and the first and the last rank hold one activation.
+        """The time of all micro-batches in turn if they come from both ends and the outer ranks hold one activation.
 
-        Two that are on their way at once, one from each end, would wait for each other for ever: each holds the rank
-        that the other needs. So the next one starts when the last stage has released this one, or where it comes from
-        the same end, when the first stage has.
+        Two micro-batches in flight, one from each end, would wait for each other for ever: each holds the rank that the
+        other needs. So the next one starts when the last stage has released this one or, if it comes from the same
+        end, when the first stage has. The result is 0 if this does not apply.
         """
         if not self.caps or {self.caps[0], self.caps[-1]} != {1} or len(self.counts) < 2 or self.last < 1:
             return 0
@@ -272,7 +272,7 @@ class Waits:
 
 
 def _after(row: Sequence[int], k: int, sign: int, apart: int, quickest: int) -> int:
-    """What the two neighbours of a micro-batch on its slot leave: at most two run in one step."""
+    """The bound that the two neighbours of a micro-batch on its slot imply, as at most two run in one step."""
     near, far = k + sign, k + 2 * sign
     time = row[near] + apart if 0 <= near < len(row) else 0
     return max(time, row[far] + quickest) if 0 <= far < len(row) else time
@@ -281,7 +281,7 @@ def _after(row: Sequence[int], k: int, sign: int, apart: int, quickest: int) -> 
 def steps_of(
     kinds: Sequence[ActionKind], weights: Sequence[Weight], costs: Costs
 ) -> Iterator[tuple[tuple[Item, ...], Fraction]]:
-    """The lone actions of some kinds and all weights, and the pairs that gain, with their times."""
+    """The lone actions of the given kinds and weights, and the pairs of them that gain, with their times."""
     one = [(kind, k) for kind in kinds for k in range(len(weights))]
     weighted = replace(costs, stages=tuple(weights), ranks=())
     for item in one:

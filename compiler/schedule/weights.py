@@ -1,6 +1,6 @@
-"""Weights of stages: the factors by which a stage's actions take more or less than those of costs, kind by kind.
+"""Weights of stages: the factors between the times of a stage's actions and those of the costs, by kind.
 
-A stage with the head has a longer W for its I than one of layers alone, so one factor for all kinds says too little.
+The ratio of W to I differs between a stage with the head and one with only layers, so a single factor is not enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_WEIGHTS = 4096
 
 
 class Weight(NamedTuple):
-    """Factors of the times of the four kinds of actions. `label`: of stages whose pairs are known, 0 of others."""
+    """Factors of the times of the four kinds of actions. `label`: of a stage in `StagePairs`; 0 for other stages."""
 
     F: Fraction
     B: Fraction
@@ -46,16 +46,16 @@ class Weight(NamedTuple):
         return self.factors[KINDS.index(kind)]
 
     def longer(self, by: Fraction) -> Weight:
-        """Factors that are so many times as large."""
+        """The weight with all factors multiplied by `by`."""
         return self if by == 1 else Weight.of_factors((factor * by for factor in self.factors), self.label)
 
 
-Side = tuple[str, int]  # of a pair: a kind, and the label of its stage
+Side = tuple[str, int]  # an action of a pair: its kind, and the label of its stage
 
 
 @dataclass(frozen=True)
 class StagePairs:
-    """What pairs of labelled stages take, as a share of the time of their two actions one by one; it may be above 1."""
+    """Times of pairs of labelled stages, as shares of the time of their two actions in turn. A share may be above 1."""
 
     shares: tuple[tuple[Side, Side, Fraction], ...] = ()
 
@@ -64,17 +64,18 @@ class StagePairs:
         return {sides: share for a, b, share in self.shares for sides in ((a, b), (b, a))}
 
     def share(self, a: Side, b: Side) -> Fraction:
-        """The share of a pair; 1 where nothing is known of it."""
+        """The share of a pair; 1 if it is unknown."""
         return self._share.get((a, b), Fraction(1))
 
     def least(self, kind: str, label: int | None = None) -> Fraction:
-        """The least share of a pair with a kind of a labelled stage, or of any."""
+        """The least share of a pair with an action of a kind, on stages of a label or on any."""
         sides = ((side, share) for a, b, share in self.shares for side in (a, b))
-        return min((share for (k, of), share in sides if k == kind and label in (None, of)), default=Fraction(1))
+        known = (share for (k, side_label), share in sides if k == kind and label in (None, side_label))
+        return min(known, default=Fraction(1))
 
     @property
     def gains(self) -> frozenset[str]:
-        """The kinds of pairs that gain somewhere, alphabetical."""
+        """The kinds of pairs that gain on some stages, with kinds in alphabetical order."""
         return frozenset("".join(sorted(a[0] + b[0])) for a, b, share in self.shares if share < 1)
 
 
@@ -89,7 +90,7 @@ def by_kind(weight: StageWeight) -> Weight:
 
 
 def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ...]:
-    """The weights in whole parts of 1, at least one part."""
+    """The weights rounded to multiples of 1 / `parts`, at least one of them."""
 
     def of_one(factor: Fraction) -> Fraction:
         return Fraction(max(1, round(parts * factor)), parts)
@@ -101,9 +102,9 @@ def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ..
 
 
 def cut_anew(weights: Sequence[StageWeight], wanted: int) -> tuple[StageWeight, ...]:
-    """The weights of as many stages as are wanted, of the same model: a mean of the old ones that a new one lies in.
+    """The weights of the same model in `wanted` stages: each the mean of the old stages that it overlaps with.
 
-    They have no labels: no pair of them is known.
+    They have no labels, as their pairs are unknown.
     """
     by = Fraction(len(weights), wanted)
     spans = [(by * k, by * (k + 1)) for k in range(wanted)]
@@ -115,7 +116,7 @@ def cut_anew(weights: Sequence[StageWeight], wanted: int) -> tuple[StageWeight, 
 
 
 def _mean(factors: Sequence[Fraction], start: Fraction, end: Fraction) -> Fraction:
-    """The mean of factors over [start, end), where the k-th holds over [k, k + 1)."""
+    """The mean of factors over [start, end), if the k-th factor holds over [k, k + 1)."""
     bounds = [(max(start, Fraction(k)), min(end, Fraction(k + 1))) for k in range(len(factors))]
     parts = (factor * (b - a) for factor, (a, b) in zip(factors, bounds, strict=True) if a < b)
     return sum(parts, Fraction(0)) / (end - start)
@@ -125,7 +126,7 @@ def _mean(factors: Sequence[Fraction], start: Fraction, end: Fraction) -> Fracti
 
 
 def parse_weights(values: Sequence[object], key: str) -> tuple[Fraction, ...]:
-    """The factors of a list that JSON has; ValueError says what it may have."""
+    """Parse a JSON list of factors. Raises ValueError."""
     factors = tuple(each for each in values if isinstance(each, Fraction) and each)
     if len(values) > _MOST_WEIGHTS or len(factors) < len(values):
         raise ValueError(f'"{key}" must be a list of at most {_MOST_WEIGHTS} numbers above 0')
@@ -133,9 +134,10 @@ def parse_weights(values: Sequence[object], key: str) -> tuple[Fraction, ...]:
 
 
 def parse_stage_weights(values: Sequence[object], one: Mapping[str, Fraction]) -> tuple[StageWeight, ...]:
-    """The weights of stages: a number each, or an object with one by kind; `one` has what F, I and W take at weight 1.
+    """Parse the weights of stages: a number for each, or an object with a number by kind.
 
-    A kind that an object leaves out has 1, and B what its I and W come to. ValueError says what is wrong.
+    A kind that an object leaves out has the factor 1, and B the mean of its I and W. `one`: times of F, I and W at
+    weight 1. Raises ValueError with the mistake.
     """
     if len(values) > _MOST_WEIGHTS:
         raise ValueError(f'"stages" must be a list of at most {_MOST_WEIGHTS} weights')
@@ -149,7 +151,7 @@ def _stage_weight(value: object, one: Mapping[str, Fraction]) -> StageWeight:
     right = {*factors} <= {*KINDS} and all(isinstance(factor, Fraction) for factor in factors.values())
     if not factors or not right or not factors.get("F", 1) or not factors.get("B", 1):
         raise ValueError(
-            '"stages" must have numbers above 0, or objects of F, I, W and B by stage, as {"F": 1.3, "W": 1.8}'
+            '"stages" must have numbers above 0, or objects of F, I, W and B by stage, such as {"F": 1.3, "W": 1.8}'
         )
     F, I, W = (factors.get(kind, Fraction(1)) for kind in "FIW")
     split = one["I"] + one["W"]

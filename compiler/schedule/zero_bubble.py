@@ -15,17 +15,17 @@ from compiler.schedule.slots import F0, F1, I0, I1, W0, W1, Slot, Token, W
 
 # --- ZB1P, the hand-made schedule ZB-H1: 1f1b with weight gradients in the bubble (Zero Bubble, arXiv 2401.10241, §3.1)
 #
-# Every P >= 1 and N >= 1, placement `loop(1)`. No rank holds more than P activations, which is what the first rank of
-# 1f1b holds: rank r defers each W by r micro-batches, as many as its warm-up is shorter.
+# Every P >= 1 and N >= 1, placement `loop(1)`. No rank holds more than P activations, as many as the first rank of
+# 1f1b: rank r defers each W by r micro-batches, by which its warm-up is shorter.
 
 
 def zb1p(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Rank r: min(N, P-1-r) forwards, then F, I and the W of r micro-batches ago by turns; ValueError below 1."""
+    """Rank r: min(N, P-1-r) forwards, then F, I and the W of r micro-batches ago in turn; ValueError for P or N < 1."""
     return deferred("zb1p", num_ranks, num_micro_batches, 1)
 
 
 def deferred(name: str, num_ranks: int, num_micro_batches: int, times: int) -> Schedule:
-    """Rank r: so many times P-1-r forwards, or N, then F, I and the W of `times` · r micro-batches ago by turns."""
+    """Rank r: min(N, `times` · (P-1-r)) forwards, then F, I and the W of `times` · r micro-batches ago in turn."""
     if num_ranks < 1 or num_micro_batches < 1:
         raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
     return numbered(
@@ -49,11 +49,10 @@ def _zb1p_slots(num_micro_batches: int, warm_up: int, late: int) -> list[Slot]:
     return slots + [(W0,)] * min(N, late)
 
 
-# --- ZBH2, the hand-made schedule ZB-H2: no bubble behind the fill where F = I = W (Zero Bubble, arXiv 2401.10241,
-# §3.2)
+# --- ZBH2, the hand-made schedule ZB-H2: no bubble after the fill if F = I = W (Zero Bubble, arXiv 2401.10241, §3.2)
 #
-# Every P >= 1 and N >= 1, placement `loop(1)`, at most 2P - 1 activations: each rank warms up with as many forwards as
-# fit until its first backward is there, and defers as many W more as its warm-up is shorter.
+# Every P >= 1 and N >= 1, placement `loop(1)`, at most 2P - 1 activations. Each rank warms up with as many forwards as
+# fit before its first backward can start. It defers one W more for each forward by which its warm-up is shorter.
 
 
 def zbh2(num_ranks: int, num_micro_batches: int) -> Schedule:
@@ -83,14 +82,14 @@ def _split(forwards: list[Token], backwards: list[Token], first_group: int, behi
     yield from ((("W", chunk),) for _, chunk in backwards[max(0, len(backwards) - before) :])
 
 
-# --- ZBV: two stages a rank in the form of a V, without a bubble where F = I = W (Zero Bubble, arXiv 2401.10241, §6)
+# --- ZBV: two stages per rank in the form of a V, without a bubble if F = I = W (Zero Bubble, arXiv 2401.10241, §6)
 #
-# Every P >= 1 and N >= 1, placement `v`, at most 2P activations, of half a rank's layers each. The hand-made order of
-# the paper begins at 2P-1 micro-batches; fewer run as those would, without the missing ones.
+# Every P >= 1 and N >= 1, placement `v`, at most 2P activations, each of half a rank's layers. The hand-made order of
+# the paper needs 2P-1 micro-batches; with fewer, the actions of the missing ones are left out.
 #
-# `prompt`: in the drain too, every weight gradient comes right behind its backward, and the step is a little longer.
-# What is kept for a weight gradient is more than what is kept for a backward that computes its values anew: with 30
-# micro-batches on 16 ranks a rank of DeepSeek-V3 holds 1.7 times as much where they are put off.
+# With `prompt`, every weight gradient comes right after its backward in the drain too, and the step is a little longer.
+# The values that a deferred weight gradient needs take more memory than those of a backward that recomputes: with 30
+# micro-batches on 16 ranks, a rank of DeepSeek-V3 holds 1.7 times as much if weight gradients are deferred.
 
 
 def zbv(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
@@ -102,9 +101,9 @@ def zbv(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedul
 
 
 def zbv_both_ways(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
-    """ZBV of half the ranks, unfolded: what a `bidirectional` plan runs where DualPipe has too few micro-batches.
+    """ZBV of half the ranks, unfolded: a `bidirectional` plan runs it if there are too few micro-batches for DualPipe.
 
-    Every even P and N >= 1, at most P activations; ValueError otherwise. Not a choice of the language.
+    Every even P and N >= 1, at most P activations; ValueError otherwise. The language has no name for it.
     """
     P, N = num_ranks, num_micro_batches
     if P < 2 or P % 2 or N < 1:
@@ -113,8 +112,8 @@ def zbv_both_ways(num_ranks: int, num_micro_batches: int, prompt: bool = False) 
 
 
 def _zbv_slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) -> tuple[Slot, ...]:
-    """Direction 0 is the way down, 1 the way up."""
-    below, above = num_ranks - rank, rank  # ranks from here to the turn, this one among them; ranks before it
+    """The slots of a rank. Direction 0 is the way down, and 1 the way up."""
+    below, above = num_ranks - rank, rank  # ranks from here to the turn, with this one; ranks before it
     N = max(num_micro_batches, 2 * num_ranks - 1)
     order = [F0] * (2 * below - 1)  # the first micro-batch is on its way to the last rank and back
     order += [F1, F0] * above
@@ -137,13 +136,13 @@ def _first(order: Sequence[Token], most: int) -> Iterator[Token]:
             yield token
 
 
-# --- Orders of a V that repeat one block of six units: the steps of one micro-batch, the same for all, six units apart
+# --- Orders of a V that repeat a block of six units: the steps of a micro-batch, equal for all and six units apart
 #
-# Pipeline Parallelism with Controllable Memory (arXiv 2405.15362): how long a block holds its activations decides what
-# a rank holds. Every F and I takes a unit, and each rank runs F, F, I, I and two W in six. A micro-batch takes a fixed
-# number of units from one rank to the next, its pace, on each of the four legs of its way: forward down the V and up
-# again, backward down and up. Where it turns it may have to wait, so that no two of a rank's steps meet. Ranks run
-# their steps in this order, each as soon as it can.
+# Pipeline Parallelism with Controllable Memory (arXiv 2405.15362): the time for which a block holds its activations
+# decides how many a rank holds. Every F and I takes a unit, and each rank runs F, F, I, I and two W in six units. A
+# micro-batch takes a fixed number of units from one rank to the next, its pace, on each of the four legs of its way:
+# forward down the V and up again, and backward down and up. At its turns it may have to wait, so that no two steps of a
+# rank coincide. Ranks run their steps in this order, each as soon as possible.
 
 _PERIOD = 6  # units of a block: F, I and W of both stages of a rank
 
@@ -173,7 +172,7 @@ def _block(
 
 
 def _block_slots(num_micro_batches: int, block: tuple[tuple[int, Token], ...]) -> list[Slot]:
-    """The block repeated; W where it leaves a unit free, and what is left of them at the end."""
+    """The repeated block, with W in its free units and the remaining W at the end."""
     assert len({start % _PERIOD for start, _ in block}) == len(block), "two steps of a rank at once"
     slots: list[Slot] = []
     deferred = 0
@@ -190,7 +189,7 @@ def _block_slots(num_micro_batches: int, block: tuple[tuple[int, Token], ...]) -
 
 
 def _six_units(runs: dict[int, Token], taken: set[int], due: int) -> tuple[list[Slot], int]:
-    """What runs in six units, W in those that the block leaves free; and how many more of them are due then."""
+    """The slots of six units, with W in the free ones, and the change in the number of due W."""
     slots: list[Slot] = []
     deferred = due
     for unit in range(_PERIOD):
@@ -210,7 +209,7 @@ def _six_units(runs: dict[int, Token], taken: set[int], due: int) -> tuple[list[
 
 
 def vhalf(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """The block that takes twice as long to go up; ValueError for P or N < 1."""
+    """The block whose way up takes twice as long; ValueError for P or N < 1."""
     waits = (1, 0, 0) if num_ranks % 2 else (4, 0, 3)
     return repeated("vhalf", num_ranks, num_micro_batches, (1, 2, 1, 2), waits)
 
@@ -222,6 +221,6 @@ def vhalf(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 
 def vmin(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """The block that is over soonest; ValueError for P or N < 1."""
+    """The shortest block; ValueError for P or N < 1."""
     waits = (0, 0, 0) if num_ranks % 3 else (2, 0, 2)
     return repeated("vmin", num_ranks, num_micro_batches, (1, 1, 1, 1), waits)

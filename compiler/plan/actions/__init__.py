@@ -1,1 +1,1 @@
-"""What an action of a stage executes: its chain of instructions, their order on two lanes, and how long it takes."""
+"""The actions of a stage: their chains of instructions, the order of these on two lanes, and their times."""

@@ -1,6 +1,6 @@
-"""A stage → the chains of instructions of its actions: F, I, W, B (I and W together).
+"""A stage → the chains of instructions of its actions: F, I, W, and B (I and W together).
 
-A chain is in base order, without waits and frees: `order.py` interleaves chains over two lanes and inserts both.
+A chain is in base order, without waits and frees. `order.py` interleaves chains over two lanes and inserts both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compiler.machine.rates import Rates
 from compiler.machine.topology.fabric import ReductionKind
 from runtime.contract.names import ActionName
 
-# --- An instruction of a chain before it is ordered: how long it holds its lane, and what must go before it
+# --- An instruction of a chain before it is ordered: the time on its lane, and what must come before it
 
 EXCHANGES = (
     *("counts", "dispatch", "combine"),
@@ -26,38 +26,38 @@ EXCHANGES = (
     *("gather", "scatter"),
 )
 Key = tuple[str, str, str]  # kind, phase and site of an instruction
-UNPLACED = ActionName()  # the action of instructions that are not in a body yet
+UNPLACED = ActionName()  # the action of an instruction that is in no body yet
 
 
 @dataclass(frozen=True)
 class ChainNode:
-    """An instruction to be ordered, how long it holds its lane, and what it writes (an exchange: at its wait).
+    """An instruction to be ordered, its time on its lane, and the buffers that it or its wait writes.
 
-    What a device computes beside an exchange it computes on the SMs that the exchange leaves. An action that exchanges
-    nothing has all SMs. In one that does, so has a segment while nothing is exchanged, unless the spec keeps SMs for
-    communication: then kernels are made for the others.
+    Beside an exchange, a segment runs on the SMs that the exchange leaves. In an action without exchanges it has all
+    SMs. In an action with exchanges it also has all SMs while none of them runs, unless the spec reserves SMs for
+    communication, as kernels are then built for the other SMs.
     """
 
     instruction: Instruction
     time_ns: int  # beside an exchange
     writes: tuple[Buffer, ...]
-    after: tuple[Key, ...] = ()  # nodes of its chain that go before it though it reads nothing of theirs
+    after: tuple[Key, ...] = ()  # nodes of its chain that come before it although it reads nothing of theirs
     faster_ns: int = 0  # by how much it is faster with all SMs
-    keeps: bool = False  # whether it keeps to its share of the SMs all the time that its action takes
+    keeps: bool = False  # whether it always keeps to its share of the SMs
 
     @property
     def key(self) -> Key:
-        """What it is called in its chain."""
+        """Its kind, phase and site, which are unique in its chain."""
         return self.instruction.kind, self.instruction.phase, self.instruction.site
 
     @property
     def alone_ns(self) -> int:
-        """How long it takes in an action that exchanges nothing."""
+        """Its time in an action without exchanges."""
         return self.time_ns - self.faster_ns
 
     @property
     def between_ns(self) -> int:
-        """How long it takes in an action that exchanges, while nothing is exchanged."""
+        """Its time in an action with exchanges, while none of them runs."""
         return self.time_ns if self.keeps else self.alone_ns
 
     @property
@@ -67,24 +67,24 @@ class ChainNode:
 
     @property
     def ordered(self) -> bool:
-        """Whether it holds a lane. What does not stands beside what it serves, wherever that goes."""
+        """Whether it occupies a lane. Other instructions are placed next to the ones they belong to."""
         return self.exchanges or self.instruction.kind == "run"
 
 
 def nanoseconds(time_s: float) -> int:
-    """Whole nanoseconds: sums of them are exact, so orders do not hang on how floats round."""
+    """Whole nanoseconds, whose sums are exact, so that orders do not depend on rounding."""
     return round(time_s * 1e9)
 
 
-# --- What the chain of an action has beside its segments where data ranks divide gradients, or weights too
+# --- The gathers, zeros and scatters in a chain if data ranks shard gradients, or weights too
 #
-# Weights are gathered one segment ahead: while a segment runs, those of the next one come. They are freed behind it.
-# The gradients of a micro-batch are made of zeros in front of a W and scattered behind it; the W after the next one
-# waits for that, so that those of two segments are there at a time.
+# Weights are gathered one segment ahead: while a segment runs, the weights of the next one arrive. They are freed after
+# their segment. Gradients of a micro-batch are zeroed before a W and scattered after it. The W after the next one waits
+# for the scatter, so the gradients of two segments exist at a time.
 
 
 def with_sharded(chain: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> list[ChainNode]:
-    """The chain with the gathers, zeros and scatters of its segments; `sharded`: by site."""
+    """The chain with the gathers, zeros and scatters of its segments. `sharded`: by site."""
     taking = [node for node in chain if _reads_gathered(node.instruction, sharded)]
     gathers = [_gather(node, taking[max(0, at - 2) : max(0, at - 1)], sharded, rates) for at, node in enumerate(taking)]
     result, scattered = gathers[:1], list[ChainNode]()
@@ -121,18 +121,18 @@ def with_sharded(chain: Sequence[ChainNode], sharded: Mapping[str, Sharded], rat
 
 
 def weights_name(weights: Buffer, phase: str) -> str:
-    """The name of gathered weights in a phase: F and I of a micro-batch each gather their own."""
+    """The name of gathered weights in a phase. F and I of a micro-batch each gather them."""
     return f"{weights.name}_{phase}"
 
 
 def moved_s(sharded: Sharded, kind: ReductionKind, dtype: str, rates: Rates) -> float:
-    """Seconds of a gather, or a scatter, of the tensors of a segment."""
+    """Seconds to gather or scatter the tensors of a segment."""
     size = ITEMSIZE[dtype]
     return sum(rates.fabric.reduce_s(elements * size, holders, kind) for holders, elements in sharded.buckets)
 
 
 def _reads_gathered(i: Instruction, sharded: Mapping[str, Sharded]) -> bool:
-    """Whether a segment reads weights that are divided."""
+    """Whether a segment reads sharded weights."""
     here = sharded.get(i.site)
     if i.kind != "run" or here is None or here.weights is None:
         return False
@@ -161,13 +161,13 @@ def _scatter(run: ChainNode, here: Sharded, rates: Rates) -> ChainNode:
 
 # --- chains
 
-TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
-INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
+TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the other exchanges return rows to their tokens
+INTEGERS = ("int32", "int64")  # counts and offsets, a few bytes
 
 
 @dataclass(frozen=True)
 class ValueNames:
-    """Local names of a segment at a place → values of the stage."""
+    """Local names of a segment at a site → values of the stage."""
 
     values: Mapping[str, str]
     buffers: Mapping[str, Buffer]
@@ -189,7 +189,7 @@ class ValueNames:
 
 @dataclass(frozen=True)
 class Chains:
-    """The chains of one stage on one kind of device. Sends and receives have no peer yet: that is the rank's."""
+    """The chains of one stage on one kind of device. Sends and receives have no peer yet, as it depends on the rank."""
 
     stage: Stage
     cuts: Mapping[str, Cut]  # by site
@@ -200,12 +200,12 @@ class Chains:
 
     @cached_property
     def sent(self) -> int:
-        """Rows that a rank sends in a layer, and receives where the experts' load is even."""
+        """Rows that a rank sends in a layer, and receives if the experts' load is even."""
         return int(self._dispatch.sizes[0].shape[0]) if self._dispatch else 0
 
     @cached_property
     def rows(self) -> int:
-        """Rows that it then has of its experts, padding among them: for times."""
+        """Rows that a rank's experts then process, with padding. Used for times."""
         if self._dispatch is None:
             return 0
         return even_rows(self.sent, int(self._dispatch.outputs[-1].shape[0]), self._dispatch.alignment)
@@ -222,30 +222,31 @@ class Chains:
         return self._chains[kind]
 
     def read_later(self, kind: str) -> frozenset[str]:
-        """The values that later actions of the same stage and micro-batch read: they outlive an action of this kind.
+        """The values of an action that later actions of the same stage and micro-batch read.
 
-        What a backward makes again before it reads it does not.
+        Values that a backward recomputes before it reads them are not among them.
         """
         later = self.of({"F": "B", "I": "W"}[kind]) if kind in "FI" else []
-        made = {buffer.name for node in later for buffer in node.writes}
-        return frozenset(value for node in later for value in node.instruction.reads if value not in made)
+        written = {buffer.name for node in later for buffer in node.writes}
+        return frozenset(value for node in later for value in node.instruction.reads if value not in written)
 
     def saved(self) -> tuple[Buffer, ...]:
-        """What goes to the host by an O: what F makes and a backward reads.
+        """The values that an O copies to the host: those that F writes and a backward reads.
 
-        Loaded data stays, as it is there anyway, and so do counts and offsets, which are a few bytes."""
+        Loaded data stays on the device, where it is kept anyway, and so do counts and offsets, which are a few bytes.
+        """
         later = self.read_later("F")
-        made = [buffer for node in self.of("F") if node.instruction.kind != "load" for buffer in node.writes]
-        return tuple(sorted((b for b in made if b.name in later and b.dtype not in INTEGERS), key=lambda b: b.name))
+        written = [buffer for node in self.of("F") if node.instruction.kind != "load" for buffer in node.writes]
+        return tuple(sorted((b for b in written if b.name in later and b.dtype not in INTEGERS), key=lambda b: b.name))
 
     def copied_bytes(self, rows: Received) -> int:
-        """Bytes of the storages in which that is, each once, where a rank receives so many rows."""
-        made = {buffer.name: buffer for node in self.of("F") for buffer in node.writes}
+        """Bytes of the storages of `saved`, each counted once, for a rank that receives `rows`."""
+        written = {buffer.name: buffer for node in self.of("F") for buffer in node.writes}
 
         def storage(name: str) -> str:
-            return storage(made[name].alias) if made[name].alias in made else name
+            return storage(written[name].alias) if written[name].alias in written else name
 
-        return sum(made[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.saved()})
+        return sum(written[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.saved()})
 
     def forward(self) -> list[ChainNode]:
         stage = self.stage
@@ -261,9 +262,9 @@ class Chains:
         return nodes
 
     def backward(self, kinds: str) -> list[ChainNode]:
-        """The chain of a backward. `kinds`: "I", "W" or "IW" (a full one: the W of each segment right behind its I).
+        """The chain of a backward. `kinds`: "I", "W", or "IW" for a full one, with the W of each segment after its I.
 
-        Of a layer that is run again, it begins with the forwards of that.
+        The forwards of a recomputed layer come before its backward.
         """
         stage, nodes = self.stage, []
         if "I" in kinds and stage.output:
@@ -287,20 +288,20 @@ class Chains:
         return nodes
 
     def _forward_again(self, site: str, before: Sequence[ChainNode]) -> list[ChainNode]:
-        """What is run again in front of the backward of a segment, the first that reads what it makes.
+        """The forwards that are recomputed before the backward of a segment, which is the first to read their values.
 
-        They go behind the backward of the layer after theirs, so that the values of one layer are there at a time.
+        They come after the backward of the next layer, so that only the values of one layer exist at a time.
         """
         behind = tuple(node.key for node in before if node.ordered and node.instruction.phase == "I")[-1:]
         nodes = []
         for each in self._again.get(site, ()):
-            made = self._exchange_forward(each) if isinstance(each, Communication) else [self._run(each, "F")]
-            nodes += [replace(node, after=behind) for node in made if node.instruction.kind != "counts"]
+            forward = self._exchange_forward(each) if isinstance(each, Communication) else [self._run(each, "F")]
+            nodes += [replace(node, after=behind) for node in forward if node.instruction.kind != "counts"]
         return nodes
 
     @cached_property
     def _again(self) -> dict[str, list[StageStep]]:
-        """The steps that are run again, by the last segment whose backward reads what those of its layer make."""
+        """The steps that are recomputed, by the last segment whose backward reads their values."""
         of_layer: dict[str, list[StageStep]] = {}
         for step in self.stage.steps:
             if step.again:
@@ -308,7 +309,7 @@ class Chains:
         return {self._last_reader(steps): steps for steps in of_layer.values()}
 
     def _last_reader(self, again: Sequence[StageStep]) -> str:
-        made = {
+        written = {
             buffer.name
             for step in again
             for node in ([self._run(step, "F")] if isinstance(step, Use) else self._exchange_forward(step))
@@ -318,7 +319,7 @@ class Chains:
             step.site
             for step in reversed(self.stage.steps)
             if isinstance(step, Use)
-            and any(not made.isdisjoint(self._run(step, kind).instruction.reads) for kind in "IW")
+            and any(not written.isdisjoint(self._run(step, kind).instruction.reads) for kind in "IW")
         )
 
     def _plain(self, kind: str, phase: str, **fields: object) -> ChainNode:
@@ -347,7 +348,7 @@ class Chains:
         tensors = use.tensors(cut)
         args, returns = self._signature(use, phase)
         accumulators = {accumulator_of(p.name): tensors[p.name] for p in use.segment.params}
-        added, read = (tuple(of[a] for a in args if a in of) for of in (accumulators, tensors))
+        added, read = (tuple(table[a] for a in args if a in table) for table in (accumulators, tensors))
         params, weights = (added, read) if phase == "W" else (read, ())
         reads = tuple(names.values[a] for a in args if a not in tensors and a not in accumulators)
         writes = tuple(names.buffers[r] for r in returns)
@@ -377,13 +378,13 @@ class Chains:
         return ChainNode(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
     def _rows(self, step: Communication, phase: str) -> ChainNode:
-        """Rows, or gradients, that ranks put together or take apart."""
+        """The gather or scatter of rows, or of their gradients, over tensor, context or sequence ranks."""
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
         whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
-        how: ReductionKind = "all_gather" if kind in GATHERS else "reduce_scatter"
+        collective: ReductionKind = "all_gather" if kind in GATHERS else "reduce_scatter"
         among = self.rates.sharing[step.axis]
-        time_s = self.rates.fabric.reduce_s(whole, among, how)
+        time_s = self.rates.fabric.reduce_s(whole, among, collective)
         start = Instruction(kind, 0, UNPLACED, phase, step.site, reads=tuple(buffer.name for buffer in reads))
         return ChainNode(start, nanoseconds(time_s), writes)
 
@@ -397,15 +398,14 @@ class Chains:
         *rows, counts = step.inputs
         *received, offsets = step.outputs
         routed = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets, *maps)
-        told = (counts, step.order) if step.order else (counts,)
+        announced = (counts, step.order) if step.order else (counts,)
         return [
-            self._exchange("counts", "F", step.site, told, routed),
+            self._exchange("counts", "F", step.site, announced, routed),
             self._exchange("dispatch", "F", step.site, (*rows, *by), tuple(received), step.forwarded),
         ]
 
     def _maps(self, step: Communication) -> tuple[Buffer, ...]:
-        """The tables by which rows go through a node: the row of each copy, and of each row that is forwarded its copy
-        and the place of its gate weight."""
+        """The tables for forwarding inside a node: the row of each copy, and the copy and gate weight of each row."""
         if not step.order:
             return ()
         of_rows = step.sizes if step.kind == "dispatch" else step.outputs
@@ -413,7 +413,7 @@ class Chains:
         return copies, Buffer(f"{step.site}_forwards", (2, "X"), "int64")
 
     def _exchange_backward(self, step: Communication) -> list[ChainNode]:
-        """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
+        """The backward of an exchange moves gradients the other way, from its outputs to its inputs."""
         if step.moves_rows:
             return [self._rows(step, "I")] if step.returned else []
         reads = (*(b.name for b in (*step.arriving, *self._maps(step))), f"{step.site}_route")

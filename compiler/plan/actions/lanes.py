@@ -1,10 +1,10 @@
-"""Jobs over two lanes: when an order of them ends, the least any order can take, and an order that is hard to better.
+"""Jobs over two lanes: when an order of them ends, a lower bound for all orders, and a search for a good order.
 
-The lanes are those of a rank. Compute goes through the order one job after another, slower beside an exchange that
-takes SMs from it. An exchange starts where the order has it, behind the exchanges before it, and goes on beside
-compute; the first job that reads its result waits for it. An order is searched for: list scheduling under several
-rules of priority, then annealing from the best of them, by moves of one job, until an order meets the bound. Times are
-whole nanoseconds, seeds and counts of steps are fixed: an order depends on the jobs alone.
+The lanes are those of a rank. Compute runs its jobs in order, and more slowly beside an exchange that takes SMs from
+it. An exchange starts at its place in the order, after the exchanges before it, and runs beside compute. The first job
+that reads its result waits for it. The search tries list scheduling under several priority rules, and then annealing
+from the best of them with moves of one job, until an order meets the bound. Times are whole nanoseconds, and seeds and
+step counts are fixed, so an order depends only on the jobs.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ from functools import cache, cached_property
 from random import Random
 from types import MappingProxyType
 
-# Annealing. Chosen on all pairs of four layers of DeepSeek-V3, 44 to 88 jobs: more steps gain nothing there.
+# Annealing, tuned on all pairs of four layers of DeepSeek-V3 with 44 to 88 jobs, where more steps gain nothing.
 SEEDS = 6
-IN_VAIN = 2  # seeds one after the other that find nothing better for one chain: the next will not
-STEPS, MOST_JOBS = 6000, 100  # of a seed; fewer for more jobs, so that the time stays the same
-HOT, COLD = 0.1, 0.0001  # first and last temperature, as a share of the end
+IN_VAIN = 2  # for a single chain, stop after this many seeds in a row without improvement
+STEPS, MOST_JOBS = 6000, 100  # steps per seed; with more jobs than this, fewer steps keep the time the same
+HOT, COLD = 0.1, 0.0001  # first and last temperature, as a share of the order's end
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs in base order, chain behind chain. `after[i]`: the jobs before job i in any order; of these `awaits[i]` are
-    exchanges whose results it reads. `early[i]`: it gives memory back, so it is early where that costs no time.
+    """Jobs in base order, one chain after the other."""
 
-    `time` of what computes is that beside an exchange, `between` that while there is none, where these differ."""
-
-    time: tuple[int, ...]
-    exchange: tuple[bool, ...]
-    slot: tuple[int, ...]
-    early: tuple[bool, ...]
-    after: tuple[tuple[int, ...], ...]
-    awaits: tuple[tuple[int, ...], ...]
-    between: tuple[int, ...] = ()
+    time: tuple[int, ...]  # of compute: beside an exchange
+    exchange: tuple[bool, ...]  # whether it runs on the communication lane
+    slot: tuple[int, ...]  # its chain
+    early: tuple[bool, ...]  # whether it frees memory, so that it should be early if that costs no time
+    after: tuple[tuple[int, ...], ...]  # jobs that come before it in any order
+    awaits: tuple[tuple[int, ...], ...]  # those of `after` that are exchanges whose results it reads
+    between: tuple[int, ...] = ()  # of compute: while no exchange runs; empty if all are as in `time`
 
     def __len__(self) -> int:
         return len(self.time)
@@ -52,7 +49,7 @@ class Jobs:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The jobs that come after each."""
+        """For each job, the jobs that must come after it."""
         found: list[list[int]] = [[] for _ in self.time]
         for job, earlier in enumerate(self.after):
             for other in earlier:
@@ -96,7 +93,7 @@ def end_of(jobs: Jobs, order: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OrderEnd:
-    """When an order of jobs has ended, and how long each lane is busy till then."""
+    """When an order of jobs ends, and for how long each lane is busy until then."""
 
     end: int
     compute: int
@@ -104,8 +101,10 @@ class OrderEnd:
 
 
 def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingProxyType({})) -> OrderEnd:
-    """An order of jobs over the lanes, with the messages that leave behind some of them. `sends`: job → how long what
-    it makes is on the link to another rank; it goes as an exchange does, and no job waits for it."""
+    """Run an order of jobs over the lanes. `sends`: job → time of its message on the link to another rank.
+
+    A message occupies the communication lane as an exchange does, and no job waits for it.
+    """
     times, least, exchange, awaits = jobs.time, jobs.least, jobs.exchange, jobs.awaits
     ends = [0] * len(times)
     compute = link = waited = 0
@@ -124,15 +123,14 @@ def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingP
 
 
 def computed(beside: int, between: int, left: int) -> int:
-    """How long a job computes that takes `beside` beside an exchange and `between` without, where the exchanges that
-    are under way go on for `left`."""
+    """The time of a job that takes `beside` beside an exchange and `between` without, if exchanges go on for `left`."""
     if left >= beside or beside == between:
         return beside
     return left + between * (beside - left) // beside if left > 0 else between
 
 
 def least_end(jobs: Jobs, sends: Mapping[int, int] = MappingProxyType({})) -> int:
-    """No order ends earlier: the longest chain; each lane's jobs, behind its first start and before its last end."""
+    """A lower bound for all orders: the longest path, and each lane's jobs with the least time before and after."""
     least = max(
         (
             head + time + max(tail, sends.get(job, 0))
@@ -150,9 +148,9 @@ def least_end(jobs: Jobs, sends: Mapping[int, int] = MappingProxyType({})) -> in
 
 @cache
 def best_order(jobs: Jobs) -> tuple[int, ...]:
-    """The best order found; never later than the chains one after the other, each in its best order.
+    """The best order found. It never ends later than the chains one after the other, each in its best order.
 
-    A pure function of some hundred integers, remembered by the process: the plans of a search share most of their jobs.
+    A pure function of about a hundred integers. Results are cached, as the plans of a search share most of their jobs.
     """
     least, base = least_end(jobs), tuple(range(len(jobs)))
     if end_of(jobs, base) == least:
@@ -166,7 +164,7 @@ def best_order(jobs: Jobs) -> tuple[int, ...]:
 
 
 def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Orders from the cheapest to find to the dearest; an annealing starts from the best of those before it."""
+    """Orders, the ones that are cheapest to find first. Each annealing starts from the best order before it."""
     listed = base
     for rule in _rules(jobs):
         order = tuple(_listed(jobs, rule))
@@ -174,11 +172,11 @@ def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield order
     in_vain, alone = 0, len(set(jobs.slot)) == 1
     for seed in range(SEEDS):
-        found = _annealed(jobs, listed, Random(seed))
-        in_vain = 0 if end_of(jobs, found) < end_of(jobs, listed) else in_vain + 1
+        annealed = _annealed(jobs, listed, Random(seed))
+        in_vain = 0 if end_of(jobs, annealed) < end_of(jobs, listed) else in_vain + 1
         if alone and in_vain == IN_VAIN:
             break
-        listed = min(listed, found, key=lambda order: end_of(jobs, order))
+        listed = min(listed, annealed, key=lambda order: end_of(jobs, order))
         yield listed
     slots = sorted(set(jobs.slot))
     if len(slots) > 1:
@@ -187,7 +185,7 @@ def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _alone(jobs: Jobs, chain: list[int]) -> Jobs:
-    """One chain by itself."""
+    """The jobs of one chain alone."""
     place = {job: index for index, job in enumerate(chain)}
 
     def within(others: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,7 +208,7 @@ Rule = Callable[[int], tuple[int, ...]]  # job -> priority, least first
 
 
 def _rules(jobs: Jobs) -> Iterator[Rule]:
-    """What goes first: the longest way to the end, most exchange on it, an exchange soon, one slot or the other."""
+    """Priority rules: the longest path to the end, most exchange on it, the nearest exchange, one slot or the other."""
     tails, links, soon = jobs.tails, [0] * len(jobs), [0] * len(jobs)
     never = sum(jobs.time) + 1
     for job in range(len(jobs) - 1, -1, -1):
@@ -227,7 +225,7 @@ def _rules(jobs: Jobs) -> Iterator[Rule]:
 
 
 def _listed(jobs: Jobs, rule: Rule) -> list[int]:
-    """List scheduling: what can start without waiting goes, exchanges before compute, the most urgent first."""
+    """List scheduling: jobs that can start without waiting go first, exchanges before compute, by urgency."""
     missing = [len(earlier) for earlier in jobs.after]
     ready = [job for job in range(len(jobs)) if not missing[job]]
     ends = [0] * len(jobs)
@@ -257,7 +255,7 @@ def _listed(jobs: Jobs, rule: Rule) -> list[int]:
 
 
 def _annealed(jobs: Jobs, start: tuple[int, ...], draw: Random) -> tuple[int, ...]:
-    """The best order met, from `start` on; ends early at the bound."""
+    """The best order that an annealing from `start` meets. It ends early at the bound."""
     order, best = list(start), start
     time = least_time = end_of(jobs, start)
     least = least_end(jobs)
@@ -282,16 +280,16 @@ def _annealed(jobs: Jobs, start: tuple[int, ...], draw: Random) -> tuple[int, ..
 
 
 def _below(draw: Random, count: int) -> int:
-    """A number below `count`, as `randrange` draws it, in half of its time."""
+    """A random number below `count`: the same as `randrange` draws, in half the time."""
     bits = count.bit_length()
-    found = draw.getrandbits(bits)
-    while found >= count:
-        found = draw.getrandbits(bits)
-    return found
+    number = draw.getrandbits(bits)
+    while number >= count:
+        number = draw.getrandbits(bits)
+    return number
 
 
 def _settled(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
-    """The order with what gives memory back as early as it ends no later for that."""
+    """The order with jobs that free memory moved as early as possible without a later end."""
     settled, time = list(order), end_of(jobs, order)
     for job in (job for job in order if jobs.early[job]):
         at = settled.index(job)
@@ -302,20 +300,22 @@ def _settled(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _with_work_for_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
-    """The order with compute between an exchange and the next that reads its result, where it ends no later for that:
-    a dispatch waits on the host for its counts, and until then the device has what was launched before."""
-    found, time = list(order), end_of(jobs, order)
+    """The order with compute between an exchange and the next one that reads its result, unless it then ends later.
+
+    A dispatch waits on the host for its counts, and meanwhile the device runs what was launched before.
+    """
+    result, time = list(order), end_of(jobs, order)
     for job in (job for job in order if jobs.exchange[job] and jobs.awaits[job]):
-        at = found.index(job)
-        if found[at - 1] in jobs.awaits[job]:
-            _, high = _room(jobs, found, at)
-            later = (_moved(found, at, to) for to in range(at + 1, high + 1) if not jobs.exchange[found[to]])
-            found = next((moved for moved in later if end_of(jobs, moved) <= time), found)
-    return tuple(found)
+        at = result.index(job)
+        if result[at - 1] in jobs.awaits[job]:
+            _, high = _room(jobs, result, at)
+            later = (_moved(result, at, to) for to in range(at + 1, high + 1) if not jobs.exchange[result[to]])
+            result = next((moved for moved in later if end_of(jobs, moved) <= time), result)
+    return tuple(result)
 
 
 def _room(jobs: Jobs, order: Sequence[int], at: int) -> tuple[int, int]:
-    """The first and the last place the job at a place can take."""
+    """The first and the last place to which the job at a place can move."""
     earlier, later = jobs.after[order[at]], jobs.readers[order[at]]
     low, high = at, at
     while low > 0 and order[low - 1] not in earlier:

@@ -1,12 +1,12 @@
 """Chains → one instruction list over a compute lane and a communication lane.
 
-The order of segments and exchanges is that of `Orders.best`: a lone backward fills the time of an all-to-all with
-weight gradients and the shared expert, and a pair, of any two independent actions, hides one micro-batch's exchanges
-under the other's compute. An exchange is started as soon as its operands are made and the exchanges before it in that
-order are started; it is waited for right before its first reader, as is the message of a receive. A send follows its
-operand at once and is never waited for.
+`Orders.best` orders the segments and exchanges. A lone backward fills the time of an all-to-all with weight gradients
+and the shared expert. A pair of two independent actions hides the exchanges of one micro-batch under the compute of the
+other. An exchange starts as soon as its operands exist and the exchanges before it have started. The wait for it, and a
+receive, come right before the first reader. A send follows its operand at once, and nothing waits for it.
 
-Segments that add to one gradient do so in base order, slot by slot: results do not depend on the rates of a device.
+Segments that add to the same gradient keep their base order, slot by slot, so results do not depend on the rates of a
+device.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from compiler.plan.actions.chains import ChainNode, Key
 from compiler.plan.actions.lanes import Jobs, OrderEnd, best_order, least_end, run_of
 from runtime.contract.names import ActionName
 
-# --- Orders of jobs that a search has found, stored by everything that decides them: the next build need not search
+# --- A cache of orders that a search has found, so that the next build need not search again
 #
 # An entry is a file `orders/<key>.json` of a cache (compiler/files/cache.py), and as safe as those of segments. Its key
-# is the digest of the jobs, the source of the search, and the version of Python, whose random numbers it draws. An
-# order decides how long actions take, and no more: the program it goes into is proven all the same.
+# is a digest of the jobs, the source of the search, and the version of Python, whose random numbers it draws. An order
+# only decides how long actions take: the program that uses it is proven in any case.
 
 FOLDER = "orders"
 Order = tuple[int, ...]
@@ -40,14 +40,10 @@ Order = tuple[int, ...]
 
 @dataclass
 class Orders:
-    """The best orders of jobs: from the entries of a cache, there or not, or by search.
+    """The best orders of jobs, from a cache or by search."""
 
-    folder: the cache; None: nothing is looked up, and nothing is there to store. entries: path → text, of all jobs that
-    were asked for.
-    """
-
-    folder: Path | None = None
-    entries: dict[str, str] = field(default_factory=dict, init=False)
+    folder: Path | None = None  # the cache; None: nothing is looked up or stored
+    entries: dict[str, str] = field(default_factory=dict, init=False)  # path → text, of all jobs that were asked for
     _found: dict[Jobs, Order] = field(default_factory=dict, init=False)
 
     def best(self, jobs: Jobs) -> Order:
@@ -63,12 +59,12 @@ class Orders:
         return self._found[jobs]
 
     def key_of(self, jobs: Jobs) -> str:
-        """A digest that tells any two lists of jobs apart."""
+        """A digest that differs for any two different jobs."""
         return _digest(json.dumps([astuple(jobs), self._tools]))
 
     @cached_property
     def _tools(self) -> list[object]:
-        """What decides an order beside the jobs: the digest of its source, and the version of Python."""
+        """What decides an order besides the jobs: the digest of the search's source, and the version of Python."""
         return [hashlib.sha256(Path(lanes.__file__).read_bytes()).hexdigest(), sys.version_info[:3]]
 
 
@@ -78,7 +74,7 @@ def entry(key: str, order: Order) -> str:
 
 
 def read(text: str, key: str, jobs: Jobs) -> Order | None:
-    """The order that an entry holds; None where it is not whole, not of this key, or no order of the jobs."""
+    """The order in an entry; None if it is damaged, has another key, or is no valid order of the jobs."""
     try:
         order = tuple(map(int, json.loads(text)["order"]))
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
@@ -100,7 +96,7 @@ Placed = tuple[int, ChainNode]  # (slot, node)
 
 
 def interleave(chains: Sequence[Sequence[ChainNode]], orders: Orders) -> list[Placed]:
-    """One order of all instructions, the slot beside each. Deterministic; the order depends on nodes alone."""
+    """One order of all instructions, each with its slot. Deterministic; the order depends only on the nodes."""
     placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
     held = [each for each in placed if each[1].ordered]
     jobs = jobs_of(chains)
@@ -114,7 +110,7 @@ def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
     held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
     maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
     place = {(slot, *node.key): job for job, (slot, node) in enumerate(held)}
-    adding: dict[str, list[int]] = defaultdict(list)  # by tensor, or by what is scattered
+    adding: dict[str, list[int]] = defaultdict(list)  # jobs that add to a tensor, or to scattered gradients of a site
     after: list[set[int]] = []
     for job, (slot, node) in enumerate(held):
         i = node.instruction
@@ -132,17 +128,17 @@ def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
         between=() if between == time else between,
         exchange=tuple(node.exchanges for _, node in held),
         slot=tuple(slot for slot, _ in held),
-        early=tuple(node.key[:2] == ("run", "W") for _, node in held),  # the last reader of what a forward saved
+        early=tuple(node.key[:2] == ("run", "W") for _, node in held),  # the last reader of values that a forward saved
         after=tuple(tuple(sorted(earlier)) for earlier in after),
         awaits=tuple(tuple(sorted(exchanges)) for exchanges in awaits),
     )
 
 
 def paces(nodes: Sequence[ChainNode], num_actions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Nanoseconds of the segments and exchanges of an action or a pair, beside an exchange and without.
+    """Nanoseconds of the segments and exchanges of an action or a pair: beside an exchange, and while none runs.
 
-    A pair exchanges nearly all the time, and two micro-batches are computed to hide it: its segments have the SMs that
-    exchanges leave throughout. Where nothing is exchanged, all have all SMs.
+    A pair exchanges nearly all the time, so its segments count as having only the SMs that exchanges leave. In an
+    action without exchanges, segments have all SMs.
     """
     if not any(node.exchanges for node in nodes):
         alone = tuple([node.alone_ns for node in nodes])
@@ -152,9 +148,9 @@ def paces(nodes: Sequence[ChainNode], num_actions: int) -> tuple[tuple[int, ...]
 
 
 def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
-    """The order with every exchange as early as its operands and the exchanges before it let it be: none ends later.
+    """The order with each exchange as early as its operands and the exchanges before it allow. No exchange ends later.
 
-    An exchange that reads another's result stays where it is: it would be waited for earlier.
+    An exchange that reads another's result stays, as moving it would also move its wait for the other one.
     """
     result: list[int] = []
     for job in order:
@@ -168,7 +164,7 @@ def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
 
 
 def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Placed]:
-    """Put in what takes no time: a receive right before its first reader, a send right behind its operand."""
+    """Insert instructions that take no time: receives before their first reader, sends right after their operand."""
     makers = {(slot, b.name) for slot, node in order for b in node.writes}
     waiting = {(slot, b.name): (slot, node) for slot, node in beside for b in node.writes}
     giving: dict[tuple[int, str], list[Placed]] = defaultdict(list)
@@ -190,7 +186,7 @@ def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Plac
 def finish(
     order: Sequence[Placed], actions: Sequence[ActionName], read_later: Sequence[frozenset[str]]
 ) -> tuple[Instruction, ...]:
-    """Insert waits and frees. `read_later[slot]`: values that later actions of its stage and micro-batch read."""
+    """Insert waits and frees. `read_later[slot]`: values that later actions of the stage and micro-batch read."""
     waited = _with_waits(order, actions)
     last: dict[tuple[int, str], int] = {}
     for index, instruction in enumerate(waited):
@@ -208,12 +204,12 @@ def finish(
 
 
 def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[Instruction]:
-    """The instructions with the waits of exchanges: each where something first needs its end, or at the end.
+    """The instructions with the waits for exchanges: each before the first instruction that needs it, or at the end.
 
-    A scatter that is waited for has all earlier ones waited for: what they give is added in the order of their starts.
+    A wait for a scatter comes after waits for all earlier ones, so that results are added in the order of their starts.
     """
     result: list[Instruction] = []
-    pending: dict[tuple[int, Key], tuple[Instruction, ChainNode]] = {}  # exchanges that are under way, by slot
+    pending: dict[tuple[int, Key], tuple[Instruction, ChainNode]] = {}  # exchanges in progress, by slot and key
     makers: dict[tuple[int, str], tuple[int, Key]] = {}  # (slot, awaited value) → its exchange
 
     def is_scatter(key: tuple[int, Key]) -> bool:
@@ -242,40 +238,41 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[
     return result
 
 
-# --- What an action or a pair takes: its jobs in their best order over the two lanes, and its messages on the link
+# --- The time of an action or a pair: its jobs in their best order over the two lanes, and its messages on the links
 #
-# What an action sends to another rank is on the links behind the exchanges before it, and the action ends when it is
-# there: a rank sends, and does nothing else meanwhile than what stands behind the message in its own action or pair. So
-# the published pipelines do it: Megatron-LM (megatron/core/pipeline_parallel/p2p_communication.py), torch
-# (torch/distributed/pipelining/schedules.py) and DualPipe (dualpipe.py, _commit_and_wait_comm) put the messages of a
-# step into one batch and wait for all of it before they compute on. Links carry both directions at once, so what a rank
-# receives costs it nothing beside what it sends.
+# A message to another rank is on the links after the exchanges before it, and the action ends when the message has
+# arrived. Meanwhile the rank runs only the rest of its own action or pair. Published pipelines work this way:
+# Megatron-LM (megatron/core/pipeline_parallel/p2p_communication.py), torch (torch/distributed/pipelining/schedules.py)
+# and DualPipe (dualpipe.py, _commit_and_wait_comm) put the messages of a step into one batch and wait for all of it
+# before they go on. Links carry both directions at once, so receiving takes no time beside sending.
 Chain = Sequence[ChainNode]
 
 
 def run_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int], orders: Orders) -> OrderEnd:
-    """An action, or a pair, in its best order. `sends_ns`: how long the message of each is on the link; 0: it sends
-    none to another rank."""
+    """Run an action or a pair in its best order.
+
+    `sends_ns`: time of each action's message on the link; 0 if it sends none to another rank.
+    """
     jobs = jobs_of(chains)
     return run_of(jobs, orders.best(jobs), _behind(chains, sends_ns))
 
 
 def least_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int]) -> OrderEnd:
-    """The least that an action, or a pair, takes in any order, and that each lane is busy."""
+    """A lower bound of the time of an action or a pair in any order, and the time for which each lane is busy."""
     jobs = jobs_of(chains)
     end = least_end(jobs, _behind(chains, sends_ns))
     return OrderEnd(end, jobs.total(exchange=False), jobs.total(exchange=True) + sum(sends_ns))
 
 
 def _behind(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Mapping[int, int]:
-    """How long the message behind a job is on the link, by the job that makes what is sent."""
+    """By the job that produces a message, the time of the message on the link."""
     if not any(sends_ns):
         return {}
     held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
     maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
-    found: dict[int, int] = {}
+    sends: dict[int, int] = {}
     for slot, (chain, time_ns) in enumerate(zip(chains, sends_ns, strict=True)):
         for node in chain if time_ns else ():
             if node.instruction.kind == "send":
-                found[maker[slot, node.instruction.reads[0]]] = time_ns
-    return found
+                sends[maker[slot, node.instruction.reads[0]]] = time_ns
+    return sends

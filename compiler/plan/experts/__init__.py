@@ -1,4 +1,4 @@
-"""Experts → devices from their load: replicas, packing, bounds, and what a placement costs on the links.
+"""Place experts on devices by their load: the search, its bounds, and the traffic of a placement on the links.
 
-place(load, layout) is the whole of it; `greedy` is the published algorithm it is never worse than.
+`place_layer` places one layer. It is never worse than `greedy`, the published algorithm.
 """

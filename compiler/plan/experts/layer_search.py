@@ -1,6 +1,6 @@
 """The placement of one layer: which device each expert is on.
 
-It is never worse than the published greedy algorithm, in either of its two forms: both are among what is compared.
+It is never worse than the published greedy algorithm in either of its two forms, as both are among the candidates.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from compiler.plan.experts.pack import (
     quick,
 )
 
-# --- Devices onto nodes, and groups of experts onto nodes, so that nodes and their devices are even
+# --- Devices onto nodes, and groups of experts onto nodes, so that the loads of nodes and of their devices are even
 
 # ---------------------------------------------------------------- devices onto nodes
-MAX_CELLS = 1 << 20  # exchanges of experts looked at in one step
+MAX_CELLS = 1 << 20  # exchanges of experts that one step considers
 
 
 def onto_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLeft) -> Ints:
-    """The devices [device, place] in the order of their nodes. `share`: tokens of each item that is placed."""
+    """Reorder the rows of `devices` [device, place] so that nodes are even. `share`: tokens of each item."""
     if layout.nodes == 1:
         return devices
     loads = share[devices].sum(axis=1)
@@ -56,8 +56,10 @@ def onto_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
 
 
 def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLeft) -> Ints:
-    """Exchange items between devices of the heaviest node and others, as long as it gets lighter and no device gets
-    heavier than the heaviest is."""
+    """Exchange items between the heaviest node and others while it gets lighter.
+
+    No device gets heavier than the heaviest one is now.
+    """
     if layout.nodes in (1, layout.devices):
         return devices
     devices = devices.copy()
@@ -75,9 +77,9 @@ def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
         others = order[order != heaviest][:partners]
         here = heaviest * per_node + np.arange(per_node)
         there = (others[:, None] * per_node + np.arange(per_node)).reshape(-1)
-        given, taken = devices[here].reshape(-1), devices[there].reshape(-1)
-        work.spend(given.size * taken.size)
-        moved = share[given][:, None] - share[taken][None, :]
+        mine, theirs = devices[here].reshape(-1), devices[there].reshape(-1)
+        work.spend(mine.size * theirs.size)
+        moved = share[mine][:, None] - share[theirs][None, :]
         from_device, to_device = np.repeat(device[here], layout.slots), np.repeat(device[there], layout.slots)
         after = np.maximum(node[heaviest] - moved, np.repeat(node[others], items) + moved)
         heavier = np.maximum(from_device[:, None] - moved, to_device[None, :] + moved)
@@ -91,16 +93,18 @@ def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
 
 
 # ---------------------------------------------------------------- groups onto nodes
-Groups = tuple[int, ...]  # of a node, ascending
-MAX_WAYS = 120  # to share out groups, of which all are looked at
-MAX_PLACED = 256  # experts, over all ways that are placed: more for small layers
-# The placement of one node's experts (numbered from 0), for an amount of work.
+Groups = tuple[int, ...]  # the groups of a node, ascending
+MAX_WAYS = 120  # to share out groups; up to this many, all are considered
+MAX_PLACED = 256  # experts over all ways that are placed, so small layers try more ways
+# (load, layout, work) → placement of one node's experts, numbered from 0.
 PlaceNode = Callable[[Floats, ExpertLayout, int], Ints]
 
 
 def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) -> tuple[Ints, float]:
-    """The best placement found that keeps every group on one node, equally many on each; and what the busiest device of
-    none that does so goes below, in tokens. Each node is a layer of its own."""
+    """The best placement found with every group on one node and equally many groups on each.
+
+    Also returns a lower bound of the busiest device of such placements, in tokens. Each node is placed like a layer.
+    """
     inner = ExpertLayout(layout.experts // layout.nodes, 1, 1, layout.devices // layout.nodes)
     size = layout.experts // layout.groups
     bounds: dict[Groups, float] = {}
@@ -137,7 +141,7 @@ def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) ->
 
 
 def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, ...]]:
-    """All ways to share out the groups evenly; if they are too many, the evenest of load, and the greedy's."""
+    """All ways to share out the groups evenly; if there are too many, the one of most even load, and the greedy one."""
     if _num_ways(layout) <= MAX_WAYS:
         return list(_all(tuple(range(layout.groups)), layout.groups // layout.nodes))
     group = load.reshape(layout.groups, -1).sum(axis=1)
@@ -150,7 +154,7 @@ def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, .
 
 
 def _num_ways(layout: ExpertLayout) -> int:
-    """Ways to share out the groups; MAX_WAYS + 1 if there are more."""
+    """The number of ways to share out the groups, or MAX_WAYS + 1 if there are more than MAX_WAYS."""
     each = layout.groups // layout.nodes
     count, left = 1, layout.groups
     while left and count <= MAX_WAYS:
@@ -160,7 +164,7 @@ def _num_ways(layout: ExpertLayout) -> int:
 
 
 def _all(groups: Groups, each: int) -> Iterator[tuple[Groups, ...]]:
-    """Ways to share out groups in sets of `each`, without regard to the order of sets."""
+    """All ways to share out groups in sets of `each`, where the order of sets does not matter."""
     if not groups:
         yield ()
         return
@@ -173,43 +177,43 @@ def _all(groups: Groups, each: int) -> Iterator[tuple[Groups, ...]]:
 # --- layer search
 
 GroupRule = Literal["auto", "keep", "ignore"]
-# Exchanges that a layer looks at, about. Measured on one core: see docs/placement.md.
+# The approximate number of exchanges that a layer's search considers. Measured on one core: see docs/placement.md.
 WORK = 3_000_000
-KEEP_TOLERANCE = 1.01  # of the busiest device, what keeping groups on their nodes may cost
-NEAR_TOLERANCE = 1.002  # the same of changing less of the placement at hand
+KEEP_TOLERANCE = 1.01  # how much busier the busiest device may get to keep groups on their nodes
+NEAR_TOLERANCE = 1.002  # the same to change less of the current placement
 
 
 @dataclass(frozen=True)
 class FoundPlacement:
-    """A placement of a layer, what it reaches, and what none can go below (as a balance: over the mean)."""
+    """A placement of a layer, with its balance and a lower bound."""
 
     physical: Ints  # slot → logical expert
     balance: LoadBalance
-    bound: float
-    keeps_groups: bool  # every group on one node
-    greedy: LoadBalance  # of the published algorithm
-    whole: Ints | None = None  # the best that keeps groups on their nodes, where that is another
+    bound: float  # of the busiest device's load over the mean
+    keeps_groups: bool  # whether every group is on one node
+    greedy: LoadBalance  # balance of the published algorithm
+    whole: Ints | None = None  # the best placement that keeps groups on their nodes, if it is another one
 
     @property
     def gap(self) -> float:
-        """How far the busiest device is above the bound; 0 where it is the best there is."""
+        """How far the busiest device is above the bound, as a share; 0 if no placement is better."""
         return max(0.0, self.balance.device / self.bound - 1)
 
 
 def place_layer(
     load: Floats, layout: ExpertLayout, rule: GroupRule = "auto", now: Ints | None = None, steady: bool = False
 ) -> FoundPlacement:
-    """The best placement found: by the busiest device, then by the busiest node.
+    """The best placement found, by the busiest device and then by the busiest node.
 
-    `rule`: each group on one node (`keep`), experts anywhere (`ignore`), or (`auto`) groups on one node where that
-    costs at most 1% and does not lose against the greedy algorithm. `now`: the placement at hand: devices are named so
-    that little moves, and where it is `steady`, only some exchanges are made, at a cost of at most 0.2%. PlacementError
-    where the sizes do not fit.
+    `rule`: `keep` puts each group on one node, and `ignore` puts experts anywhere. `auto` keeps groups on one node if
+    that costs at most 1% and is not worse than the greedy algorithm. `now`: the current placement. Devices are named so
+    that few experts move. With `steady`, only a few exchanges are made, at a cost of at most 0.2%. Raises
+    PlacementError if the sizes do not fit.
     """
     layout.check()
     if rule == "keep" and not layout.groups_divide:
         raise PlacementError(
-            f"groups = {layout.groups} do not divide over nodes = {layout.nodes}, so that none can be kept on one",
+            f"groups = {layout.groups} do not divide over nodes = {layout.nodes}, so groups cannot stay on one node",
             "--group-rule ignore",
         )
     published = [global_(load, layout)]
@@ -246,12 +250,12 @@ def _order(balance: LoadBalance) -> tuple[float, float]:
 
 
 def _best(load: Floats, layout: ExpertLayout, candidates: Sequence[Ints]) -> Ints:
-    """The best of some placements; the first of equals."""
+    """The best of some placements, and the first of equals."""
     return min(candidates, key=lambda physical: _order(balance_of(load, physical, layout)))
 
 
 def _will_do(load: Floats, layout: ExpertLayout, grouped: Ints, bound: float, published: LoadBalance) -> bool:
-    """Whether groups on their nodes reach what none is better than."""
+    """Whether a placement with groups on their nodes reaches the bound, so that no other one can be better."""
     balance = balance_of(load, grouped, layout)
     return balance.device <= bound * (1 + CLOSE) and _order(balance) <= _order(published)
 
@@ -259,7 +263,7 @@ def _will_do(load: Floats, layout: ExpertLayout, grouped: Ints, bound: float, pu
 def _preferred(
     load: Floats, layout: ExpertLayout, first: Ints, other: Ints, published: LoadBalance, tolerance: float
 ) -> Ints:
-    """`other` where it is hardly worse than `first`, and better than the greedy wherever that can be."""
+    """`other` if it is hardly worse than `first`, and better than the greedy algorithm if `first` is."""
     reached, ours = balance_of(load, first, layout), balance_of(load, other, layout)
     improves = ours.device < published.device * (1 - STEP) or reached.device >= published.device * (1 - STEP)
     good = ours.device <= reached.device * tolerance and _order(ours) <= _order(published)
@@ -273,7 +277,7 @@ def _over_mean(tokens: float, load: Floats, layout: ExpertLayout) -> float:
 
 # ---------------------------------------------------------------- ways to a placement
 def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
-    """Without regard to groups."""
+    """A placement that ignores groups."""
     bound = lower_bound(load, layout)
     packing = quick(load, layout.devices, bound, WorkLeft(budget // 2))
     bins = kicked(load, packing, bound, WorkLeft(budget // 2)).bins
@@ -282,7 +286,7 @@ def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
 
 
 def _near(load: Floats, layout: ExpertLayout, now: Ints, enough: float, keep: bool) -> Iterator[Ints]:
-    """What a few exchanges make of the placement at hand, until no device has more than `enough`; and itself, last."""
+    """The current placement after a few exchanges, until no device has more than `enough`; then itself."""
     if keep and not keeps_groups(now, layout):
         return
     share, bins = load[now], np.arange(layout.experts, dtype=np.int64).reshape(layout.devices, -1)

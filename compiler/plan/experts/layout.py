@@ -1,4 +1,4 @@
-"""What a placement of a layer's experts is, how even it is, and what moves from one to another. No torch.
+"""A placement of a layer's experts: its sizes, its balance, and the moves between two placements. Imports no torch.
 
 Slot p is on device p // (experts / devices), device d on node d // (devices / nodes).
 """
@@ -16,7 +16,7 @@ MAX_EXPERTS = 65_536  # of a layer
 
 
 class PlacementError(ValueError):
-    """What is asked for cannot be placed; `hint` says what to change."""
+    """A placement that is not possible or not valid. `hint` says what to change."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -34,21 +34,21 @@ class ExpertLayout:
 
     @property
     def slots(self) -> int:
-        """Experts of a device."""
+        """The number of experts on a device."""
         return self.experts // self.devices
 
     @property
     def groups_divide(self) -> bool:
-        """Whether every node can have whole groups, equally many."""
+        """Whether every node can have the same number of whole groups."""
         return self.groups % self.nodes == 0
 
     def check(self) -> ExpertLayout:
-        """Itself; PlacementError where the sizes do not fit each other."""
+        """Return itself. Raises PlacementError if the sizes do not fit each other."""
         for name in ("experts", "groups", "nodes", "devices"):
             if getattr(self, name) < 1:
-                raise PlacementError(f"{name} = {getattr(self, name)}: at least 1")
+                raise PlacementError(f"{name} = {getattr(self, name)}: must be at least 1")
         if self.experts > MAX_EXPERTS:
-            raise PlacementError(f"experts = {self.experts:,} are too many: at most {MAX_EXPERTS:,}")
+            raise PlacementError(f"experts = {self.experts:,} are too many: the limit is {MAX_EXPERTS:,}")
         if self.experts % self.devices:
             raise PlacementError(f"experts = {self.experts} cannot be spread evenly over devices = {self.devices}")
         if self.devices % self.nodes:
@@ -63,7 +63,7 @@ class ExpertLayout:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalance:
-    """Largest load over the mean load; 1 is perfect, and what a layer without load has."""
+    """The largest load over the mean load, of devices and of nodes. 1 is perfect, and stands for no load."""
 
     device: float
     node: float
@@ -82,7 +82,7 @@ def node_loads(device: Floats, nodes: int) -> Floats:
 
 
 def balance_of(load: Floats, physical: Ints, layout: ExpertLayout) -> LoadBalance:
-    """How even a placement is."""
+    """The balance of a placement."""
     total = load.sum()
     if total == 0:
         return LoadBalance(1.0, 1.0)
@@ -94,7 +94,7 @@ def balance_of(load: Floats, physical: Ints, layout: ExpertLayout) -> LoadBalanc
 
 
 def default_placement(layout: ExpertLayout) -> Ints:
-    """What a plan does by itself: expert e on device e // (experts / devices)."""
+    """The placement of a plan without a placement file: expert e is on device e // (experts / devices)."""
     return np.arange(layout.experts, dtype=np.int64)
 
 
@@ -106,10 +106,10 @@ def keeps_groups(physical: Ints, layout: ExpertLayout) -> bool:
     return len(pairs) == layout.groups
 
 
-# ---------------------------------------------------------------- what moves
+# ---------------------------------------------------------------- moves
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """An expert leaves a device for another."""
+    """An expert moves from one device to another."""
 
     expert: int
     source: int
@@ -120,9 +120,9 @@ class ExpertMove:
 
 
 def aligned(physical: Ints, now: Ints, layout: ExpertLayout) -> Ints:
-    """The placement with its nodes, and the devices of each, renamed after those of `now` that they resemble most.
+    """The placement with its nodes, and the devices of each, renamed to the ones in `now` that they resemble most.
 
-    Experts of a device are in ascending order. Loads do not change.
+    The experts of each device are in ascending order. Loads do not change.
     """
     new, old = _held(physical, layout), _held(now, layout)
     shared = new @ old.T  # [new device, old device] → experts of both
@@ -136,27 +136,27 @@ def aligned(physical: Ints, now: Ints, layout: ExpertLayout) -> Ints:
 
 
 def in_order(physical: Ints, layout: ExpertLayout) -> Ints:
-    """The experts of every device ascending."""
+    """The placement with the experts of each device in ascending order."""
     ordered: Ints = np.sort(physical.reshape(layout.devices, -1), axis=1).reshape(-1)
     return ordered
 
 
 def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ExpertMove, ...]:
-    """What leads from one placement to the other, by expert."""
+    """The moves that lead from one placement to the other, by expert."""
     sources, targets = ((np.argsort(each) // layout.slots).tolist() for each in (now, physical))
     pairs = enumerate(zip(sources, targets, strict=True))
     return tuple(ExpertMove(expert, source, target) for expert, (source, target) in pairs if source != target)
 
 
 def _held(physical: Ints, layout: ExpertLayout) -> Ints:
-    """[device, expert] → 1 where the device has the expert."""
+    """[device, expert] → 1 if the device has the expert, else 0."""
     held = np.zeros((layout.devices, layout.experts), dtype=np.int64)
     held[np.arange(layout.experts) // layout.slots, physical] = 1
     return held
 
 
 def _matched(alike: Ints) -> list[tuple[int, int]]:
-    """Pairs (row, column) of a square matrix, the most alike first; each once."""
+    """(row, column) pairs of a square matrix, the most alike first, with each row and column once."""
     size = len(alike)
     rows, columns, pairs = set(range(size)), set(range(size)), []
     for flat in np.argsort(-alike.reshape(-1), kind="stable").tolist():
@@ -170,43 +170,40 @@ def _matched(alike: Ints) -> list[tuple[int, int]]:
     return pairs
 
 
-# --- What a placement sends over the links: copies of a token to nodes and to devices
+# --- The traffic of a placement on the links: copies of a token to nodes and to devices
 #
-# A token goes to each node once, from there to each device once, as DeepSeek-V3 dispatches it (arXiv 2412.19437,
-# §3.2.2). How often two experts are chosen together is not in a load, so it is assumed that a token takes a group as
-# often as the group's load says, and that within its groups its experts do not depend on each other; groups neither.
-# What holds without the assumption is given beside it: `least` where experts of a node are chosen together as often as
-# can be, `most` where as seldom.
+# A token goes to each node once, and from there to each device once, as in DeepSeek-V3 (arXiv 2412.19437, §3.2.2). A
+# load does not say how often two experts are chosen together. The estimate assumes that a token takes each group as
+# often as the group's load says, independently, and independent experts within its groups. Two bounds hold without
+# these assumptions: `least`, if experts of a node are chosen together as often as possible, and `most`, as rarely as
+# possible.
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRouting:
-    """How a token chooses: `top_k` experts of `top_groups` groups; and what a copy of it weighs."""
+    """How a token chooses experts: `top_k` experts in `top_groups` groups; and the size of its copies."""
 
     top_k: int
     top_groups: int
-    row_bytes: int  # there and back
+    row_bytes: int  # of a copy to the experts and back
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of a token, on average: expected, and what no choice of experts with this load goes below or above.
-
-    busiest: share of tokens that the busiest node or device gets a copy of.
-    """
+    """The average number of copies of a token."""
 
     expected: float
-    least: float
-    most: float
-    busiest: float
+    least: float  # lower bound for any choice of experts with this load
+    most: float  # upper bound, likewise
+    busiest: float  # share of the tokens of which the busiest node or device gets a copy
 
     def over_links(self, nodes: int) -> float:
-        """Expected copies that leave the token's node: tokens begin on every node alike."""
+        """The expected number of copies that leave the token's node, if tokens start evenly on all nodes."""
         return self.expected * (nodes - 1) / nodes
 
 
 def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRouting, parts: int) -> Copies:
-    """To the nodes (`parts` = nodes) or to the devices of a placement; zeros without load."""
+    """Copies of a token to the nodes (`parts` = nodes) or to the devices of a placement; zeros without load."""
     total = float(load.sum())
     if total == 0:
         return Copies(0.0, 0.0, 0.0, 0.0)
@@ -220,13 +217,13 @@ def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRou
     missed = 1.0 - used * (1.0 - (1.0 - within).reshape(parts, layout.groups, size).prod(axis=2))
     reached = 1.0 - missed.prod(axis=1)
     least, most = float(here.max(axis=1).sum()), float(np.minimum(1.0, here.sum(axis=1)).sum())
-    whole = parts == layout.nodes and keeps_groups(physical, layout)  # then a token has no more nodes than groups
+    whole = parts == layout.nodes and keeps_groups(physical, layout)  # then a token goes to no more nodes than groups
     most = min(most, routing.top_k, *([routing.top_groups] if whole else []))
     return Copies(min(float(reached.sum()), most), least, most, float(reached.max()))
 
 
 def _used(chosen: Floats, layout: ExpertLayout, routing: TokenRouting) -> Floats:
-    """How often a token takes each group: in proportion to its load, `top_groups` in all, no group more than always."""
+    """The probability that a token takes each group: in proportion to load, `top_groups` in sum, and at most 1."""
     group = chosen.reshape(layout.groups, -1)
     used = np.minimum(1.0, group.sum(axis=1) * routing.top_groups / routing.top_k)
     result: Floats = np.maximum(used, group.max(axis=1))

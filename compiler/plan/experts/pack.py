@@ -1,8 +1,8 @@
-"""Items into equally full bins so that the heaviest bin is light: bin packing with a cardinality, so NP-hard.
+"""Pack items into equally full bins so that the heaviest bin is light: bin packing with a cardinality, so NP-hard.
 
-Two starts (longest first; largest differencing, whose bins differ least), then exchanges of one item or of two between
-the heaviest bin and every other at once, then seeded kicks out of what no exchange improves. Work is counted, never
-timed, so that the answer is the same everywhere.
+There are two starts: longest first, and largest differencing, whose bins differ least. Exchanges of one or two items
+between the heaviest bin and all others follow, and then seeded kicks out of local optima. Work is counted, not timed,
+so that the result is the same everywhere.
 
 Sources: Graham, "Bounds on multiprocessing timing anomalies", 1969; Karmarkar and Karp, "The differencing method of set
 partitioning", 1982; Michiels et al., "Performance ratios for the differencing method applied to the balanced number
@@ -18,18 +18,18 @@ import numpy as np
 
 from compiler.plan.experts.layout import ExpertLayout, Floats, Ints
 
-# --- The published greedy algorithm: hierarchical where groups divide over the nodes, else global
+# --- The published greedy algorithm: hierarchical if groups divide over the nodes, else global
 #
-# Source: DeepSeek-AI, "Expert Parallelism Load Balancer", 2025, where each expert has one replica, as in training. (1)
-# groups onto nodes: by load descending, each into the lightest node with a free place; (2) the experts of a node onto
-# its devices in the same way. Global: one group, one node.
+# Source: DeepSeek-AI, "Expert Parallelism Load Balancer", 2025, with one replica per expert, as in training. (1) Groups
+# go to nodes: by descending load, each to the lightest node with a free place. (2) The experts of a node go to its
+# devices in the same way. The global form has one group and one node.
 #
-# Beside it the bound that no placement goes below: the load of the busiest device, in tokens. Every bound is one of
-# averages or of pigeonholes.
+# The lower bound of any placement, in tokens of the busiest device, is here too. It comes from averages and from the
+# pigeonhole principle.
 
 
 def hierarchical(load: Floats, layout: ExpertLayout) -> Ints:
-    """Logical expert of each slot, with every group on one node. The groups divide over the nodes."""
+    """The logical expert of each slot, with every group on one node. Groups must divide over the nodes."""
     assert layout.groups_divide, layout
     size = layout.experts // layout.groups
     nodes = packed(load.reshape(layout.groups, size).sum(axis=1), layout.nodes)
@@ -38,23 +38,23 @@ def hierarchical(load: Floats, layout: ExpertLayout) -> Ints:
 
 
 def global_(load: Floats, layout: ExpertLayout) -> Ints:
-    """Logical expert of each slot; groups and nodes do not count."""
+    """The logical expert of each slot, without regard to groups and nodes."""
     return hierarchical(load, ExpertLayout(layout.experts, 1, 1, layout.devices))
 
 
 def greedy(load: Floats, layout: ExpertLayout) -> Ints:
-    """What the published algorithm does for this layout."""
+    """The placement by the published algorithm for this layout."""
     return hierarchical(load, layout) if layout.groups_divide else global_(load, layout)
 
 
 def _of_node(load: Floats, experts: Ints, layout: ExpertLayout) -> Ints:
-    """The slots of one node, which has these experts."""
+    """The slots of a node that has these experts."""
     physical: Ints = experts[packed(load[experts], layout.devices // layout.nodes)]
     return physical.reshape(-1)
 
 
 def packed(weights: Floats, num_bins: int) -> Ints:
-    """[bin, place] → item: by weight descending, each into the lightest bin with a free place; all are equally full."""
+    """[bin, place] → item: by descending weight, each into the lightest bin with a free place. All end equally full."""
     places = len(weights) // num_bins
     if places == 1:
         return np.arange(num_bins, dtype=np.int64).reshape(num_bins, 1)
@@ -72,11 +72,11 @@ def packed(weights: Floats, num_bins: int) -> Ints:
 
 
 # ---------------------------------------------------------------- the bound
-MAX_DEPTH = 64  # experts that share a device, of the pigeonhole bound
+MAX_DEPTH = 64  # the most experts on one device that the pigeonhole bound considers
 
 
 def lower_bound(load: Floats, layout: ExpertLayout, grouped: bool = False) -> float:
-    """No placement has a busiest device below this; `grouped`: none that keeps every group on one node."""
+    """A lower bound of the busiest device's tokens. `grouped`: for placements with every group on one node."""
     bounds = [float(load.sum()) / layout.devices, float(load.max()), _sharing(load, layout)]
     if grouped:
         bounds.append(_groups(load, layout))
@@ -84,7 +84,7 @@ def lower_bound(load: Floats, layout: ExpertLayout, grouped: bool = False) -> fl
 
 
 def _sharing(load: Floats, layout: ExpertLayout) -> float:
-    """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, beside the lightest experts."""
+    """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, with the lightest experts at best."""
     places, whole = layout.slots, np.sort(load)[::-1]
     light = np.concatenate([[0.0], np.cumsum(whole[::-1])])
     best = 0.0
@@ -97,7 +97,7 @@ def _sharing(load: Floats, layout: ExpertLayout) -> float:
 
 
 def _groups(load: Floats, layout: ExpertLayout) -> float:
-    """A lower bound: j + 1 of the j·nodes + 1 heaviest groups share a node, beside the lightest groups."""
+    """A lower bound: j + 1 of the j·nodes + 1 heaviest groups share a node, with the lightest groups at best."""
     group = np.sort(load.reshape(layout.groups, -1).sum(axis=1))[::-1]
     per_node = layout.groups // layout.nodes
     light = np.concatenate([[0.0], np.cumsum(group[::-1])])
@@ -110,16 +110,16 @@ def _groups(load: Floats, layout: ExpertLayout) -> float:
 
 # --- pack
 
-CLOSE = 1e-5  # what is nearer than this to a bound, relative, is looked at no longer
-STEP = 1e-12  # an exchange must win more than this, relative, or rounding would make it go in circles
-MAX_EXCHANGES = 1 << 18  # looked at in one step
-SHUFFLED = 3  # bins of a kick
-OVERHEAD = 2_000  # exchanges that take as long as starting to look at any
+CLOSE = 1e-5  # a result this close to its bound, relatively, is not improved any further
+STEP = 1e-12  # the least relative gain of an exchange, so that rounding cannot cause cycles
+MAX_EXCHANGES = 1 << 18  # that one step considers
+SHUFFLED = 3  # bins that a kick shuffles
+OVERHEAD = 2_000  # cost of a step, in exchanges
 
 
 @dataclass
 class WorkLeft:
-    """How many exchanges may still be looked at."""
+    """The number of exchanges that may still be considered."""
 
     left: int
 
@@ -129,19 +129,19 @@ class WorkLeft:
 
 @dataclass(frozen=True)
 class Packing:
-    """[bin, place] → item, all bins equally full, and the weight of the heaviest bin."""
+    """Items in equally full bins."""
 
-    bins: Ints
-    heaviest: float
+    bins: Ints  # [bin, place] → item
+    heaviest: float  # weight of the heaviest bin
 
 
 def pack(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Packing:
-    """The best found. Ends early where no bin is above `target`."""
+    """The best packing found. The search ends early if no bin is above `target`."""
     return kicked(weights, quick(weights, num_bins, target, work), target, work)
 
 
 def quick(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Packing:
-    """Without kicks."""
+    """The best packing found without kicks."""
     places = len(weights) // num_bins
     if places == 1 or num_bins == 1:
         return _packing(weights, np.arange(len(weights), dtype=np.int64).reshape(num_bins, places))
@@ -161,8 +161,8 @@ def _packing(weights: Floats, bins: Ints) -> Packing:
 
 
 def differenced(weights: Floats, num_bins: int) -> Ints:
-    """Balanced largest differencing: partial bins that differ most are put together, the heaviest with the lightest."""
-    items = np.argsort(-weights, kind="stable").reshape(-1, num_bins)  # one for each bin, a row of neighbours in weight
+    """Balanced largest differencing: combine the partial packings that differ most, heaviest bin with lightest."""
+    items = np.argsort(-weights, kind="stable").reshape(-1, num_bins)  # rows of similar weights, an item for each bin
     parts = [(row[:, None], weights[row]) for row in items]
     heap = [(float(sums.min() - sums.max()), index) for index, (_, sums) in enumerate(parts)]
     heapq.heapify(heap)
@@ -178,7 +178,7 @@ def differenced(weights: Floats, num_bins: int) -> Ints:
 
 
 def descended(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Packing:
-    """Exchange as long as it makes the heaviest bin and its partner both lighter than that was."""
+    """Exchange items while the heaviest bin and its partner both end lighter than the heaviest bin was."""
     bins = bins.copy()
     pairs = np.triu_indices(bins.shape[1], k=1)
     while work.left > 0 and len(bins) > 1:
@@ -194,7 +194,7 @@ def descended(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Pac
 
 
 def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Packing:
-    """Shuffle the heaviest bin with a few others and descend again, keeping what is no heavier."""
+    """Shuffle the heaviest bin with a few others and descend again. Keeps a result that is not heavier."""
     random = np.random.default_rng(len(weights))
     num_bins, places = best.bins.shape
     while work.left > 0 and best.heaviest > target * (1 + CLOSE) and min(num_bins, places) > 1:
@@ -210,10 +210,10 @@ def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Pac
 
 
 def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work: WorkLeft) -> bool:
-    """The best exchange of one item of the heaviest bin, if there is any that helps."""
+    """Make the best exchange of one item of the heaviest bin; returns whether one helps."""
     near = _partners(sums, heaviest, bins.shape[1] ** 2)
-    given, taken = weights[bins[heaviest]], weights[bins[near]]
-    found = _best(given, taken, sums[heaviest], sums[near], work)
+    mine, theirs = weights[bins[heaviest]], weights[bins[near]]
+    found = _best(mine, theirs, sums[heaviest], sums[near], work)
     if found is None:
         return False
     i, b, j = found
@@ -225,14 +225,17 @@ def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work
 def _exchange_two(
     weights: Floats, bins: Ints, sums: Floats, heaviest: int, pairs: tuple[Ints, Ints], work: WorkLeft
 ) -> bool:
-    """The best exchange of two items of the heaviest bin. Bins of up to five items need no other exchanges."""
+    """Make the best exchange of two items of the heaviest bin. Bins of up to five items need no larger exchanges."""
     first, second = pairs
     if bins.shape[1] < 4 or len(first) ** 2 > MAX_EXCHANGES:
         return False
     near = _partners(sums, heaviest, len(first) ** 2)
     values = weights[bins]
-    given, taken = values[heaviest][first] + values[heaviest][second], values[near][:, first] + values[near][:, second]
-    found = _best(given, taken, sums[heaviest], sums[near], work)
+    pairs_here, pairs_there = (
+        values[heaviest][first] + values[heaviest][second],
+        values[near][:, first] + values[near][:, second],
+    )
+    found = _best(pairs_here, pairs_there, sums[heaviest], sums[near], work)
     if found is None:
         return False
     i, b, j = found
@@ -244,15 +247,18 @@ def _exchange_two(
 
 
 def _partners(sums: Floats, heaviest: int, exchanges: int) -> Ints:
-    """The bins to exchange with: all others, or the lightest, as many as one step looks at."""
+    """The bins to exchange with: all others, or as many of the lightest as one step considers."""
     order = np.argsort(sums, kind="stable")
     return order[order != heaviest][: max(1, MAX_EXCHANGES // exchanges)]
 
 
-def _best(given: Floats, taken: Floats, heaviest: float, others: Floats, work: WorkLeft) -> tuple[int, int, int] | None:
-    """(given, bin, taken) after which the heavier of both bins is lightest; None if that is not lighter than before."""
-    work.spend(given.size * taken.size)
-    moved = given[:, None, None] - taken[None, :, :]
+def _best(mine: Floats, theirs: Floats, heaviest: float, others: Floats, work: WorkLeft) -> tuple[int, int, int] | None:
+    """The exchange (item of `mine`, bin, item of `theirs`) that leaves the heavier of both bins lightest.
+
+    `mine` are weights in the heaviest bin and `theirs` weights in the others. Returns None if no exchange helps.
+    """
+    work.spend(mine.size * theirs.size)
+    moved = mine[:, None, None] - theirs[None, :, :]
     after = np.maximum(heaviest - moved, others[None, :, None] + moved)
     flat = int(after.argmin())
     if after.reshape(-1)[flat] >= heaviest * (1 - STEP):

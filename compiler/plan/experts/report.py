@@ -1,4 +1,4 @@
-"""Layers to place, one after the other: a task each, and a row of the report each, as values and as JSON."""
+"""Places layers one after the other, from a task to a row of the report for each, as values and as JSON."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer. `now`: the placement at hand, `moved`: what leads away from it."""
+    """A placed layer."""
 
     layer: str
     load: Floats
     layout: ExpertLayout
     found: FoundPlacement
-    now: Ints
-    before: LoadBalance
-    moved: tuple[ExpertMove, ...]
+    now: Ints  # the current placement
+    before: LoadBalance  # its balance
+    moved: tuple[ExpertMove, ...]  # from the current placement to the found one
     links: LinkBytes | None
-    whole: LoadBalance | None = None  # of the best that keeps groups on their nodes, where this does not
+    whole: LoadBalance | None = None  # of the best placement that keeps groups on their nodes, if this one does not
 
     @property
     def busiest(self) -> tuple[float, float, float, float]:
-        """Tokens of the busiest device: before, as the greedy has it, now; and of the average device."""
+        """Tokens of the busiest device before, with the greedy algorithm and after; and of the average device."""
         mean = float(self.load.sum()) / self.layout.devices
         before = float(device_loads(self.load, self.now, self.layout.devices).max())
         return before, self.found.greedy.device * mean, self.found.balance.device * mean, mean
@@ -53,30 +53,33 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LinkBytes:
-    """Bytes of a token over the links between nodes and to the devices, there and back."""
+    """The traffic of a token between nodes and to the devices."""
 
-    row_bytes: int
+    row_bytes: int  # of a copy to the experts and back
     nodes: int
     to_nodes_before: Copies
     to_nodes: Copies
     to_devices_before: Copies
     to_devices: Copies
-    to_nodes_whole: Copies | None  # where groups would be kept on their nodes
+    to_nodes_whole: Copies | None  # if groups were kept on their nodes
 
 
 @dataclass(frozen=True)
 class Overall:
-    """Layers run one after the other, and each waits for its busiest device: their sums over those of the means."""
+    """The balance of all layers: the sum of their busiest devices' loads over the sum of their mean loads.
+
+    Layers run one after the other, and each waits for its busiest device.
+    """
 
     before: float
     greedy: float
     after: float
     bound: float
-    whole: float | None  # where no group were split; None where none is
+    whole: float | None  # if all groups were kept on their nodes; None if they are
 
 
 def overall(rows: Sequence[LayerRow]) -> Overall:
-    """The balance of all layers together; 1 where there is no load."""
+    """The balance of all layers together; 1 if there is no load."""
     busiest = [row.busiest for row in rows]
     mean = sum(each[3] for each in busiest)
     if mean == 0:
@@ -94,7 +97,7 @@ def overall(rows: Sequence[LayerRow]) -> Overall:
 
 
 def document(rows: Sequence[LayerRow]) -> dict[str, Any]:
-    """docs/json.md."""
+    """The JSON document of the report; see docs/json.md."""
     total = overall(rows)
     return {
         "version": VERSION,
@@ -154,18 +157,18 @@ MAX_CELLS = 1 << 22  # experts of all layers
 
 @dataclass(frozen=True)
 class LayerTask:
-    """A layer. `now`: its placement at hand."""
+    """A layer to place."""
 
     layer: str
     load: Floats
     layout: ExpertLayout
-    now: Ints
-    steady: bool = False  # `now` is what a run has, so that little of it is changed
-    routing: TokenRouting | None = None  # of a model that is known
+    now: Ints  # its current placement
+    steady: bool = False  # whether a run uses `now`, so that little of it should change
+    routing: TokenRouting | None = None  # None if the model is unknown
 
 
 def at_hand(layout: ExpertLayout, placement: LayerPlacement | None = None) -> Ints:
-    """The placement of a layer before: that of a file, or else a plan's own."""
+    """The current placement of a layer: the given one if its sizes fit, or else the default."""
     if placement is None or len(placement.devices) != layout.devices or placement.num_experts != layout.experts:
         return default_placement(layout)
     return physical_of(placement)
@@ -174,10 +177,13 @@ def at_hand(layout: ExpertLayout, placement: LayerPlacement | None = None) -> In
 def place_all(
     tasks: Sequence[LayerTask], rule: GroupRule, progress: Callable[[int], None] = lambda _: None
 ) -> list[LayerRow]:
-    """`progress` is told how many layers are placed. PlacementError where they are too many, or do not fit."""
+    """Place all layers. `progress` is called with the number of layers that are done.
+
+    Raises PlacementError if there are too many experts, or if sizes do not fit.
+    """
     cells = sum(task.layout.experts for task in tasks)
     if cells > MAX_CELLS:
-        raise PlacementError(f"{cells:,} experts of all layers are too many: at most {MAX_CELLS:,}")
+        raise PlacementError(f"{cells:,} experts in all layers are too many: the limit is {MAX_CELLS:,}")
     rows = []
     for done, task in enumerate(tasks):
         progress(done)
@@ -206,7 +212,7 @@ def _links(task: LayerTask, routing: TokenRouting, found: FoundPlacement) -> Lin
 
 
 def file_layers(rows: Sequence[LayerRow]) -> list[LayerPlacement]:
-    """What the file of a placement says of them."""
+    """The entries of the layers in a placement file."""
     return [
         layer_placement(row.layer, in_order(row.found.physical, row.layout), row.layout.devices, row.moved, row.load)
         for row in rows

@@ -1,4 +1,4 @@
-"""The placement of experts that a spec names (`parallel { placement = … }`), held to what the run can train."""
+"""The placement of experts that a spec names (`parallel { placement = … }`), checked against the run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compiler.plan.experts.placement_file import read_placement
 from dsl.closed_forms.memory import sent_bytes
 from dsl.schema import Moe, Spec
 
-# --- What a spec says of its experts: which layers have some, on how many devices and nodes, and how tokens choose
+# --- The experts of a spec: which layers have them, on how many devices and nodes, and how tokens choose them
 
 
 def layers_with_experts(spec: Spec) -> tuple[tuple[str, Moe], ...]:
-    """In the order of a run's load.json: the MTP block, which has the last layer's, at the end."""
+    """The layers with experts, in the order of a run's load.json. The MTP block, with the last layer's MoE, is last."""
     model = spec.model
     found = [(f"layers.{index}", model.ffn(index)) for index in range(model.num_layers)]
     found += [("mtp.0", model.ffn(model.num_layers - 1))] if model.mtp else []
@@ -30,19 +30,19 @@ def layout_of(
     devices: int | None,
     per_node: int | None = None,
 ) -> ExpertLayout:
-    """Sizes of a layer; what is not given is the spec's: the expert ranks, which fill nodes one after the other. One
-    of them is several devices where these split each expert.
+    """The sizes of a layer. Those that are None come from the spec, whose expert ranks fill one node after the other.
 
-    `per_node`: devices of a node where the layer runs; None: on all nodes equally many.
+    An expert rank counts as one device even if several devices split its experts. `per_node`: devices of a node that
+    runs the layer; None if all nodes have equally many.
     """
-    of = devices or spec.parallel.expert
+    ranks = devices or spec.parallel.expert
     per_node = max(1, (per_node or spec.cluster.node.devices) // spec.parallel.expert_tensor)
-    filled = of // per_node if of > per_node and of % per_node == 0 else 1
-    return ExpertLayout(ffn.experts, groups or ffn.groups, nodes or filled, of)
+    filled = ranks // per_node if ranks > per_node and ranks % per_node == 0 else 1
+    return ExpertLayout(ffn.experts, groups or ffn.groups, nodes or filled, ranks)
 
 
 def routing_of(spec: Spec, ffn: Moe) -> TokenRouting:
-    """How tokens choose, and what a copy of one weighs: its row to the experts and back."""
+    """How tokens choose experts, and the bytes of a copy's row to the experts and back."""
     precision, hidden = spec.precision, spec.model.hidden
     there_and_back = sent_bytes(precision.dispatch, precision) + sent_bytes(precision.combine, precision)
     return TokenRouting(ffn.top_k, ffn.top_groups, round(hidden * there_and_back))
@@ -52,9 +52,9 @@ def routing_of(spec: Spec, ffn: Moe) -> TokenRouting:
 
 
 def expert_placement_for(spec: Spec, path: Path, any_degree: bool = False) -> ExpertPlacement:
-    """The placement of the file that a spec names. PlacementError where the file does not fit the run.
+    """The placement in the file that a spec names. Raises PlacementError if it does not fit the run.
 
-    `any_degree`: the number of expert ranks is open, and the file says how many there are to be.
+    `any_degree`: whether the number of expert ranks is `auto`, so that the file decides it.
     """
     layers = read_placement(path)
     try:
@@ -66,7 +66,7 @@ def expert_placement_for(spec: Spec, path: Path, any_degree: bool = False) -> Ex
 def _fitted(spec: Spec, layers: Mapping[str, LayerPlacement], num_ranks: int) -> ExpertPlacement:
     wanted = dict(layers_with_experts(spec))
     if missing := [name for name in wanted if name not in layers]:
-        raise PlacementError(f"{missing[0]} is missing, whose experts are placed too")
+        raise PlacementError(f"{missing[0]} is missing, but it has experts to place")
     if strange := [name for name in layers if name not in wanted]:
         raise PlacementError(f"the model has no experts in {strange[0]}")
     for name, ffn in wanted.items():
@@ -75,18 +75,18 @@ def _fitted(spec: Spec, layers: Mapping[str, LayerPlacement], num_ranks: int) ->
 
 
 def _check(layer: LayerPlacement, num_experts: int, num_ranks: int) -> None:
-    """Raise PlacementError unless each expert has one rank: gradient sums and checkpoints know no second replica."""
+    """Raise PlacementError unless each expert has one rank: reductions and checkpoints expect a single replica."""
     name, devices = layer.layer, layer.devices
     if len(devices) != num_ranks:
-        raise PlacementError(f"{name} is placed on {len(devices)} devices, and expert = {num_ranks}")
+        raise PlacementError(f"{name} is placed on {len(devices)} devices, but expert = {num_ranks}")
     if layer.num_experts != num_experts:
-        raise PlacementError(f"{name} has {layer.num_experts} experts, and the model {num_experts}")
+        raise PlacementError(f"{name} has {layer.num_experts} experts, but the model has {num_experts}")
     ranks: dict[int, int] = {}
     for rank, device in enumerate(devices):
         for expert in device:
             if expert in ranks:
                 raise PlacementError(
-                    f"{name}: expert {expert} is on device {ranks[expert]} and on device {rank}: what is trained has "
-                    "one replica of each expert"
+                    f"{name}: expert {expert} is on device {ranks[expert]} and on device {rank}, but a run trains one "
+                    "replica of each expert"
                 )
             ranks[expert] = rank

@@ -1,4 +1,4 @@
-"""Searches for the pipeline schedule that ends soonest under a cap on activations: `Solver` finds `auto`."""
+"""The search for the pipeline schedule that ends soonest under a cap on activations: `Solver` finds `auto`."""
 
 from __future__ import annotations
 

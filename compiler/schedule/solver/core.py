@@ -1,4 +1,4 @@
-"""The search of one problem: annealing from the best starts, then from the best that came of it."""
+"""The search of one problem: annealing from the best starts, and then from the best results."""
 
 from __future__ import annotations
 
@@ -13,32 +13,29 @@ from compiler.schedule.solver.problem import ScheduleProblem, Slots, resized
 from compiler.schedule.solver.seeds import greedy_seeds, seeds
 from compiler.schedule.solver.timing import FIXED
 
-Report = Callable[[float], None]  # told the share of the work that is done
-Bound = Callable[[int], int]  # by count: no slots end sooner
-_Heats = tuple[tuple[float, float], ...]  # at the start and at the end of a run, in F
-# Work is counted in microseconds of one core of 2024 by what is done, so that no clock decides what is found.
+Report = Callable[[float], None]  # called with the share of the work that is done
+Bound = Callable[[int], int]  # number of micro-batches per chunk -> lower bound of the makespan
+_Heats = tuple[tuple[float, float], ...]  # temperatures at the start and at the end of a run, in F
+# Work is counted by operations, in microseconds of one core of 2024, so that no clock decides the result.
 _WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 60_000, 300_000, 15_000_000
-_STEADY = 0.25  # share of the work for a better steady state, where that of the starts is not at the bound
-_FIRST_ROUND = 0.65  # share of the rest
-_RUN = 12_000  # work a slot of a run of the first round: shorter ones end high, longer ones are too few
-_KEPT, _WORTH = 3, 1.02  # starts of the first round: so many, of at most so much of the best one's makespan
+_STEADY = 0.25  # share of the work for a better steady state, if that of the starts is not at the bound
+_FIRST_ROUND = 0.65  # share of the remaining work
+_RUN = 12_000  # work per slot of a run in the first round: shorter runs end high, longer ones are too few
+_KEPT, _WORTH = 3, 1.02  # starts of the first round: at most this many, with at most this multiple of the best makespan
 _HEATS: _Heats = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))
 _LAST_HEATS: _Heats = ((0.05, 0.01), (0.1, 0.02))
-_FILLED_HEATS: _Heats = ((0.4, 0.04), (0.3, 0.02))  # of the first round where W fill pauses
-_WAVES = 8  # of those found, the shortest
-_DOZENS, _FEW = 0.05, 3  # an effort that is worth starts by the dozen, and how many greedy ones another has
-_LONG = 3  # a steady state is judged by a run of so many times the length
+_FILLED_HEATS: _Heats = ((0.4, 0.04), (0.3, 0.02))  # of the first round if W fill pauses
+_WAVES = 8  # how many of the waves are starts, the shortest first
+_DOZENS, _FEW = 0.05, 3  # the least effort with all greedy starts, and their number below it
+_LONG = 3  # a steady state is judged by a run of this many times the length
 
 
 @dataclass(frozen=True)
 class Core:
-    """Slots that were found; `origin` is "search", or the name of the start that no search improved.
+    """Slots that were found."""
 
-    `value` is the makespan; if a period is marked, the makespan of a much longer run.
-    """
-
-    value: int
-    origin: str
+    value: int  # the makespan; if a period is marked, the makespan of a much longer run
+    origin: str  # "search", or the name of a start that no search improved
     problem: ScheduleProblem
     slots: Slots
 
@@ -49,15 +46,15 @@ def solve_core(
     bound: Bound,
     periodic: bool,
     report: Report,
-    given: Sequence[Slots] = (),
+    initial: Sequence[Slots] = (),
     worth: int | None = None,
 ) -> Core | None:
-    """The best slots found from all starts, or from the given ones; None where no start is legal.
+    """The best slots found from all starts, or from `initial` ones; None if no start is legal.
 
-    Where the best start takes longer than `worth`, it is all that is found.
-    `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
+    If the best start takes longer than `worth`, it is the result. With `periodic`, a period of the steady state is
+    marked; the search leaves it unchanged, and it can be repeated. The search stops at the bound.
     """
-    first = _from_given(problem, given) if given else _starts(problem, periodic, bound, effort)
+    first = _from_initial(problem, initial) if initial else _starts(problem, periodic, bound, effort)
     starts = sorted(first, key=lambda core: core.value)
     if not starts:
         return None
@@ -65,7 +62,7 @@ def solve_core(
         return starts[0]
     length = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * length, _LEAST_WORK), _MOST_WORK)
-    if periodic and not given and _is_slow(starts[0], bound):
+    if periodic and not initial and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
         free = _steady(problem, work * _STEADY, bound, effort)
         starts = sorted([*starts, *free], key=lambda core: core.value)
@@ -94,12 +91,12 @@ def solve_core(
 
 
 def _starts(problem: ScheduleProblem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
-    """Legal starts; later kinds only where they can help: none is at the bound, or has as short a period."""
+    """Legal starts. Later kinds follow only if they can help: no earlier one is at the bound, or has its period."""
     found: list[Core] = []
     makes = [_named_starts, _wave_starts, _greedy_starts]
-    if problem.num_chunks > 2:  # too much for starts by the dozen; those with a name are good
+    if problem.num_chunks > 2:  # too large for dozens of starts, and the named ones are good
         makes = [_named_starts]
-    elif effort < _DOZENS and not periodic:  # they would take longer than the search
+    elif effort < _DOZENS and not periodic:  # all starts would take longer than the search
         makes = [_named_starts, _few_greedy_starts]
     for make in makes:
         if periodic and found and (make == _greedy_starts or not all(_is_slow(core, bound) for core in found)):
@@ -140,7 +137,7 @@ def _from_slots(problem: ScheduleProblem, periodic: bool, named: Iterable[tuple[
 
 
 def _wave_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
-    """Starts that are a period and what is left of it where a run begins and ends."""
+    """Starts that repeat a period, with parts of it at the beginning and the end of the run."""
     larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
     for period in islice(waves(problem), _WAVES):
         slots = marked(larger, period) if periodic else unrolled(larger, period)
@@ -148,12 +145,12 @@ def _wave_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Ite
             yield core
 
 
-def _from_given(problem: ScheduleProblem, given: Sequence[Slots]) -> Iterator[Core]:
-    return (core for slots in given if (core := _core("search", problem, slots)))
+def _from_initial(problem: ScheduleProblem, initial: Sequence[Slots]) -> Iterator[Core]:
+    return (core for slots in initial if (core := _core("search", problem, slots)))
 
 
 def _core(origin: str, problem: ScheduleProblem, slots: Slots) -> Core | None:
-    """The core with its value; None where it is not legal."""
+    """The core of some slots, with its value; None if they are not legal."""
     periodic = any(slot >= FIXED for row in slots for slot in row)
     count = _LONG * problem.count if periodic else problem.count
     value = makespan_of(resized(problem, count), stretched(problem, slots, count) if periodic else slots)
@@ -161,14 +158,14 @@ def _core(origin: str, problem: ScheduleProblem, slots: Slots) -> Core | None:
 
 
 def _is_slow(core: Core, bound: Bound) -> bool:
-    """Whether the steady state of a core could be shorter."""
+    """Whether the steady state of a core is above the bound."""
     short, long = core.problem.count, _LONG * core.problem.count
     makespan = makespan_of(core.problem, core.slots)
     return makespan is not None and core.value - makespan > bound(long) - bound(short)
 
 
 def _steady(problem: ScheduleProblem, work: float, bound: Bound, effort: float) -> Iterator[Core]:
-    """Starts with a marked period, made from what a search without a period found."""
+    """Starts with a marked period, from the results of a search without one."""
     starts = sorted(_starts(problem, False, bound, effort), key=lambda core: core.value)[:_KEPT]
     for seed, start in enumerate(starts):
         slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots

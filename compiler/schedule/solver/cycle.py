@@ -1,7 +1,7 @@
-"""A period: what every row does again and again in a steady state, and whole runs made of it.
+"""Periods: the slots that every row repeats in a steady state, and whole runs made from them.
 
-A row's period has one forward and one backward of each chunk. Rows begin it at times of their own; `done` says which
-micro-batches a row's period is of, and with it what waits for what, and how much a row holds.
+A row's period has one forward and one backward of each chunk. Rows begin it at different times. `done` gives the
+micro-batches of a row's period, and so what waits for what, and how much a row holds.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from compiler.schedule.solver.problem import (
 )
 from compiler.schedule.solver.timing import FIXED, line_of, starts_of, timing_of
 
-# --- Longer runs from short ones: a period of the steady state, in every row at about the same time, is repeated
+# --- Longer runs from short ones: repeat a period of the steady state, at about the same time in every row
 #
-# A slot has no micro-batch index, so that a period put in renumbers nothing; it has as many backwards as forwards, so
-# that no rank holds more. What is searched does not grow with the number of micro-batches.
+# A slot has no micro-batch index, so inserting a period renumbers nothing. A period has as many backwards as forwards,
+# so no rank holds more. The size of the search does not grow with the number of micro-batches.
 
-COPIES = 3  # periods that the search leaves alone: with fewer, a steady state that is too slow would not show
-_LONGEST = 4  # slots of a period, for each chunk
+COPIES = 3  # periods that the search leaves unchanged: with fewer, a slow steady state would not show
+_LONGEST = 4  # the most slots of a period, per chunk
 _TRIALS = 24
 
 
 def with_periods(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProblem, Slots] | None:
-    """The slots with a period repeated where that costs least, marked as slots to leave alone; None without one."""
+    """The slots with a period repeated where that costs least, marked as fixed slots; None if there is no period."""
     larger = resized(problem, problem.count + COPIES - 1)
     best: tuple[int, Slots] | None = None
     for place in _places(problem, slots):
@@ -58,7 +58,7 @@ def with_periods(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProble
 
 
 def stretched(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
-    """Slots for `count` micro-batches a chunk: the marked period is repeated for each further one."""
+    """Slots for `count` micro-batches per chunk: the marked period is repeated for each additional one."""
     rows = []
     for row in slots:
         marked = [at for at, slot in enumerate(row) if slot >= FIXED]
@@ -70,7 +70,7 @@ def stretched(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
 
 
 def makespan_of(problem: ScheduleProblem, slots: Slots) -> int | None:
-    """How long slots take; None where they are not legal, hold more than the cap or wait for each other for ever."""
+    """The makespan of slots; None if they are illegal, exceed the cap, or wait for each other for ever."""
     lines = []
     for row, each in enumerate(slots):
         line = line_of(problem, row, each)
@@ -82,7 +82,7 @@ def makespan_of(problem: ScheduleProblem, slots: Slots) -> int | None:
 
 
 def _places(problem: ScheduleProblem, slots: Slots) -> list[list[tuple[int, int]]]:
-    """Per row where a period begins and ends: those that begin at about the same time, for some times."""
+    """For some times, (begin, end) by row of periods that begin at about that time."""
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
     timing = timing_of(problem, lines) if len(lines) == problem.num_rows else None
     if timing is None:
@@ -99,7 +99,7 @@ def _places(problem: ScheduleProblem, slots: Slots) -> list[list[tuple[int, int]
 
 
 def _period(problem: ScheduleProblem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
-    """The first slots from `at` on that are one forward and one backward of each chunk, and a W for each I."""
+    """(begin, end) of the first slots from `at` on with one forward and one backward per chunk, and a W for each I."""
     C = problem.num_chunks
     once = [kind + chunk for kind in (F, B) for chunk in range(C)]
     for begin in range(at, min(at + _LONGEST * C, len(row))):
@@ -117,15 +117,15 @@ def _period(problem: ScheduleProblem, row: tuple[int, ...], at: int) -> tuple[in
 
 @dataclass(frozen=True)
 class Period:
-    """What rows repeat. `done`: by row and kind of event, how many a row has done when a period begins."""
+    """The slots that rows repeat."""
 
     rows: Slots
-    done: tuple[tuple[int, ...], ...]
-    due: tuple[int, ...]  # by row: W that are due when a period begins
+    done: tuple[tuple[int, ...], ...]  # by row and kind of event, how many are done when a period begins
+    due: tuple[int, ...]  # by row, how many W are due when a period begins
 
 
 def source_of(problem: ScheduleProblem, row: int, kind: int) -> tuple[int, int] | None:
-    """The row and kind of event that a kind waits for; None where it waits for no other row."""
+    """The row and kind of event that a kind waits for; None if it waits for no other row."""
     event = problem.needs[row][kind] - FIRST - problem.count
     return None if event < 0 else divmod(event // problem.count, 2 * problem.num_chunks)
 
@@ -138,7 +138,7 @@ def kinds_of(problem: ScheduleProblem, slot: int) -> Iterator[int]:
 
 
 def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
-    """The most parts that a row holds; None where a backward would come before its forward, or a W before its I."""
+    """The most parts that a row holds; None if a backward comes before its forward, or a W before its I."""
     C, done, due = problem.num_chunks, list(period.done[row]), period.due[row]
     whole, kept = problem.whole, problem.kept
     held = whole * (sum(done[:C]) - sum(done[C:])) + kept * due
@@ -161,16 +161,16 @@ def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
 
 
 def fits(problem: ScheduleProblem, period: Period) -> bool:
-    """Whether every row can run it under its cap."""
+    """Whether every row can run the period under its cap."""
     peaks = [peak(problem, period, row) for row in range(problem.num_rows)]
     return all(most is not None and most <= cap for most, cap in zip(peaks, problem.caps, strict=True))
 
 
 def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
-    """The problem's run: the period without end, and of it all that is of its micro-batches.
+    """The problem's run: the endless repetition of the period, restricted to the problem's micro-batches.
 
-    What is left out makes nobody wait and frees what it would hold, so that it is legal and under the cap where the
-    period is.
+    No remaining action waits for one that is left out, and those free what they hold. So the run is legal and under the
+    cap if the period is.
     """
     rows = []
     for row in range(problem.num_rows):
@@ -182,7 +182,7 @@ def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
 
 
 def marked(problem: ScheduleProblem, period: Period) -> Slots | None:
-    """The problem's run with some periods marked as slots to leave alone; None where a row has not as many."""
+    """The problem's run with some periods marked as fixed slots; None if a row has too few whole periods."""
     rows = []
     for row in range(problem.num_rows):
         windows = [window for window, times in _windows(problem, period, row) for _ in range(times)]
@@ -196,7 +196,7 @@ def marked(problem: ScheduleProblem, period: Period) -> Slots | None:
 
 
 def _windows(problem: ScheduleProblem, period: Period, row: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """What is left of each period of a row, with how many times that is left one behind the other."""
+    """The remaining slots of each period of a row, and how many times in a row they are equal."""
     counts, before = problem.counts[row] * 2, max(period.done[row]) + 1
     done = [done - before for done in period.done[row]]
     due = (False,) * period.due[row]
@@ -210,7 +210,7 @@ def _windows(problem: ScheduleProblem, period: Period, row: int) -> Iterator[tup
 
 
 def _alike(done: int, count: int) -> int:
-    """How many periods from here on have all of a kind left, or nothing of it."""
+    """For how many periods from here on a kind is either always or never within the run."""
     if 0 <= done < count:
         return count - done
     return -done if done < 0 else count
@@ -223,7 +223,7 @@ def _window(
     counts: Sequence[int],
     due: tuple[bool, ...],
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """What is left of a period; and of the W that are due behind it, which are left."""
+    """The slots of a period that are within the run, and for each W that is due after it, whether that W is."""
     done, left_due, window = list(before), deque(due), []
     for slot in slots:
         left, split = [], []
@@ -244,19 +244,19 @@ def _window(
     return tuple(window), tuple(left_due)
 
 
-# --- Periods that go through the rows as a wave: all run the same slots, each a little later than the row before
+# --- Periods as waves: all rows run the same slots, each row a little later than the one before
 #
-# Orders of a period's slots are tried at some delays from a row to the next, so that there is a period for any number
-# of rows in little time. DualPipe's steady state is one of them.
+# Orders of a period's slots are tried with some delays between rows, which quickly finds periods for any number of
+# rows. DualPipe's steady state is one of them.
 
-_DELAYS = 16  # from a row to the next: so many parts of a period
-_ORDERS, _LEAST, _STEPS = 1_500, 40, 4_000_000  # orders at most and at least, and slots that are placed
-_Place = tuple[int, int, int, int]  # a row and kind of event, and those that it waits for
+_DELAYS = 16  # delays that are tried, as multiples of 1 / _DELAYS of a period
+_ORDERS, _LEAST, _STEPS = 1_500, 40, 4_000_000  # the most and the least orders that are tried, and the slots to place
+_Place = tuple[int, int, int, int]  # row and kind of an event, and those of the event that it waits for
 Order = tuple[int, ...]
 
 
 def waves(problem: ScheduleProblem) -> Iterator[Period]:
-    """Periods under the cap, the shortest ones first."""
+    """Periods under the cap, the shortest first."""
     path = _path(problem)
     tables = list({id(table): table for table in problem.times}.values())
     most = max(_LEAST, min(_ORDERS, _STEPS // (_DELAYS * len(path))))
@@ -270,9 +270,9 @@ def waves(problem: ScheduleProblem) -> Iterator[Period]:
 
 
 def _orders(problem: ScheduleProblem) -> set[Order]:
-    """Orders of one forward and one backward of each chunk, a W for each I, and of pairs that are offered.
+    """Orders of one forward and one backward per chunk and a W for each I, with or without offered pairs.
 
-    They begin with the first chunk's forward: where a period begins changes nothing.
+    All begin with the first chunk's forward, as it does not matter where a period begins.
     """
     offered = frozenset.intersection(*map(frozenset, problem.offered))
     chunks, draw = range(problem.num_chunks), random.Random(0)
@@ -290,7 +290,7 @@ def _orders(problem: ScheduleProblem) -> set[Order]:
 
 
 def _all_orders(begun: Order, tokens: tuple[int, ...], offered: frozenset[int]) -> Iterator[Order]:
-    """Orders that go on with `begun`; its last slot may still get a partner."""
+    """Orders that continue `begun`, whose last slot may still get a partner."""
     if not tokens:
         yield begun
     for token in dict.fromkeys(tokens):
@@ -306,7 +306,7 @@ _LONE = frozenset(range(W + 1))
 
 
 def _paired(tokens: Sequence[int], offered: frozenset[int]) -> Order:
-    """The order with each token in a pair with the one behind it, where that is offered."""
+    """The order in which each token is paired with the next one if that pair is offered."""
     slots: list[int] = []
     for token in tokens:
         if slots and slots[-1] in _LONE and pair(slots[-1], token) in offered:
@@ -317,7 +317,7 @@ def _paired(tokens: Sequence[int], offered: frozenset[int]) -> Order:
 
 
 def _path(problem: ScheduleProblem) -> list[_Place]:
-    """All kinds of events of all rows behind what they wait for; a last stage's backward waits for its forward."""
+    """The kinds of events of all rows, in topological order. A last stage's backward waits for its forward."""
     C = problem.num_chunks
     behind: dict[tuple[int, int], list[tuple[int, int]]] = {}
     path: list[_Place] = []
@@ -328,18 +328,18 @@ def _path(problem: ScheduleProblem) -> list[_Place]:
                 path.append((row, kind, -1, -1))
             else:
                 behind.setdefault(source, []).append((row, kind))
-    for row, kind, _, _ in path:  # which grows
+    for row, kind, _, _ in path:  # grows inside the loop
         path += [(*place, row, kind) for place in behind.get((row, kind), ())]
     return path
 
 
 def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int, delay: int) -> Period | None:
-    """The period of rows that all run an order, each so much later than the one before it.
+    """The period of rows that all run an order, each `delay` later than the row before.
 
-    Every event is as early as it can be, so that rows hold as little as they can.
+    Every event is as early as possible, so that rows hold as little as possible.
     """
     mirrored = problem.placement == BIDIRECTIONAL and not problem.folded
-    begins: list[dict[int, tuple[int, int]]] = []  # by row, when a kind's slot begins and ends in its period
+    begins: list[dict[int, tuple[int, int]]] = []  # by row and kind, when its slot begins and ends in the period
     for row in range(problem.num_rows):
         depth = problem.num_rows - 1 - row if mirrored and row >= problem.num_rows // 2 else row
         at, kinds = depth * delay, {}
@@ -348,7 +348,7 @@ def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int,
             kinds.update(dict.fromkeys(kinds_of(problem, slot), (at, end)))
             at = end
         begins.append(kinds)
-    periods = [[0] * (2 * problem.num_chunks) for _ in begins]  # how many periods later than its row's first
+    periods = [[0] * (2 * problem.num_chunks) for _ in begins]  # by row and kind, how many periods late
     for row, kind, before, source in path:
         begin = begins[row][kind][0]
         ready = begin
@@ -362,7 +362,7 @@ def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int,
 
 
 def _due(order: Order) -> int:
-    """The fewest W that must be due when a period begins."""
+    """The least number of W that must be due when a period begins."""
     due = least = 0
     for slot in order:
         tokens = tokens_of(slot)

@@ -1,8 +1,8 @@
-"""Rows without W: the search orders all else, and W fill the time in which a row would wait.
+"""Rows without W: the search orders everything else, and W fill the time in which a row would wait.
 
-A W waits for nothing and nobody waits for it, so where it runs follows from the rest: in a pause that is long enough,
-before a forward that the cap leaves no room for, and at the end. One change to an order moves all of them at once,
-which a walk over whole rows would have to do one by one. Marked slots keep their W, and as many run before them as did.
+A W depends on no other row, and nothing waits for it, so its place follows from the rest: in a pause that is long
+enough, before a forward that has no room under the cap, and at the end. One change to an order then moves all W at
+once, which a walk over whole rows would do one by one. Marked slots keep their W and the number of W before them.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from compiler.schedule.solver.moves import FoundSlots, anneal
 from compiler.schedule.solver.problem import FIRST, NOW, B, F, I, ScheduleProblem, Slots, W
 from compiler.schedule.solver.timing import FIXED
 
-# Microseconds of a change that is drawn, of one that is made, and for each slot that is timed.
+# Microseconds to draw a change, to make one, and to time a slot.
 _DRAWN, _CHANGED, _SLOT = 3.0, 20.0, 0.3
-_GAP = 8  # slots of a row between two states that are kept
-_FAR = 6  # slots by which a slot is moved at most
-_GO_ON = 0.8  # share of changes that are made to the next row, too
-_AT_ENDS, _NEAR_ENDS = 0.5, 0.4  # share of changes in so much of a row at each of its ends, where most is lost
+_GAP = 8  # slots of a row between two saved states
+_FAR = 6  # the most slots by which a slot is moved
+_GO_ON = 0.8  # share of changes that are also made to the next row
+_AT_ENDS, _NEAR_ENDS = 0.5, 0.4  # share of changes near the ends of a row, where most is lost; how near that is
 
-_Steps = dict[int, tuple[int, int, int, int]]  # by slot: its time, kind of event, parts held, and W due
-_Fills = list[list[tuple[int, int]]]  # by row, in front of which slot how many W run
+_Steps = dict[int, tuple[int, int, int, int]]  # slot → (time, kind of event, parts held, W due)
+_Fills = list[list[tuple[int, int]]]  # by row, (index of a slot, number of W that run before it)
 
 
 @dataclass(frozen=True)
 class Bare:
-    """Rows whose W are left out, but for marked ones. `spare`: by row, how many run before these, and behind them."""
+    """Rows without W, except for marked ones."""
 
     rows: tuple[tuple[int, ...], ...]
-    spare: tuple[tuple[int, int], ...]
+    spare: tuple[tuple[int, int], ...]  # by row, how many W run before and after the marked slots
 
 
 def fills_pauses(problem: ScheduleProblem) -> bool:
-    """Whether all that a W can do is to fill pauses: no pair gains, and any W is like another."""
+    """Whether W can only fill pauses: no pair gains, and all W are alike."""
     return problem.one_w and all(slot <= W for offered in problem.offered for slot in offered)
 
 
 def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:
-    """The slots with each W where its row would wait; None where a forward has no room so."""
+    """The slots with each W where its row would wait; None if a forward then has no room."""
     bare = _bare(problem, slots)
     found = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
     return None if found is None else _whole(bare, found.states[-1].fills)
@@ -81,7 +81,7 @@ def anneal_filled(
 
 
 def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
-    """Rows without W; a B that takes as long as its two halves is an I."""
+    """Rows without W. A B that takes as long as its two halves becomes an I."""
     rows, spares = [], []
     for times, row in zip(problem.times, slots, strict=True):
         left, spare, part = [], [0, 0], 0
@@ -101,7 +101,7 @@ def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
 
 
 def _steps(problem: ScheduleProblem) -> list[_Steps]:
-    """By row, what its slots do; a marked W makes no event, which is the kind -1."""
+    """By row, the effects of its slots. A marked W makes no event and has the kind -1."""
     C, whole, kept, tables = problem.num_chunks, problem.whole, problem.kept, []
     for times in problem.times:
         table: _Steps = {}
@@ -116,10 +116,10 @@ def _steps(problem: ScheduleProblem) -> list[_Steps]:
 
 @dataclass(slots=True)
 class _FillState:
-    """How far the rows are: what the next slots wait for, and by row the next slot, W due and spare, and time."""
+    """The progress of the rows: times of events, and by row the next slot, its time, and W that are due or spare."""
 
     events: list[int]
-    needs: list[list[int]]  # by row and kind, what the next one waits for
+    needs: list[list[int]]  # by row and kind, the event that the next one waits for
     makes: list[list[int]]
     at: list[int]
     now: list[int]
@@ -139,13 +139,13 @@ class _FillState:
 @dataclass(frozen=True)
 class _TimedRows:
     ends: list[int]
-    states: list[_FillState]  # on the way, to go on from; the last is the end
+    states: list[_FillState]  # saved states to continue from; the last one is the end
 
     def value(self) -> int:
         return len(self.ends) * max(self.ends) + sum(self.ends)
 
     def before(self, places: Sequence[int]) -> list[_FillState]:
-        """The states that do not know what the rows have behind these places."""
+        """The states that do not depend on the slots of the rows after these places."""
         return [state for state in self.states if all(at <= place for at, place in zip(state.at, places, strict=True))]
 
 
@@ -164,8 +164,10 @@ def _timed(
     states: list[_FillState],
     pauses: Sequence[int] | None = None,
 ) -> _TimedRows | None:
-    """The rows timed on from the last state; None where rows wait for ever, a forward finds no room, or a row pauses
-    for longer than is given for it in `pauses`."""
+    """Time the rows from the last state on.
+
+    Returns None if rows wait for ever, if a forward has no room, or if a row pauses longer than its limit in `pauses`.
+    """
     state = states[-1].copy()
     events, delays, kept, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
     turns = [*rows, *reversed(rows)]
@@ -188,7 +190,7 @@ def _timed(
                     break
                 most, runs = spare[0] if spare[0] < due else due, 0  # `min` takes a tenth of all time
                 if slot >= FIXED:
-                    if not place or slots[place - 1] < FIXED:  # all that run before the first marked one
+                    if not place or slots[place - 1] < FIXED:  # all W that run before the first marked slot
                         runs = most = spare.pop(0)
                         spare[0] += runs
                 elif ready > time and most:
@@ -229,7 +231,7 @@ def _timed(
 
 
 def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: Bare) -> list[int]:
-    """By row, the time of all its slots and W, in whatever order."""
+    """By row, the total time of its slots and W."""
     works = []
     for table, row, spare, times in zip(steps, bare.rows, bare.spare, problem.times, strict=True):
         works.append(sum(table[slot][0] for slot in row) + sum(spare) * times[W])
@@ -239,8 +241,10 @@ def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: Bare) -> lis
 def _changed(
     num_chunks: int, steps: Sequence[_Steps], bare: Bare, draw: Callable[[], float]
 ) -> tuple[Bare, list[int]] | None:
-    """The rows with a slot moved, and the first place of each that differs; the slots of its micro-batch in some
-    neighbouring rows go as far."""
+    """The rows with a slot moved, and for each row the first place that differs.
+
+    The slots of the same micro-batch in some neighbouring rows move equally far.
+    """
     places = [len(row) for row in bare.rows]
     rows, row = list(bare.rows), int(draw() * len(bare.rows))
     place, end = draw(), draw()
@@ -273,7 +277,7 @@ def _changed(
 
 
 def _is_legal(num_chunks: int, steps: _Steps, row: Sequence[int]) -> bool:
-    """Whether each backward is behind its forward."""
+    """Whether each backward comes after its forward."""
     done = [0] * (2 * num_chunks + 1)  # the last one for W
     for slot in row:
         kind = steps[slot][1]
@@ -284,7 +288,7 @@ def _is_legal(num_chunks: int, steps: _Steps, row: Sequence[int]) -> bool:
 
 
 def _whole(bare: Bare, fills: _Fills) -> Slots:
-    """Rows with their W."""
+    """The rows with their W."""
     rows = []
     for row, fill in zip(bare.rows, fills, strict=True):
         whole: list[int] = []

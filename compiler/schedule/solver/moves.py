@@ -1,4 +1,4 @@
-"""Simulated annealing of the rows: small changes to a row, kept where makespan plus the mean end of the rows falls."""
+"""Simulated annealing of rows by small changes, which minimizes the makespan plus the mean end of the rows."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from compiler.schedule.solver.timing import (
     timing_of,
 )
 
-# --- Small changes to a row of slots; None where one does not fit. What comes of them is checked by timing.py
+# --- Small changes to a row of slots, or None if a change is not possible. timing.py checks the results
 
 TOKENS = tuple(tokens_of(slot) if slot < FIXED else () for slot in range(2 * FIXED))
 Draw = Callable[[], float]  # uniform in [0, 1)
 Offered = frozenset[int]
-Change = tuple[list[int], int, int]  # the row's new slots, the first that differs, how many at the end do not
+Change = tuple[list[int], int, int]  # (new slots of the row, the first that differs, number of equal ones at the end)
 
 
 def change(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
-    """One random change at a slot: the kinds of change, and how often each."""
+    """A random change at a slot, with fixed probabilities of each kind of change."""
     kind = draw()
     if kind < 0.35:
         return shift(slots, at, draw)
@@ -53,14 +53,14 @@ def change(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | 
 
 
 def shift(slots: list[int], at: int, draw: Draw) -> Change | None:
-    """Take a slot out and put it in elsewhere."""
+    """Move a slot."""
     if slots[at] >= FIXED:
         return None
     return _put(slots, at, (), slots[at], at + _distance(draw))
 
 
 def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
-    """Take a token out of a slot and put it in elsewhere: alone, to a lone one, or in the place of one of two."""
+    """Move a token out of its slot: to a slot of its own, to a lone token, or in exchange with one of a pair."""
     tokens = TOKENS[slots[at]]
     if not tokens:
         return None
@@ -88,7 +88,7 @@ def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chang
 
 
 def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
-    """Exchange a token and the next one of the same kind and another chunk."""
+    """Exchange a token with the next one of the same kind and another chunk."""
     tokens = TOKENS[slots[at]]
     if not tokens:
         return None
@@ -125,7 +125,7 @@ def split(slots: list[int], at: int, draw: Draw) -> Change | None:
 
 
 def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
-    """Turn an I into a B, without the next W."""
+    """Turn an I into a B, and remove the next W."""
     tokens = TOKENS[slots[at]]
     back = next((token for token in tokens if I <= token < W), None)
     if back is None:
@@ -142,7 +142,7 @@ def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
 
 
 def _put(slots: list[int], at: int, rest: tuple[int, ...], moved: int, gap: int) -> Change | None:
-    """Leave `rest` of the slot `at` there, and put `moved` in before the slot `gap`, of the old numbers."""
+    """Replace the slot `at` by `rest`, and insert `moved` before the slot `gap`. Both numbers are of the old row."""
     if not 0 <= gap <= len(slots) or (gap in (at, at + 1) and not rest) or _inside(slots, gap):
         return None
     new = slots[:]
@@ -160,7 +160,7 @@ def _inside(slots: list[int], gap: int) -> bool:
 
 
 def _replaced(slot: int, old: int, new: int) -> int:
-    """The slot with one token in place of another."""
+    """The slot with one token replaced by another."""
     if slot < NUM_TOKENS:
         return new
     first, second = TOKENS[slot]
@@ -168,42 +168,42 @@ def _replaced(slot: int, old: int, new: int) -> int:
 
 
 def _distance(draw: Draw) -> int:
-    """Mostly a few slots, at most 40, either way."""
+    """A random distance in either direction: mostly a few slots, at most 40."""
     far = 1 + int(40 * draw() ** 5)
     return far if draw() < 0.5 else -far
 
 
 # --- Simulated annealing of the rows: makespan plus the mean end of the rows, under the cap
 #
-# The second term is what makes it work: most single changes leave the makespan as it is. Most changes that are taken
-# leave both as they are; that is how the search walks.
+# The second term is essential, as most single changes leave the makespan unchanged. Most accepted changes leave both
+# terms unchanged, which lets the search move through plateaus.
 
-# Microseconds of a change that is drawn, of one to a row, and for each slot that is timed.
+# Microseconds to draw a change, to make one to a row, and to time a slot.
 _DRAWN, _CHANGED, _SLOT = 3.0, 10.0, 0.2
-_ONE_ROW = 0.3  # share of changes to one row alone; the others are made to the next rows, too
-_GO_ON = 0.9  # and to the row after that
-_LATE, _HOW_LATE = 0.5, 0.25  # share of changes that are made late: most is gained where a schedule drains
-_NEAR = 12  # slots in which the like of a slot is looked for in the next row
-_SORTED = 50  # changes taken between two sorts of the order in which slots are timed
+_ONE_ROW = 0.3  # share of changes to a single row; the others are also made to the next rows
+_GO_ON = 0.9  # probability of another row after that
+_LATE, _HOW_LATE = 0.5, 0.25  # share of changes near the end of a row, where most is gained; exponent of their place
+_NEAR = 12  # slots within which an equal slot is searched for in the next row
+_SORTED = 50  # accepted changes between two sorts of the order in which slots are timed
 Changed = tuple[list[TimedRow], int, int, dict[int, int]]  # see _changed
 
 
 @dataclass(frozen=True)
 class FoundSlots:
-    """Slots, their makespan, and the makespan plus the mean end of the rows, times the number of rows."""
+    """Slots with their makespan and value."""
 
     makespan: int
-    value: int
+    value: int  # (makespan + mean end of the rows) times the number of rows
     slots: Slots
 
 
 def anneal(
     problem: ScheduleProblem, slots: Slots, work: float, heat: tuple[float, float], seed: int, goal: int
 ) -> FoundSlots:
-    """The best slots on a walk of `work` (in microseconds of one core, counted) from legal ones.
+    """The best slots on a walk from legal ones. `work`: counted microseconds of one core.
 
-    It cools from the first heat to the second, in times of F, and stops at a makespan of `goal`. The same arguments
-    give the same result.
+    The temperature falls from the first heat to the second, in multiples of F. The walk stops at a makespan of `goal`.
+    Equal arguments give equal results.
     """
     draw = random.Random(seed).random
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
@@ -247,10 +247,10 @@ def _value(timing: Timing) -> int:
 def _changed(
     problem: ScheduleProblem, lines: list[TimedRow], timing: Timing, draw: Callable[[], float]
 ) -> Changed | None:
-    """Lines with a random change to one row, or the same change to some neighbouring ones.
+    """Lines with a random change to one row, or the same change to some neighbouring rows.
 
-    With the marks between which they differ, the second one more than there is if there is none; by row that changed
-    how many slots more it has.
+    Also returns the marks between which they differ, where the second may be one beyond the last mark, and by changed
+    row how many more slots it has.
     """
     marks = timing.marks
     row, first, last = int(draw() * problem.num_rows), len(marks) - 1, 0
@@ -260,7 +260,7 @@ def _changed(
     candidate, more = lines[:], {}
     drawn: list[float] = []
 
-    def draws() -> float:  # remembered, so that a change can be made once more elsewhere
+    def draws() -> float:  # recorded, so that a change can be repeated in another row
         drawn.append(draw())
         return drawn[-1]
 
@@ -275,7 +275,7 @@ def _changed(
         while marks[first].at[row] > new[1]:
             first -= 1
         end = len(old.slots) - new[2]
-        if not problem.one_w and line.chunks is not old.chunks:  # a W behind may take another time
+        if not problem.one_w and line.chunks is not old.chunks:  # the time of a later W may change
             last = len(marks)
         while last < len(marks) and marks[last].at[row] < end:
             last += 1
@@ -285,11 +285,11 @@ def _changed(
         like = _like(lines[other].slots, old.slots[at], marks[first].at[other] + at - marks[first].at[row])
         if like is None:
             break
-        row, at, draws = other, like, chain(drawn, iter(draw, None)).__next__  # the same once more
+        row, at, draws = other, like, chain(drawn, iter(draw, None)).__next__  # repeat the change
     return candidate, first, last, more
 
 
 def _like(slots: list[int], slot: int, around: int) -> int | None:
-    """The nearest place of an equal slot."""
+    """The nearest place with an equal slot; None if there is none near `around`."""
     near = (at for far in range(_NEAR) for at in (around - far, around + far) if 0 <= at < len(slots))
     return next((at for at in near if slots[at] == slot), None)

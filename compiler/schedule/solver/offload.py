@@ -1,7 +1,7 @@
-"""`auto` where activations can go to the host: schedules that hold more than the cap, with copies that make them fit.
+"""`auto` with activations that can go to the host: schedules that exceed the cap, with copies that make them fit.
 
-The search knows no copies. It is asked without a cap, under the given cap and under larger ones, and copies are placed
-in what it finds (copies.py). What it finds under the given cap has none, so the result is never longer than that.
+The search itself has no copies. It runs without a cap, under the given cap and under larger ones, and copies are placed
+in its results. The result under the given cap needs no copies, so the final result is never longer than that one.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from compiler.schedule.simulate import Timeline, held_at_most, simulate
 from compiler.schedule.solver.solve import Asked, Cap, Solution, Solver, checked, default_cap
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 
-# --- Places copies to the host in a schedule that holds more than its ranks may, so that they hold no more
+# --- Place copies to the host in a schedule whose ranks exceed the cap, so that they do not
 #
-# A rank's steps stay in their order. An O goes where there is no room for the next forward, so that the rank waits for
-# the copy only where it must; an R goes as late as its backward allows, or later where there is no room. Which
-# activations go is chosen one by one, where room is missing: of those that delay least, the one that is needed last
-# (PipeOffload, arXiv 2503.01328, offloads those that live longest). Times are those of the schedule without copies,
-# then those with what was placed, a few times.
+# The steps of a rank stay in order. An O is placed where there is no room for the next forward, so that the rank waits
+# for the copy only if it must. An R is placed as late as its backward allows, or later if there is no room. Where room
+# is missing, activations to offload are chosen one by one: of those that cause the least delay, the one that is needed
+# last (PipeOffload, arXiv 2503.01328, offloads those that live longest). Placing starts from the times without copies,
+# and is repeated a few times with the times of the last result.
 
-_ROUNDS = 4  # of placing and timing
+_ROUNDS = 4  # rounds of placing and timing
 _Key = tuple[int, int]  # a stage and a micro-batch
 
 
 def with_copies(schedule: Schedule, costs: Costs, caps: Sequence[Fraction]) -> tuple[Schedule, Timeline] | None:
-    """A schedule without copies, with those that let each rank hold what it may, and its times.
+    """Add copies to a schedule so that each rank stays under its cap; returns it with its times.
 
-    None where there is no such choice, or none was found.
+    Returns None if no such choice of copies exists or was found.
     """
     if all(held <= cap for held, cap in zip(held_at_most(schedule, costs.keeps), caps, strict=True)):
         return schedule, simulate(schedule, costs)
@@ -70,21 +70,21 @@ def _is_w(step: Step) -> TypeGuard[Action]:
 
 
 class _NoRoomError(Exception):
-    """There is no room for a step, or for what comes back before it."""
+    """There is no room for a step, or for an activation that returns before it."""
 
     def __init__(self, step: int, returning: _Key | None) -> None:
         self.step, self.returning = step, returning
 
 
 class _NotNeededError(Exception):
-    """An activation need not go: there is room until it is needed again."""
+    """An activation need not be offloaded: there is room until it is needed again."""
 
     def __init__(self, key: _Key) -> None:
         self.key = key
 
 
 class _OffloadRow:
-    """The steps of a rank, with when they start and end; times in whole numbers of one unit."""
+    """The steps of a rank with their start and end times, in whole numbers of one unit."""
 
     def __init__(
         self, steps: Sequence[Step], spans: Sequence[tuple[int, int]], unit: Fraction, costs: Costs, cap: Fraction
@@ -100,7 +100,7 @@ class _OffloadRow:
         frees = {"F": 0, "B": self.whole, "I": self.whole - kept, "W": kept}
         self.takes = [self.whole * sum(a.kind == "F" for a in actions_of(step)) for step in steps]
         self.frees = [sum(frees[a.kind] for a in actions_of(step)) for step in steps]
-        self.forward: dict[_Key, int] = {}  # the step of each
+        self.forward: dict[_Key, int] = {}  # index of the step with each forward and backward
         self.backward: dict[_Key, int] = {}
         self._find()
 
@@ -111,7 +111,7 @@ class _OffloadRow:
                     (self.forward if action.kind == "F" else self.backward)[action.stage, action.micro_batch] = k
 
     def _hasten(self, step: int) -> bool:
-        """Let the next W that is due run before a step, of those that run alone; False where there is none."""
+        """Move the next lone W that is due before a step; returns False if there is none."""
         for k in range(step + 1, len(self.steps)):
             w = self.steps[k]
             if _is_w(w) and self.backward[w.stage, w.micro_batch] < step:
@@ -130,10 +130,10 @@ class _OffloadRow:
         return False
 
     def placed(self, eager: bool) -> tuple[Step, ...] | None:
-        """The steps with their copies; None where no choice of them makes room."""
-        away: set[_Key] = set()  # those that go to the host
-        stay: set[_Key] = set()  # those that need not go: they would be back before there is no room
-        late: set[_Key] = set()  # those that come back only where there is room, or nothing else can run
+        """The steps with their copies; None if no choice of copies makes room."""
+        away: set[_Key] = set()  # activations that go to the host
+        stay: set[_Key] = set()  # those that need not go, as they would be back before room is missing
+        late: set[_Key] = set()  # those that return only when there is room or nothing else can run
         while True:
             walk = _Walk(self, away, late, eager)
             try:
@@ -153,8 +153,10 @@ class _OffloadRow:
                     return None
 
     def returns(self, away: Set[_Key]) -> list[tuple[int, _Key]]:
-        """Those that are away in the order of their backwards: the step before which each comes back so that its
-        backward need not wait."""
+        """(index of a step, activation) for those away, in the order of their backwards.
+
+        An activation returns before that step, so that its backward need not wait.
+        """
         found, free = [], None
         for key in sorted(away, key=self.backward.__getitem__, reverse=True):
             end = self.starts[self.backward[key]]
@@ -164,14 +166,14 @@ class _OffloadRow:
         return found[::-1]
 
     def _choice(self, step: int, away: Set[_Key], stay: Set[_Key], left: Sequence[int]) -> tuple[int, _Key | None]:
-        """Which activation goes next, so that there is room for a step: of those that delay it least, the last one."""
+        """The activation to offload next to make room for a step, and its delay: the last needed of the least delay."""
         here = (key for key, k in self.forward.items() if k < step < self.backward[key] and key not in away | stay)
         delays = ((self._delay(step, key, away, left), -self.backward[key], key) for key in here)
         delay, _, key = min(delays, default=(0, 0, None))
         return delay, key
 
     def _delay(self, step: int, key: _Key, away: Set[_Key], left: Sequence[int]) -> int:
-        """How much later a step or a backward begins if an activation goes, with those that have left by then."""
+        """The delay of a step or backward if an activation is offloaded, after those that have left by then."""
         end = delay = 0
         gone = sorted([key, *(each for each in away if self.forward[each] < step)], key=self.forward.__getitem__)
         for each, needed in zip(gone, (*left, self.starts[step]), strict=False):
@@ -182,17 +184,17 @@ class _OffloadRow:
 
 
 class _Walk:
-    """The steps of a row with the copies of some activations, in the order of their forwards and of their backwards."""
+    """Adds copies to the steps of a row: to the host in the order of forwards, and back in the order of backwards."""
 
     def __init__(self, row: _OffloadRow, away: Set[_Key], late: Set[_Key], eager: bool) -> None:
         self.row, self.late, self.eager = row, late, eager
         self.queue = sorted(away, key=row.forward.__getitem__)
-        self.left: list[int] = []  # of those that have gone, when there was no room
+        self.left: list[int] = []  # for each activation that has gone, the time at which room was missing
         self.held = 0
         self.steps: list[Step] = []
 
     def run(self) -> tuple[Step, ...]:
-        """The steps; _NoRoomError and _NotNeededError where other activations should go."""
+        """The steps with copies. Raises _NoRoomError or _NotNeededError if the choice of activations must change."""
         row, back = self.row, 0
         returns = row.returns({*self.queue})
         for k, step in enumerate(row.steps):
@@ -227,16 +229,16 @@ class _Walk:
 
 # --- offload
 
-_SHARE = 0.3  # of the effort, of each search that is not under the given cap
-_LARGER = (Fraction(2), Fraction(3, 2), Fraction(5, 4))  # times the given cap
+_SHARE = 0.3  # share of the effort for each search under another cap
+_LARGER = (Fraction(2), Fraction(3, 2), Fraction(5, 4))  # other caps, as multiples of the given one
 Search = Callable[[Solver], Solution]
 
 
 def solved_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: Search) -> Solution:
-    """The best of what `search` finds with a solver, and of what copies make of what it finds under other caps.
+    """The best result of `search` under the solver's cap, or under other caps with copies.
 
-    `num_stages`: the costs and the cap of the solver are those of one of so many. Without a cap nothing need go to the
-    host. ValueError as of the search.
+    `num_stages`: the number of stages that the costs and the cap of the solver refer to. Without a cap, no copies are
+    needed. Raises ValueError as the search does.
     """
     device = replace(solver, costs=solver.costs.on_device())
     if solver.cap is None:
@@ -252,7 +254,7 @@ def solved_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: 
 
 
 def _larger(cap: Cap, num_ranks: int, num_stages: int) -> Iterator[Cap]:
-    """Caps under which fewer activations must go to the host than without any."""
+    """Larger caps that still limit a schedule, so that fewer activations must be copied than without a cap."""
     of_rank = cap if isinstance(cap, tuple) else (cap,)
     for by in _LARGER:
         if max(of_rank) * by < Fraction(default_cap(num_ranks) * num_stages, num_ranks):
@@ -261,7 +263,7 @@ def _larger(cap: Cap, num_ranks: int, num_stages: int) -> Iterator[Cap]:
 
 @dataclass
 class _FoundOffloads:
-    """What searches have found so far; `asked` has their micro-batches."""
+    """The results of the searches so far. `asked` has their number of micro-batches."""
 
     asked: Asked
     cap: Cap
@@ -270,16 +272,16 @@ class _FoundOffloads:
     searched: dict[StagePlacement, None] = field(default_factory=dict)
 
     def key(self) -> tuple[Fraction, int]:
-        """The least is the best: the makespan, then how much is copied."""
-        assert self.best is not None  # under the given cap nothing need go
+        """The makespan, and then the number of copies; the least is the best."""
+        assert self.best is not None  # the search under the given cap needs no copies
         return self.best.makespan, self.copies
 
     def bound(self, costs: Costs) -> Fraction:
-        """The least that is possible under the cap with such costs, on what was searched."""
+        """The lower bound under the cap with these costs, over the placements that were searched."""
         return min(replace(self.asked, costs=costs).bound(each, self.cap) for each in self.searched)
 
     def add(self, solution: Solution) -> None:
-        """Take a schedule with its copies, if it is better."""
+        """Add copies to a schedule, and keep it if it is better."""
         schedule, on = solution.schedule, solution.schedule.stage_placement
         self.asked = replace(self.asked, num_micro_batches=schedule.num_micro_batches)
         self.searched |= dict.fromkeys(solution.searched)
@@ -293,6 +295,6 @@ class _FoundOffloads:
             self.best = replace(solution, schedule=placed[0], costs=costs, cap=max(caps), makespan=makespan)
 
     def solution(self) -> Solution:
-        """The best, with the bound of all that was searched."""
+        """The best solution, with the bound of all placements that were searched."""
         assert self.best is not None
         return replace(self.best, lower_bound=self.bound(self.asked.costs), searched=tuple(self.searched))

@@ -1,12 +1,11 @@
-"""What is solved: rows that run slots, who waits for whom, and whole times that are those of the costs exactly.
+"""The problem that is solved: rows that run slots, the waits between them, and the exact costs as whole numbers.
 
-A row is a rank, and its chunks are the stages that it runs: those that the placement gives it. A micro-batch takes a
-path, stage by stage a row and a chunk of it; under `bidirectional` there are two, one for each direction. `folded`: a
-bidirectional pipeline whose rank r and mirror P-1-r run the same list; its rows are half the ranks, and both paths are
-one, a V.
+A row is a rank, and its chunks are the stages that the placement gives it. A micro-batch takes a path: for each stage,
+a row and a chunk of it. Under `bidirectional` there are two paths, one for each direction. With `folded`, ranks r and
+P-1-r of a bidirectional pipeline run the same list: the rows are half of the ranks, and both paths become one, a V.
 
-Costs and cap are those of the placement's stages: of half as much of the model under `v` as under `loop(1)`. Where a
-path stays on its rank, the message takes the latency as any other here, so that the judge may find less.
+Costs and cap are for the placement's stages, which have half as much of the model under `v` as under `loop(1)`. If a
+path stays on a rank, its message takes the latency here, so `simulate` may find a shorter time.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from compiler.schedule.slots import Home, Slot, homes
 from compiler.schedule.weights import Weight
 from runtime.contract.actions import Action, ActionKind, Pair, actions_of
 
-# --- Slots as small integers: what one row of a pipeline does next, without a micro-batch index
+# --- Slots as small integers: the next step of a row, without a micro-batch index
 #
-# A token is a kind and a chunk, of which a row has up to `MOST_CHUNKS`: the k-th F of a chunk is of its k-th
-# micro-batch, W (of chunk 0, whichever chunk's it is) takes the oldest input gradient whose weight gradient is still
-# due. A slot is a token, or an unordered pair of them.
+# A token is a kind and a chunk, of which a row has up to `MOST_CHUNKS`. The k-th F of a chunk is for its k-th
+# micro-batch. A W, which is written with chunk 0 for any chunk, takes the oldest input gradient whose weight gradient
+# is still due. A slot is a token, or an unordered pair of tokens.
 
 Slots = tuple[tuple[int, ...], ...]  # [row][position]: a schedule
 MOST_CHUNKS = 16
-F, B, I, W = (kind * MOST_CHUNKS for kind in range(4))  # of chunk 0; W + chunk only where a time is looked up
+F, B, I, W = (kind * MOST_CHUNKS for kind in range(4))  # tokens of chunk 0; W + chunk is used only to look up times
 NUM_TOKENS = 4 * MOST_CHUNKS
-NUM_CODES = NUM_TOKENS * (NUM_TOKENS + 1)  # of slots
+NUM_CODES = NUM_TOKENS * (NUM_TOKENS + 1)  # numbers of slots
 
 
 def pair(a: int, b: int) -> int:
@@ -61,35 +60,36 @@ def kind_of(token: int) -> str:
 
 
 def chunk_of(token: int) -> int:
-    """The chunk of a token; 0 of a W in a slot."""
+    """The chunk of a token; 0 for a W in a slot."""
     return token % MOST_CHUNKS
 
 
 # --- problem
 
-NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waited for by nobody; then `count` entries
+# Events: one that never arrives, one at the start, and one that nobody waits for; then `count` that paths begin with.
+NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
 class ScheduleProblem:
-    """Sizes, times and waits; an event is the end of the k-th F, or of the k-th B or I, of a chunk of a row.
+    """Sizes, times and waits. An event is the end of the k-th F, or of the k-th B or I, of a chunk of a row.
 
-    A kind of event is a number: the chunk for F, `num_chunks` more for B and I.
+    The kind of an event is a number: the chunk for F, and `num_chunks` more for B and I.
     """
 
     placement: StagePlacement
     folded: bool
     num_ranks: int
-    count: int  # micro-batches of each chunk, or most of them
+    count: int  # micro-batches of each chunk; one less in direction 1 if `odd`
     odd: bool  # bidirectional with one micro-batch less in direction 1
     caps: tuple[int, ...]  # [row], in parts of an activation
-    whole: int  # parts of an activation,
-    kept: int  # and of them those that are held from its I to its W
-    unit: Fraction  # of the whole times
-    delays: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: of the messages that its events send
-    times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot, its W written with their chunks]
+    whole: int  # parts of an activation
+    kept: int  # parts that are held from its I to its W
+    unit: Fraction  # of all times, which are whole numbers
+    delays: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: time of the message that its events send
+    times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot], where a W is written with its chunk
     offered: tuple[frozenset[int], ...] = field(repr=False)  # [row]: lone tokens, and pairs that gain
-    one_w: bool  # whether a W takes the same time whichever chunk's it is
+    one_w: bool  # whether a W takes the same time for every chunk
     delay: tuple[int, ...] = field(repr=False)  # [event]
     needs: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one waits for
     makes: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one makes
@@ -109,7 +109,7 @@ class ScheduleProblem:
 
     @property
     def room(self) -> tuple[int, ...]:
-        """By row, whole activations that it can hold."""
+        """By row, the whole activations that it can hold."""
         return tuple(cap // self.whole for cap in self.caps)
 
     @property
@@ -122,7 +122,7 @@ class ScheduleProblem:
 
     @cached_property
     def homes(self) -> tuple[tuple[Home, ...], ...]:
-        """By rank and chunk: its stage, and the direction of its micro-batches."""
+        """By rank and chunk, its stage and the direction of its micro-batches."""
         return tuple(homes(self.placement, self.num_ranks, rank) for rank in range(self.num_ranks))
 
     def event(self, row: int, kind: int) -> int:
@@ -135,7 +135,7 @@ class ScheduleProblem:
 
 
 def chunks_a_row(placement: StagePlacement) -> int:
-    """How many stages a row runs, those of both directions counted."""
+    """The number of stages that a row runs, in both directions."""
     return placement.stages_per_rank * placement.copies
 
 
@@ -147,9 +147,9 @@ def make_problem(
     cap: Fraction | int | Sequence[Fraction | int],
     folded: bool = False,
 ) -> ScheduleProblem:
-    """A problem of so many micro-batches, or where the ranks are folded and they are odd, of one more.
+    """A problem of the given sizes, with one micro-batch more if ranks are folded and the number is odd.
 
-    `cap`: of every rank, or one for each.
+    `cap`: one for all ranks, or one for each.
     """
     P, both = num_ranks, placement == BIDIRECTIONAL
     count, odd = (num_micro_batches + both) // placement.copies, both and not folded and num_micro_batches % 2 == 1
@@ -158,7 +158,7 @@ def make_problem(
     rows = P // 2 if folded else P
     caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else tuple(of_rank)
     gains = costs.gains()
-    tables: dict[tuple[Weight, ...], dict[int, Fraction]] = {}  # rows of equal weights have one
+    tables: dict[tuple[Weight, ...], dict[int, Fraction]] = {}  # rows with equal weights share one
     keys = [tuple(costs.weight(stage, row) for stage, _ in homes(placement, P, row)) for row in range(rows)]
     for row, key in enumerate(keys):
         if key not in tables:
@@ -203,7 +203,7 @@ def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
     """The problem with another number of micro-batches."""
     problem = replace(problem, count=count)
     C, rows = problem.num_chunks, range(problem.num_rows)
-    own = problem.homes[: problem.num_rows]
+    row_homes = problem.homes[: problem.num_rows]
     at = {
         home: (problem.row_of(rank), chunk)
         for rank, each in enumerate(problem.homes)
@@ -211,15 +211,15 @@ def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
     }
 
     def need(stage: int, direction: int, step: int) -> int:
-        """The event of the stage before or behind; at its ends a path waits for nothing."""
+        """The event of the previous or next stage; a path waits for nothing at its ends."""
         if (stage + step, direction) not in at:
             return FIRST
         row, chunk = at[stage + step, direction]
         return problem.event(row, chunk if step < 0 else C + chunk)
 
-    needs = tuple((*(need(*home, -1) for home in own[row]), *(need(*home, 1) for home in own[row])) for row in rows)
+    needs = tuple(tuple([need(*home, step) for step in (-1, 1) for home in row_homes[row]]) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
-    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in own[row]) for row in rows)
+    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in row_homes[row]) for row in rows)
     delay = [0] * problem.num_events
     for row, each in enumerate(problem.delays):
         for kind, time in enumerate(each):
@@ -229,7 +229,7 @@ def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
 
 
 def _messages(placement: StagePlacement, num_ranks: int, row: int, costs: Costs) -> list[Fraction]:
-    """By kind of event of a row, the time of the message to the rank that waits for it; 0 where none does."""
+    """By kind of event of a row, the time of the message to the rank that waits for it; 0 if none does."""
     found = []
     for step in (1, -1):
         for stage, direction in homes(placement, num_ranks, row):
@@ -245,7 +245,7 @@ def _rank_of(placement: StagePlacement, num_ranks: int, stage: int, direction: i
 
 
 def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]:
-    """Time of each token of a row, W with its chunk, and of each pair."""
+    """The time of each token of a row, where a W has its chunk, and of each pair."""
     lone = [token + chunk for token in (F, B, I, W) for chunk in range(len(stages))]
     action = {token: Action(_kind(token), stages[chunk_of(token)], 0) for token in lone}
     result = {token: costs.of(action[token], row) for token in lone}
@@ -256,7 +256,7 @@ def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]
 
 
 def alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
-    """Whether two tokens of a row take as long as each other, alone and in each pair with a third."""
+    """Whether two tokens of a row take equally long, alone and in each pair with a third."""
     partners = [(token + chunk,) for token in (F, B, I, W) for chunk in range(num_chunks)]
     return all(table[slot_of((one, *rest))] == table[slot_of((other, *rest))] for rest in [(), *partners])
 
@@ -281,24 +281,24 @@ def _kind(token: int) -> ActionKind:
 # ---------------------------------------------------------------- to and from schedules
 def schedule_of_slots(problem: ScheduleProblem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
-    said = {slot: _said(slot) for slot in set().union(*slots)}
+    named_slots = {slot: _named_slot(slot) for slot in set().union(*slots)}
     P, N = problem.num_ranks, problem.num_micro_batches
 
     def of_rank(rank: int) -> list[Slot]:
-        return [said[slot] for slot in slots[problem.row_of(rank)]]
+        return [named_slots[slot] for slot in slots[problem.row_of(rank)]]
 
     return numbered("auto", P, N, problem.placement, of_rank)
 
 
-def _said(slot: int) -> Slot:
-    """The slot as named schedules have it."""
+def _named_slot(slot: int) -> Slot:
+    """The slot in the form of named schedules."""
     return tuple(("W", -1) if token == W else (_kind(token), chunk_of(token)) for token in tokens_of(slot))
 
 
 def slots_of_schedule(problem: ScheduleProblem, schedule: Schedule) -> Slots:
-    """The rows of a schedule of the problem's ranks, or of the V of half of them; pairs not offered are taken apart.
+    """The rows of a schedule on the problem's ranks, or on a V of half of them. Pairs that are not offered are split.
 
-    What the form cannot say (an order of micro-batches of its own, or of W) is lost: time what comes back.
+    The form cannot express every order of micro-batches or W, so the result may differ from the schedule: time it.
     """
     rows = []
     for row in range(min(problem.num_rows, schedule.num_ranks)):

@@ -1,4 +1,4 @@
-"""Where the search starts: named schedules in the problem's form, cut to its size, and greedy ones."""
+"""Starts of the search: named schedules in the problem's form, cut to its size, and greedy ones."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from compiler.schedule.solver.problem import (
 from compiler.schedule.solver.timing import FIXED
 from compiler.schedule.zero_bubble import interleaved_zb, vhalf, vmin, zb1p, zbv
 
-# --- Seeds of the search: each row takes whatever gets most work done in the time until it is through with it
+# --- Greedy starts: each row takes the slot with most work per time
 #
-# Every seed draws its own liking for kinds of tokens, so that some wait for a partner and some never do.
+# Every seed draws other preferences for kinds of tokens, so that some seeds wait for partners and others never do.
 
 
 def greedy(problem: ScheduleProblem, seed: int) -> Slots | None:
-    """Slots under the cap, not yet good ones; None where this seed's likings end in a circle of waiting."""
+    """Legal slots under the cap, as a start; None if this seed's preferences end in a circle of waiting."""
     random_ = random.Random(seed)
     liking = _likings(random_, problem.num_chunks)
     more = random_.choice((-1, 0, 0, 1, 2))
@@ -62,13 +62,15 @@ def greedy(problem: ScheduleProblem, seed: int) -> Slots | None:
 
 
 def _most_near(problem: ScheduleProblem, row: int) -> int:
-    """How many micro-batches can be on their way from a row's near forward to its near backward without a pause."""
+    """The number of micro-batches in flight from a row's near forward to its near backward if nothing pauses."""
     return problem.num_stages - min(stage for stage, _ in problem.homes[row])
 
 
 def _likings(random_: random.Random, chunks: int) -> dict[int, float]:
-    """A factor for each token by which its time counts more. A W only fills gaps, an I puts work off; a micro-batch
-    that is further on goes before."""
+    """A random factor for each token, by which its time counts as work.
+
+    A W only fills gaps, an I defers work, and later chunks of a micro-batch are preferred.
+    """
     kinds = [kind for kind in (F, B, I) for _ in range(chunks)]
     tokens = [kind + at % chunks for at, kind in enumerate(kinds)] + [W]
     likes = [random_.lognormvariate(0, 0.2) for _ in tokens]
@@ -98,7 +100,7 @@ class _SeedRow:
         return not self.due and tuple(self.done[self.C :]) == self.counts
 
     def take(self, events: list[int]) -> bool:
-        """Append the slot that gets most done, if any can be begun at a time that is known."""
+        """Append the slot with most work per time, if any has a known start; returns whether one was appended."""
         start = {token: self._ready(token, 0, events) for token in self.lone}
         if self.due:
             start[W] = self.now
@@ -110,7 +112,7 @@ class _SeedRow:
                     best, best_rate, best_start = token, rate, begin
         for slot, a, b in self.pairs:
             first, second = start.get(a, -1), start.get(b, -1)
-            if a == b or (B <= a < I and b == a + MOST_CHUNKS):  # two of a kind: the second needs the next micro-batch
+            if a == b or (B <= a < I and b == a + MOST_CHUNKS):  # two of a kind: the second is for the next micro-batch
                 second = self._ready(b, 1, events) if a != W else (self.now if self.due > 1 else -1)
             if first < 0 or second < 0 or (a < B) + (b < B) > self._room():
                 continue
@@ -124,11 +126,11 @@ class _SeedRow:
         return True
 
     def _room(self) -> int:
-        """Forwards that may begin."""
+        """The number of forwards for which there is room."""
         return (self.cap - self.held) // self.problem.whole
 
     def _fits(self, chunk: int, ahead: int) -> bool:
-        """A forward leaves room for one of each later chunk, which alone can free it again."""
+        """Whether a forward leaves room for one of each later chunk, as only those can free memory again."""
         if chunk == 0 and self.done[0] - self.done[self.C] + ahead >= self.most_near:
             return False
         later = sum(self.done[other] < self.counts[other] for other in range(chunk + 1, self.C))
@@ -138,7 +140,7 @@ class _SeedRow:
         return chunk_of(token) + (self.C if token >= B else 0)
 
     def _ready(self, token: int, ahead: int, events: list[int]) -> int:
-        """When the next of a token, or the one after, can begin; -1 where that is not known or not allowed."""
+        """When a token's next action, or the one `ahead` of it, can begin; -1 if unknown or not allowed."""
         kind, chunk = self._kind(token), chunk_of(token)
         k = self.done[kind] + ahead
         if token < B:
@@ -159,8 +161,8 @@ class _SeedRow:
                 freed += kept
                 continue
             kind = self._kind(token)
-            made = self.makes[kind] + self.done[kind]
-            events[made] = self.now + self.problem.delay[made]
+            event = self.makes[kind] + self.done[kind]
+            events[event] = self.now + self.problem.delay[event]
             self.done[kind] += 1
             self.held += whole * (token < B)
             freed += 0 if token < B else whole if token < I else whole - kept
@@ -170,11 +172,11 @@ class _SeedRow:
 
 # --- seeds
 
-_MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # seeds, and slots of all together
+_MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # the most seeds, and the most slots of all seeds together
 
 
 def seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
-    """Named starts; not all are legal under the cap, nor for the tokens' order of this form."""
+    """Named starts. Not all of them are legal under the cap, or in this form."""
     P, N = problem.num_ranks, problem.count
     if problem.num_chunks == 1:
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
@@ -195,7 +197,7 @@ def seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
 
 
 def greedy_seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
-    """Greedy starts, many of which are equal."""
+    """Greedy starts. Many of them are equal."""
     size = 2 * problem.num_rows * problem.num_chunks * problem.count
     for seed in range(min(_MOST_GREEDY, max(1, _GREEDY_SLOTS // size))):
         slots = greedy(problem, seed)
@@ -204,7 +206,7 @@ def greedy_seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
 
 
 def _both_sides(problem: ScheduleProblem, schedule: Schedule) -> Slots:
-    """The slots of a V of half the ranks, of each kind and chunk as many as the problem has."""
+    """The slots of a V of half the ranks, cut to the problem's number of micro-batches, for all rows."""
     half = slots_of_schedule(problem, schedule)
     half = tuple(_first(row, problem.count) for row in half)
     return half if len(half) == problem.num_rows else (*half, *reversed(half))
@@ -217,9 +219,9 @@ def without_last(slots: Slots) -> Slots:
 
 
 def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
-    """The row without the last forward and backward of a chunk; marks of slots stay.
+    """The row without the last forward and backward of a chunk. Marks of slots stay.
 
-    Of a split backward the next W goes with it: all W behind it then find as many I in front of them as before.
+    With a split backward, the next W goes too, so that all later W still have as many I before them.
     """
     slots = [list(tokens_of(slot % FIXED)) for slot in row]
     last = {token: at for at, tokens in enumerate(slots) for token in tokens}
@@ -232,7 +234,7 @@ def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
 
 
 def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The row cut to the first `count` of each kind and chunk; there are as many W as I."""
+    """The row cut to the first `count` actions of each kind and chunk, with as many W as I."""
     done: Counter[int] = Counter()
     result = []
     for slot in row:
@@ -252,7 +254,7 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def capped(problem: ScheduleProblem) -> Slots:
-    """1f1b of one chunk under any cap: a rank starts with no more forwards than it and those before it may hold."""
+    """1f1b of one chunk under any cap: a rank begins with at most as many forwards as it and earlier ranks may hold."""
     rows = []
     for rank in range(problem.num_ranks):
         warm_up = min(*problem.room[: rank + 1], problem.num_ranks - rank, problem.count) - 1
@@ -261,7 +263,7 @@ def capped(problem: ScheduleProblem) -> Slots:
 
 
 def in_groups(problem: ScheduleProblem) -> Slots:
-    """Rows under any cap: as many micro-batches as fit go through all stages and back before the next ones."""
+    """Rows under any cap: as many micro-batches as fit pass all stages and return before the next ones start."""
     most, rest, chunks = max(1, min(problem.room) // problem.num_chunks), problem.count, range(problem.num_chunks)
     row: list[int] = []
     while rest:
@@ -273,7 +275,7 @@ def in_groups(problem: ScheduleProblem) -> Slots:
 
 
 def _paired(problem: ScheduleProblem) -> Slots:
-    """1f1b whose forwards and backwards overlap, with as many more forwards before the first backward."""
+    """1f1b with overlapped forwards and backwards, and more forwards before the first backward."""
     rows = []
     for rank in range(problem.num_ranks):
         warm_up = min(2 * (problem.num_ranks - rank) - 1, problem.room[rank] - 1 - rank, problem.count)

@@ -1,6 +1,6 @@
-"""`auto`: the schedule that ends soonest for given costs under a hard cap on activations, as far as can be found.
+"""`auto`: the shortest schedule found for given costs under a hard cap on activations.
 
-Every named schedule that fits is a candidate, so that none is better; a search goes on from the best of a placement.
+Every named schedule that fits is a candidate, so none is better. Searches continue from the best of a placement.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from compiler.schedule.solver.seeds import capped, in_groups, without_last
 from compiler.schedule.zero_bubble import zbv_both_ways
 from runtime.contract.actions import Pair, Step, actions_of
 
-# --- What `auto` is asked for, in the units of the asker and of each placement, and what is found
+# --- A request for `auto`, in its own units and in those of each placement, and its result
 
-Cap = Fraction | int | tuple[Fraction | int, ...]  # of every rank, or one for each
-lower_bound_of = lru_cache(maxsize=256)(lower_bound)  # asked for before a search, by it, and for what was found
+Cap = Fraction | int | tuple[Fraction | int, ...]  # one for all ranks, or one for each
+lower_bound_of = lru_cache(maxsize=256)(lower_bound)  # used before a search, by the search, and for its result
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Sizes, costs of one of `num_stages` stages, and a cap on activations of such a stage, of all ranks or of each."""
+    """A request: sizes, the costs of one of `num_stages` stages, and a cap in activations of such a stage."""
 
     num_ranks: int
     num_micro_batches: int
@@ -50,11 +50,11 @@ class Asked:
     cap: Cap | None
 
     def costs_on(self, placement: StagePlacement) -> Costs:
-        """Costs of the model cut into the stages of a placement."""
+        """The costs of the model cut into the stages of a placement."""
         return self.costs.recut(self.num_stages, placement.num_stages(self.num_ranks))
 
     def caps(self, cap: Cap) -> tuple[Fraction, ...]:
-        """A cap, by rank."""
+        """A cap as one value per rank."""
         return tuple(map(Fraction, cap if isinstance(cap, tuple) else (cap,) * self.num_ranks))
 
     def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[Fraction, ...]:
@@ -67,7 +67,7 @@ class Asked:
         return None if cap is None else max(self.caps_on(placement, cap))
 
     def holds(self, held: Sequence[Fraction], cap: Cap | None) -> bool:
-        """Whether so much, by rank, is under a cap."""
+        """Whether activations held, by rank, are within a cap."""
         return cap is None or all(each <= most for each, most in zip(held, self.caps(cap), strict=True))
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
@@ -76,7 +76,7 @@ class Asked:
         return lower_bound_of(placement, P, N, self.costs_on(placement), caps)
 
     def held(self, schedule: Schedule) -> tuple[Fraction, ...]:
-        """The most that each rank of a schedule holds, in the unit of the cap."""
+        """The most activations that each rank of a schedule holds, in the unit of the cap."""
         peaks = held_at_most(schedule, self.costs.keeps)
         return tuple(each * self.num_stages / schedule.num_stages for each in peaks)
 
@@ -87,32 +87,32 @@ class Asked:
 
 @dataclass(frozen=True)
 class FoundSchedule:
-    """A schedule, how long it takes, the most that each rank holds in the unit of the cap, and what it came from."""
+    """A schedule that was found."""
 
     makespan: Fraction
-    held: tuple[Fraction, ...]
-    origin: str
+    held: tuple[Fraction, ...]  # the most activations on each rank, in the unit of the cap
+    origin: str  # "search", or the name of a schedule or start
     schedule: Schedule
 
     def key(self) -> tuple[Fraction, bool]:
-        """The least is the best."""
+        """A sort key; the least is the best."""
         return self.makespan, self.schedule.stage_placement == BIDIRECTIONAL
 
 
 def checked(asked: Asked) -> Asked:
-    """What was asked; ValueError where nothing runs with such sizes, weights or caps."""
+    """The same request. Raises ValueError if nothing can run with its sizes, weights or caps."""
     if asked.num_ranks < 1 or asked.num_micro_batches < 1:
         raise ValueError(
             f"auto needs at least 1 rank and 1 micro-batch, got {asked.num_ranks} and {asked.num_micro_batches}"
         )
-    least = asked.num_stages // asked.num_ranks  # a micro-batch comes by so often before it goes back
+    least = asked.num_stages // asked.num_ranks  # how often a micro-batch passes a rank before it turns back
     if isinstance(asked.cap, tuple) and len(asked.cap) != asked.num_ranks:
         raise ValueError(f"auto needs a cap for each of {asked.num_ranks} ranks, got {len(asked.cap)}")
     if asked.cap is not None and min(asked.caps(asked.cap)) < least:
-        what = f"{least} activation{'s' if least > 1 else ''}"
+        activations = f"{least} activation{'s' if least > 1 else ''}"
         raise ValueError(
             f"auto cannot run with a cap of {float(min(asked.caps(asked.cap))):g}: "
-            f"a rank holds at least {what}, use cap = {least}"
+            f"a rank holds at least {activations}, use cap = {least}"
         )
     asked.costs.check(asked.num_ranks, asked.num_stages)
     return asked
@@ -120,67 +120,69 @@ def checked(asked: Asked) -> Asked:
 
 # --- solve
 
-_CHUNKS = (2, 3, 4)  # stages a rank of `loop(v)` that are tried where nobody says
-# By placement a share of the effort; `loop(v)` starts from good named schedules, and is large.
+_CHUNKS = (2, 3, 4)  # stages per rank of `loop(v)` that are tried by default
+# Share of the effort by placement. `loop(v)` starts from good named schedules and is large, so its share is small.
 _SHARES, _SHARE_OF_LOOPS = {BIDIRECTIONAL: 1.0, V: 0.6, ONE_STAGE: 0.3}, 0.15
-_Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
-_MOST_STEPS = 4_000  # ranks times micro-batches of which several stages a rank are tried
-_WORTH = Fraction(5, 4)  # of the best makespan: from a start further off, 6 s of annealing took away 2%
-_WAVES = 2  # tried where there are more actions than that
-_MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
+_Cores = dict[tuple[object, ...], Core | None]  # results of searches, by everything that they depend on
+_MOST_STEPS = 4_000  # ranks times micro-batches up to which several stages per rank are tried
+_WORTH = Fraction(5, 4)  # of the best makespan: starts beyond it are hopeless, as 6 s of annealing gained only 2%
+_WAVES = 2  # waves that are tried if there are more than `_MOST_ACTIONS`
+_MOST_ACTIONS = 10_000  # forwards and backwards of a core; with more of them, a search gains almost nothing in time
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A schedule named auto, what it takes, and what it came from.
-
-    `costs` are those of its actions, and `cap` counts its activations. `lower_bound`: no schedule ends sooner that is
-    on its placement or one that was searched, and holds no more than the cap, or where there is none, than this one.
-    """
+    """A schedule named auto, with its makespan and origin."""
 
     schedule: Schedule
-    costs: Costs
-    cap: Fraction | None
+    costs: Costs  # of its actions
+    cap: Fraction | None  # in its activations
     makespan: Fraction
+    # No schedule within the cap ends sooner on its placement or one that was searched. Without a cap, the bound is for
+    # schedules that hold no more than this one.
     lower_bound: Fraction
     origin: str  # "search", or the name of the schedule that it is
-    searched: tuple[StagePlacement, ...]  # its own, and those that could have had a better one
+    searched: tuple[StagePlacement, ...]  # its placement, and those that could have had a better schedule
 
     def measured(self) -> MeasuredSchedule:
-        """The measures of the schedule that are printed, with the lower bound of the solution."""
+        """The schedule with the measures that are printed, and with the lower bound of the solution."""
         return replace(measure(self.schedule, self.costs, self.cap), lower_bound=self.lower_bound)
 
 
 @dataclass(frozen=True)
 class _ScheduleSearch:
-    """A search, and the cores that searches have found: those are the solver's."""
+    """The settings of a search, and the solver's cache of results."""
 
     effort: float
     cores: _Cores
     report: Report
-    worth: Fraction | None = None  # starts that take longer than that are too far from the best to be improved
+    worth: Fraction | None = None  # starts that take longer are too far from the best to be improved
 
     def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _ScheduleSearch:
-        """One of several searches, which is so much of the whole work, and starts behind so much of it."""
+        """One of several searches: `share` of the `whole` work, after `start` of it."""
         return replace(
             self, effort=self.effort * effort, report=lambda done: self.report((start + share * done) / whole)
         )
 
 
 def default_cap(num_ranks: int) -> int:
-    """What a rank may hold where nobody says, in activations of 1/P of the model: what DualPipe holds, which full pairs
-    need; more buys almost nothing."""
+    """The default cap of a rank, in activations of 1/P of the model.
+
+    It is what DualPipe holds and what full pairs need. A larger cap gains almost nothing.
+    """
     return num_ranks + 1
 
 
 @dataclass(frozen=True)
 class Solver:
-    """Searches at given costs under a cap on activations. It remembers them: once there are enough micro-batches,
-    other numbers of these cost next to nothing.
+    """Searches for schedules at given costs under a cap on activations.
 
-    `cap` None: what a named schedule holds, or `default_cap`; it may be a fraction, or one for each rank. `effort`
-    scales how much is searched: about 30 s at most at 1. `report` is told of progress. Equal arguments give equal
+    Results are cached: with enough micro-batches, other numbers of them cost almost nothing. Equal arguments give equal
     schedules.
+
+    costs: of an action on one stage. cap: one for all ranks, or one for each; None for `default_cap`, or for what a
+    named schedule holds. effort: scales the work of a search, which takes at most about 30 s at 1. report: called with
+    the share of the work that is done.
     """
 
     costs: Costs
@@ -197,18 +199,18 @@ class Solver:
         copies: int = 2,
         placement: StagePlacement | None = None,
     ) -> Solution:
-        """The best schedule found of any placement. Costs and cap are those of 1/P of the model: with v stages a rank,
-        an action takes 1/v of them and an activation counts 1/v.
+        """The best schedule found on any placement. Costs and cap are for 1/P of the model: with v stages per rank, an
+        action takes 1/v of the costs and an activation counts as 1/v.
 
-        Searched on are `bidirectional` where P is even, `v`, `loop(1)` where there is one copy or P is odd, and
-        `loop(chunks)`, or some where that is None: each where a bound says that something better could be there.
-        `copies` is how many ranks may hold a stage; with `placement`, nothing else is searched. Candidates are all
-        named schedules. Of equal ones that with fewer copies of the parameters is taken. ValueError for sizes, weights
-        or a cap with which nothing runs.
+        The search covers `bidirectional` if P is even, `v`, `loop(1)` if there is one copy or P is odd, and
+        `loop(chunks)`, or several loops if `chunks` is None. It skips placements whose bound shows that nothing better
+        is possible. `copies` is the number of ranks that may hold a stage. With `placement`, only that is searched. All
+        named schedules are candidates. Of equal ones, the one with fewer copies of the parameters is taken. Raises
+        ValueError for sizes, weights or a cap with which nothing can run.
         """
         P, N = num_ranks, num_micro_batches
         asked = checked(Asked(P, N, self.costs, P, self.cap))
-        small = P * N <= _MOST_STEPS  # else, more stages a rank are too much
+        small = P * N <= _MOST_STEPS  # otherwise, several stages per rank are too many
         counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
         if placement is not None:
             placement.num_stages(P)
@@ -231,7 +233,7 @@ class Solver:
     ) -> Solution:
         """Find the shortest schedule for ranks that hold their stages by `placement`.
 
-        Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
+        Costs and cap are for one of its stages. `effort` and `report` replace those of the solver.
         """
         asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
         search = _ScheduleSearch(self.effort if effort is None else effort, self.cores, report or self.report)
@@ -242,9 +244,9 @@ class Solver:
 def _named(
     asked: Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
 ) -> Iterator[FoundSchedule]:
-    """All named schedules that fit the cap and have so many copies at most, those of `loop(v)` with some counts for v.
+    """All named schedules that fit the cap and have at most `copies` copies, with `counts` as chunks of `loop(v)`.
 
-    They run on ranks that hold their stages by `held_by`, if that is given.
+    If `held_by` is given, they must run on ranks that hold their stages by that placement.
     """
     P, N = asked.num_ranks, asked.num_micro_batches
     for name, row in SCHEDULES.items():
@@ -260,7 +262,7 @@ def _named(
 def _solved(
     asked: Asked, placements: Sequence[StagePlacement], named: Iterator[FoundSchedule], search: _ScheduleSearch
 ) -> Solution:
-    """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
+    """The best of named schedules and of searches. A placement is searched if its bound allows a better schedule."""
     P = asked.num_ranks
     best = min(named, key=FoundSchedule.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
@@ -292,7 +294,7 @@ def _solved(
 def _searched(
     placement: StagePlacement, asked: Asked, cap: Cap, search: _ScheduleSearch
 ) -> Iterator[tuple[str, Schedule]]:
-    """What a search finds on a placement, and what runs there under any cap; one at a time, as they may be large."""
+    """(origin, schedule) of a search on a placement, and of a start under any cap; one at a time, as they are large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
     caps = asked.caps_on(placement, cap)
     folded = placement == BIDIRECTIONAL and costs.is_mirrored(P) and caps == caps[::-1]
@@ -309,10 +311,10 @@ def _searched(
     core = _core(problem, costs, search.part(0, 1, 1 + twice))
     if core is not None:
         yield core.origin, _first(_schedule(problem, core), N)
-    else:  # too large for more
+    else:  # too large for a search
         for period in islice(waves(problem), _WAVES):
             yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
-    if core is not None and twice:  # a pair may take less than what is left of it: go on
+    if core is not None and twice:  # search on, as a pair may take less than the action that is left of it
         odd = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
         core = _core(odd, costs, search.part(1, 1, 2, 0.5), (without_last(slots),))
@@ -321,9 +323,9 @@ def _searched(
 
 
 def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> bool:
-    """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long.
+    """Whether a run is solved as a shorter one with a period that is repeated, which is the same for all long runs.
 
-    Under `loop(v)` groups of micro-batches take turns, and there is no period of one.
+    Under `loop(v)` groups of micro-batches alternate, so there is no period of one micro-batch.
     """
     if placement.loops > 1:
         return False
@@ -332,17 +334,17 @@ def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -
 
 
 def _short(placement: StagePlacement, num_ranks: int) -> int:
-    """Micro-batches of a chunk that are enough to fill and to drain, with some steady state between."""
+    """Micro-batches per chunk that are enough for filling, draining, and some steady state between."""
     return num_ranks + 2 if placement == BIDIRECTIONAL else 2 * num_ranks + 2
 
 
 def _core(
-    problem: ScheduleProblem, costs: Costs, search: _ScheduleSearch, given: tuple[Slots, ...] = ()
+    problem: ScheduleProblem, costs: Costs, search: _ScheduleSearch, initial: tuple[Slots, ...] = ()
 ) -> Core | None:
-    """What a search finds from the given slots, or from all starts."""
+    """The result of a search from the initial slots, or from all starts; None if the problem is too large."""
     P, placement = problem.num_ranks, problem.placement
     long = is_long(placement, P, problem.num_micro_batches)
-    count = _short(placement, P) + (COPIES - 1 if given else 0) if long else problem.count
+    count = _short(placement, P) + (COPIES - 1 if initial else 0) if long else problem.count
     if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS or problem.num_chunks > MOST_CHUNKS:
         return None
 
@@ -351,7 +353,7 @@ def _core(
     key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
         short = resized(problem, count)
-        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, given, worth)
+        search.cores[key] = solve_core(short, search.effort, bound, long, search.report, initial, worth)
     return search.cores[key]
 
 
@@ -368,14 +370,14 @@ def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
 
 
 def _schedule(problem: ScheduleProblem, core: Core) -> Schedule:
-    """The schedule of the problem's size, from a core of the same form."""
+    """The schedule of the problem's size that a core gives."""
     short, count = core.problem, problem.count
     slots = stretched(short, core.slots, count) if short.count < count else core.slots
     return schedule_of_slots(problem, slots)
 
 
 def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """The schedule without its last micro-batch, of direction 1, if it has one too many: still legal, and no longer."""
+    """The schedule without its last micro-batch, if it has one too many. It stays legal and does not get longer."""
     N = num_micro_batches
     if schedule.num_micro_batches == N:
         return schedule

@@ -1,6 +1,6 @@
-"""How long rows of slots take, timed again from the first slot that a change can move.
+"""Times of rows of slots, computed again only from the first slot that a change can move.
 
-`simulate` is the judge; this gives the same times, in whole numbers and in a fraction of a millisecond.
+The times equal those of `simulate`, in whole numbers, and take a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,31 +26,28 @@ from compiler.schedule.solver.problem import (
     tokens_of,
 )
 
-# --- One row of slots, made ready to be timed: per slot its time and events, and what was done before it
+# --- One row of slots, prepared for timing: for each slot its time, its events, and the state before it
 
-FIXED = NUM_CODES  # added to a slot that moves must leave alone
+FIXED = NUM_CODES  # added to a slot that moves must not change
 EventStep = tuple[int, int, int, int, int]  # time, the two events it waits for, the two it makes
-# By chunk F done, by chunk B and I done; parts of activations held, I done, W due.
+# By chunk F done, and by chunk B and I done; then parts of activations held, I done, W due.
 State = tuple[int, ...]
-END: EventStep = (0, NEVER, NEVER, NOBODY, NOBODY)  # so that a row at its end waits
+END: EventStep = (0, NEVER, NEVER, NOBODY, NOBODY)  # a row at its end waits for ever
 
 
 @dataclass(slots=True)
 class TimedRow:
-    """A row. `steps` (with END), `states` and `work` (time of all slots before) have an item more than `slots`.
-
-    `chunks` has the chunk of each I, where the time of a W depends on it.
-    """
+    """A row. `steps`, `states` and `work` have one item more than `slots`."""
 
     slots: list[int]
-    steps: list[EventStep]
+    steps: list[EventStep]  # the last one is END
     states: list[State]
-    work: list[int]
-    chunks: list[int]
+    work: list[int]  # time of all slots before
+    chunks: list[int]  # the chunk of each I, if the time of a W depends on it
 
 
 def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRow | None:
-    """The line of a whole row; None where it is not legal on its own, or holds more than the cap."""
+    """The line of a whole row; None if the row alone is illegal or exceeds the cap."""
     nothing = TimedRow([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
     line = changed(problem, row, nothing, list(slots), 0, 0)
     full = problem.counts[row] * 2
@@ -60,9 +57,9 @@ def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRo
 def changed(
     problem: ScheduleProblem, row: int, old: TimedRow, slots: list[int], first: int, num_equal: int
 ) -> TimedRow | None:
-    """The line of `slots`, which equal those of `old` before `first` and in the last `num_equal`, with equal tokens.
+    """The line of `slots`, which have the tokens of `old` and equal them before `first` and in the last `num_equal`.
 
-    None where it would hold more than the cap, or run a backward before its forward or a W before its I.
+    Returns None if it exceeds the cap, or has a backward before its forward or a W before its I.
     """
     counts, cap, times = problem.counts[row], problem.caps[row], problem.times[row]
     needs, makes, C = problem.needs[row], problem.makes[row], len(problem.counts[row])
@@ -114,7 +111,7 @@ def changed(
             steps.append((time, NOW, NOW, NOBODY, NOBODY))
         else:
             waits, produced, freed, new = [], [], 0, 0
-            # The later kind first: a pair's actions may not need each other.
+            # The later kind first, so that no action of a pair can depend on the other.
             for token in (slot % NUM_TOKENS, slot // NUM_TOKENS - 1):
                 if token == W:
                     if not due:
@@ -152,7 +149,7 @@ def changed(
             steps.append((time, waits[0], waits[1], produced[0], produced[1]))
     end = len(old.slots) - num_equal
     if not one_w and num_equal:
-        if chunks[before:] != old.chunks[before : old.states[end][-2]]:  # then W behind are of other chunks
+        if chunks[before:] != old.chunks[before : old.states[end][-2]]:  # then later W are for other chunks
             return changed(problem, row, old, slots, first, 0)
         chunks = old.chunks
     works.append(work)
@@ -167,40 +164,40 @@ def changed(
 
 
 def _of_chunks(tokens: Sequence[int], chunks: Sequence[int]) -> int:
-    """The slot with each W as that of the next chunk."""
+    """The slot with each W written with the chunk of the next due gradient."""
     next_chunks = iter(chunks)
     return slot_of(W + next(next_chunks, 0) if token == W else token for token in tokens)
 
 
 # --- timing
 
-_GAP, _EVENTS = 16, 64  # slots between two marks: at least so many, and one for so many events, which are copied
+_GAP, _EVENTS = 16, 64  # slots between two marks: at least _GAP, and one per _EVENTS events, as a mark copies these
 
 
 @dataclass(slots=True)
 class Mark:
-    """The state before a slot is timed: slots timed so far, event times (-1: not yet), place and time of each row."""
+    """The state before a slot is timed."""
 
-    timed: int
-    events: list[int]
-    at: list[int]
-    now: list[int]
+    timed: int  # slots that are timed so far
+    events: list[int]  # times of events; -1: not yet
+    at: list[int]  # by row, the index of its next slot
+    now: list[int]  # by row, its time
 
 
 @dataclass(slots=True)
 class Timing:
-    """Times of some lines, with marks to start again from.
+    """Times of some lines, with marks from which timing can restart.
 
-    `order` has the row of each slot in the order in which they were timed: a slot comes after all it waits for, so
-    that whatever comes before a changed slot is not moved by the change.
+    `order` has the row of each slot in the order in which they were timed. A slot comes after everything it waits for,
+    so a change does not move slots before it in this order.
     """
 
     order: list[int]
     marks: list[Mark]
     ends: list[int]  # of the rows
-    # Of the last marks, last first, by row: from the start of the next slot to the end of all. Made where asked for.
+    # For the last marks, last first: by row, the time from the start of its next slot to the end of all. Made lazily.
     tails: list[list[int]] = field(default_factory=list)
-    behind: list[int] = field(default_factory=list)  # the same of what waits for an event, as of the last of these
+    behind: list[int] = field(default_factory=list)  # by event, that time from its first reader, at the last of `tails`
 
     @property
     def makespan(self) -> int:
@@ -208,7 +205,7 @@ class Timing:
 
 
 def timing_of(problem: ScheduleProblem, lines: Sequence[TimedRow]) -> Timing | None:
-    """Times from the start; None where rows wait for each other for ever."""
+    """The timing of lines; None if rows wait for each other for ever."""
     rows = range(problem.num_rows)
     events = [-1] * problem.num_events
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
@@ -233,7 +230,7 @@ def starts_of(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow
 
 
 def in_time_order(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> Timing:
-    """The timing with its slots in the order in which they start, and evenly spaced marks; no time changes."""
+    """The same timing with its slots in order of their starts, and with evenly spaced marks."""
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), at, row) for at, row in enumerate(timing.order))
     zero = timing.marks[0]
@@ -250,9 +247,9 @@ def _gap(problem: ScheduleProblem) -> int:
 def retimed(
     problem: ScheduleProblem, old: Timing, lines: Sequence[TimedRow], first: int, limit: int | None
 ) -> Timing | None:
-    """Times of `lines`, which are those of `old` up to its mark `first`.
+    """The timing of `lines`, which equal those of `old` up to its mark `first`.
 
-    None where rows wait for each other for ever, or a row is sure to end after `limit`.
+    Returns None if rows wait for each other for ever, or if a row surely ends after `limit`.
     """
     mark = old.marks[first]
     events, at, now = mark.events[:], mark.at[:], mark.now[:]
@@ -321,11 +318,11 @@ def is_longer(
     more: dict[int, int],
     limit: int,
 ) -> bool:
-    """Whether `lines` end after `limit`, or never; they are those of `old` but between the marks `first` and `last`.
+    """Whether `lines` surely end after `limit`, or never. They differ from `old` only between the two marks.
 
-    `more` has the rows that changed and how many slots they have more. Only what lies between is timed: the rest takes
-    as long as it did. False means only that nobody knows. What waits for something behind the second mark is taken to
-    wait for ever, as in nearly all cases it does.
+    `more`: by changed row, how many more slots it has. Only slots between the marks `first` and `last` are timed, as
+    the rest takes as long as before. False means that the answer is unknown. A slot that waits for one after the second
+    mark counts as waiting for ever, which is almost always true.
     """
     begin, end = old.marks[first], old.marks[last]
     events, at, now, delay = begin.events[:], begin.at[:], begin.now[:], problem.delay
@@ -367,10 +364,10 @@ def is_longer(
 def _tails(
     problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow], mark: int, more: dict[int, int]
 ) -> list[int]:
-    """The tails of the rows at a mark; `lines` are those of the timing behind it, with so many slots more before."""
+    """The tails of the rows at a mark. After it, `lines` equal those of the timing; `more`: additional slots before."""
     tails, marks, delay = timing.tails, timing.marks, problem.delay
     if not tails:
-        timing.behind = [-each for each in delay]  # of what nobody waits for
+        timing.behind = [-each for each in delay]  # for events that nobody waits for
     behind = timing.behind
     while len(marks) - len(tails) > mark:
         at_mark = len(marks) - 1 - len(tails)

@@ -1,4 +1,4 @@
-"""What failures take from a run: against runs that are drawn event by event, and against all intervals."""
+"""The cost of failures, compared with simulated runs, and the best interval, compared with all others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FAILURES = 60_000
 CASES = [  # interval, mtbf, copy, write, restart: seconds
     (600.0, 10_000.0, 5.0, 60.0, 300.0),
     (100.0, 1_000.0, 20.0, 90.0, 10.0),
-    (50.0, 2_000.0, 5.0, 200.0, 60.0),  # a save waits for the one before
+    (50.0, 2_000.0, 5.0, 200.0, 60.0),  # a save waits for the previous one
     (3_000.0, 1_000.0, 5.0, 0.0, 0.0),
     (600.0, 10_000.0, 0.0, 0.0, 3_000.0),
 ]
 
 
 def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> tuple[float, float]:
-    """The goodput of a run of FAILURES failures, played event by event, and its standard error."""
+    """The goodput of a run with FAILURES failures, simulated event by event, and its standard error."""
     draw, kept_s, passed_s, squares = random.Random(5), 0.0, 0.0, 0.0
     for _ in range(FAILURES):
         left = draw.expovariate(1 / mtbf_s)
@@ -33,7 +33,9 @@ def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
         clock, saved, written = 0.0, 0.0, 0.0  # of this start; what is saved; when its write ends
         trained = 0.0
         while True:
-            clock = max(clock + interval_s, written) + copy_s  # training waits for the write before, then for the copy
+            clock = (
+                max(clock + interval_s, written) + copy_s
+            )  # training waits for the write before it, then for the copy
             trained += interval_s
             written = clock + write_s
             if written > left:
@@ -45,7 +47,7 @@ def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
             passed_s += min(left, restart_s)
             if left >= restart_s:
                 break
-    return kept_s / passed_s, math.sqrt(squares) / passed_s  # what passes varies less than what is kept
+    return kept_s / passed_s, math.sqrt(squares) / passed_s  # the total time varies less than the time kept
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -60,8 +62,9 @@ def test_no_interval_is_better_than_the_best(seed: int) -> None:
     step_s, mtbf_s = draw.uniform(0.1, 30), 10 ** draw.uniform(3, 6)
     copy_s, write_s = draw.choice([0.0, draw.uniform(0, 60)]), draw.uniform(0, 600)
     found = best_steps(step_s, mtbf_s, copy_s, write_s)
-    of = {steps: share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in range(1, int(mtbf_s / step_s) + 2)}
-    assert of[found] == max(of.values())
+    counts = range(1, int(mtbf_s / step_s) + 2)
+    shares = {steps: share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in counts}
+    assert shares[found] == max(shares.values())
 
 
 def test_a_run_that_never_gets_on_keeps_nothing() -> None:

@@ -1,4 +1,4 @@
-"""FLOPs and MFU by the published definition: figures come out exactly given the published step."""
+"""FLOPs and MFU by the published definition: with the published step time, the published figures come out exactly."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_mfu_falls_as_the_step_grows(factor: int) -> None:
 
 @pytest.mark.parametrize("degrees", [("tensor=8",), ("tensor=4", "pipeline=2")])
 def test_tensor_ranks_split_the_work_of_a_model_and_add_none(degrees: tuple[str, ...]) -> None:
-    """The model has the parameters and the FLOPs of one that is not split, and a device computes its part of them."""
+    """Tensor ranks change neither parameters nor FLOPs of the model, and a device computes its part of them."""
     alone, split = (
-        predict(load(SPECS / "llama3-8b.dsc", overrides=[f"parallel.{each}" for each in given]))
-        for given in ((), degrees)
+        predict(load(SPECS / "llama3-8b.dsc", overrides=[f"parallel.{each}" for each in overrides]))
+        for overrides in ((), degrees)
     )
     assert split.flops == alone.flops and split.parameters == alone.parameters
     assert split.mfu is not None and alone.mfu is not None and 0.5 < split.mfu.causal / alone.mfu.causal < 1.5

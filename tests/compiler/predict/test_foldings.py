@@ -1,4 +1,4 @@
-"""Published runs in which the mesh of experts is not that of attention: each can be said, planned and proven."""
+"""Published runs whose experts have another mesh than attention: each can be written, planned and proven."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folded(path: Path, model: str, nodes: int, tp: int, pp: int, ep: int, etp: i
     degrees = {"tensor": tp, "pipeline": pp, "expert": ep, "expert_tensor": etp}
     words = [f"parallel.{name}={degree}" for name, degree in degrees.items()]
     words += [f"cluster.nodes={nodes}", "precision=bf16", *USUAL]
-    words += ["cluster.node.device.memory=640GB"]  # what fits is another question
+    words += ["cluster.node.device.memory=640GB"]  # whether it fits is not tested here
     words += [f"train.micro_batch={tp}"]  # where balance is of whole sequences
     if model == "mixtral":
         path.write_text(MIXTRAL.replace("qwen3", f"{relpath(SPECS, path.parent)}/qwen3"), "utf-8")

@@ -1,4 +1,4 @@
-"""What `dsc plan` says of completions: what they grow with, and that caches are those that a run holds."""
+"""`dsc plan` on completions: what their time depends on, and that planned caches equal those of a run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.specs.shipped import path_of
 from tests.traced import SharedSegments as Segments
 
 
-def rewarded(of: str, pp: int = 1, dp: int = 1, **keys: Any) -> Spec:
-    made = without_mtp(spec(pp, 1, dp, 8 // dp, 4, 0, of, precision="fp32", sequence=16))
-    return with_rewards(made, **{"group": 4, "prompt": 6, "completion": 10} | keys)
+def rewarded(model: str, pp: int = 1, dp: int = 1, **keys: Any) -> Spec:
+    base = without_mtp(spec(pp, 1, dp, 8 // dp, 4, 0, model, precision="fp32", sequence=16))
+    return with_rewards(base, **{"group": 4, "prompt": 6, "completion": 10} | keys)
 
 
 def planned(found: Spec) -> tuple[Prediction, GenerationTime]:
@@ -52,8 +52,8 @@ def test_rounds_and_tokens() -> None:
 def test_the_text_says_how_completions_are_written() -> None:
     found, generation = planned(rewarded("llama", slots=5))
 
-    def line(of: GenerationTime, word: str) -> str:
-        lines = text(replace(found, generation=of), Screen(200)).splitlines()
+    def line(predicted: GenerationTime, word: str) -> str:
+        lines = text(replace(found, generation=predicted), Screen(200)).splitlines()
         return next(line for line in lines if word in line)
 
     assert "40 rounds of " in line(generation, "writing") and "if completions are as long as" in line(
@@ -72,16 +72,16 @@ def test_it_counts_in_what_a_run_takes() -> None:
     assert found.device_hours_per_trillion_tokens > plain.device_hours_per_trillion_tokens
 
 
-@pytest.mark.parametrize("of", ["llama", "v3"])
-def test_stages_divide_the_caches(of: str) -> None:
-    of_two, of_one = (planned(rewarded(of, pp))[1].cache_bytes for pp in (2, 1))
+@pytest.mark.parametrize("model", ["llama", "v3"])
+def test_stages_divide_the_caches(model: str) -> None:
+    of_two, of_one = (planned(rewarded(model, pp))[1].cache_bytes for pp in (2, 1))
     assert of_two == of_one // 2, "two layers, one a stage"
 
 
-@pytest.mark.parametrize("of", ["llama", "v3"])
-def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, of: str) -> None:
-    """Bytes of keys and values that the rank of a run holds, where each slot has had a sequence."""
-    found = rewarded(of, slots=4)
+@pytest.mark.parametrize("model", ["llama", "v3"])
+def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, model: str) -> None:
+    """Planned bytes of keys and values equal those that a rank of a run holds once each slot has had a sequence."""
+    found = rewarded(model, slots=4)
     write_build(tmp_path / "build", compile_spec(found, segments=segments).files)
     trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
     assert trainer.policy is not None
@@ -98,7 +98,7 @@ def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, of: str) 
 
 
 def test_caches_that_do_not_fit_are_said() -> None:
-    """A device with little more than weights, gradients and state."""
+    """A device with room for little more than weights, gradients and state."""
     found, generation = planned(rewarded("llama"))
     rank = found.ranks[0]
     assert generation.fits and found.fits

@@ -1,4 +1,4 @@
-"""What a plan says of exchanges of keys between context ranks, beside the exchanges themselves."""
+"""The sentence of a plan about exchanges of keys between context ranks, compared with the exchanges themselves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LLAMA = Path(__file__).parents[3] / "specs" / "llama3-8b.dsc"
 
 @pytest.mark.parametrize(("context", "sequence"), [(2, 8192), (8, 65536)])
 def test_a_ring_saves_no_more_than_the_exchanges_take(context: int, sequence: int) -> None:
-    """On one pipeline rank nothing hides gathers of forwards; weight gradients may hide those of backwards."""
+    """On one pipeline rank, gathers of forwards are exposed; weight gradients may hide those of backwards."""
     words = ["parallel.pipeline=1", f"parallel.context={context}", f"train.sequence={sequence}"]
     found = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
     chains = found.lowering.chains(0, 0)
     forward, backward = (
-        sum(node.time_ns for node in chains.of(kind) if node.instruction.kind == of)
-        for kind, of in (("F", "gather_sequences"), ("B", "scatter_sequences"))
+        sum(node.time_ns for node in chains.of(kind) if node.instruction.kind == exchange)
+        for kind, exchange in (("F", "gather_sequences"), ("B", "scatter_sequences"))
     )
     steps = found.schedule.num_micro_batches / found.step.seconds / 1e9
     assert 0 < forward * steps <= share_of_keys(found) * (1 + 1e-9) <= (forward + backward) * steps

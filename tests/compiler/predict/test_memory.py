@@ -1,4 +1,4 @@
-"""Memory that is planned against independent counts: the certificate, a ledger of everything alive, closed forms."""
+"""Planned memory compared with independent counts: the certificate, a ledger of live values, and closed forms."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_unlike_rows_of_every_layer_and_micro_batch(of: str, schedule: str) -> N
 @pytest.mark.parametrize("of", ["v3", "qwen"])
 def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
     """Values with scales, rows that travel in one dtype and come back in another; the same program, the same bytes."""
-    tile = Tile(rows=1, columns=1)  # turned, it is itself: a ledger of rows counts these by hand
+    tile = Tile(rows=1, columns=1)  # equals its transpose; a ledger of rows counts such tiles by hand
     eight = {"linear": "e4m3", "dispatch": "e4m3", "activation_tile": tile, "weight_tile": Tile(rows=4, columns=4)}
     base = small_spec(2, 2, 2, 6, of=of, schedule=schedule)
     spec = base.model_copy(update={"precision": BUILT_IN["bf16"].model_copy(update=eight), "recompute": recompute})
@@ -84,7 +84,7 @@ def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("file", "run"), RUNS)
 def test_shipped_specs(file: str, run: str) -> None:
-    """The program of the largest batch: as its proof has it, and with all that this leaves out."""
+    """Memory in the program of the largest batch: as in its proof, and with everything the proof leaves out."""
     spec = shipped(file, run)
     plan, rows = make_plan(spec), held_rows(spec)
     lowering = Lowering(plan, rank_rates(spec))

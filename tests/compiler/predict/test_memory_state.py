@@ -1,4 +1,4 @@
-"""What devices hold all the time, against what the runtime allocates; and DeepSeek-V3 as it was published."""
+"""Memory that devices hold throughout, compared with the runtime's allocations and with DeepSeek-V3's report."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_published_set_up_fits() -> None:
 
 
 def memory(rank: int, **fields: object) -> RankMemory:
-    given: dict[str, object] = {
+    memory_fields: dict[str, object] = {
         "capacity_bytes": 80 * GIB,
         "peak_bytes": 85 * GIB,
         "weights": 20 * GIB,
@@ -99,7 +99,7 @@ def memory(rank: int, **fields: object) -> RankMemory:
             HeldTensor("returned_rows", 5 * GIB, "buffer"),
         ),
     }
-    return RankMemory(pp_rank=rank, **(given | fields))  # type: ignore[arg-type]
+    return RankMemory(pp_rank=rank, **(memory_fields | fields))  # type: ignore[arg-type]
 
 
 def test_why_it_does_not_fit() -> None:
@@ -155,7 +155,7 @@ def test_the_worst_case_is_told_with_its_chance() -> None:
 
 
 def test_a_rank_has_the_memory_of_its_own_device() -> None:
-    """A rank has the memory of its device in a cluster of several kinds of nodes."""
+    """In a cluster of several kinds of nodes, a rank has the memory of its own device."""
     spec = shipped("moe-8gpu.dsc")
     plan = make_plan(spec)
     assert {device_of(spec, plan, rank).name for rank in range(plan.mesh.pp)} == {spec.cluster.node.device.name}
@@ -182,7 +182,7 @@ def test_only_layers_with_a_balancing_loss_have_one() -> None:
 
 
 def test_waits_for_exchanges_are_as_uncertain_as_these() -> None:
-    """Of tokens to experts; with tensor ranks, of sums over them."""
+    """The staging of exchanges of tokens and, with tensor ranks, of sums over them."""
     for name, overrides, kind in (
         ("moe-8gpu.dsc", (), "dispatch_node"),
         ("llama3-8b.dsc", ("parallel.tensor=2",), "all_reduce_node"),

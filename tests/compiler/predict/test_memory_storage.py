@@ -1,4 +1,4 @@
-"""What segments keep and send under FP8 and other recipes, against lists made by hand from arXiv 2412.19437, §3.3."""
+"""Values that segments keep and send under FP8 and other recipes, against lists by hand (arXiv 2412.19437, §3.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def deepseek(*overrides: str) -> Spec:
 
 
 def use_of(spec: Spec, kind: str) -> ir.Use:
-    """The first of a kind."""
+    """The first use of a block of the kind."""
     return next(step for step in model_steps(spec) if isinstance(step, ir.Use) and step.segment.kind == kind)
 
 
@@ -70,24 +70,24 @@ def test_tiles_turn() -> None:
 def test_attention_keeps_latents_and_what_it_returns(output: str) -> None:
     """Norms and up-projections are computed again, so their results are not there, in no dtype. What attention returns
     is read by its own backward: it is kept in 12 bits with an exponent for each 128, and no second copy is."""
-    made = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
-    kept = {name: size for name, size in sizes(made.saved).items() if not name.endswith(("rstd", "lse"))}
+    cut_segment = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
+    kept = {name: size for name, size in sizes(cut_segment.saved).items() if not name.endswith(("rstd", "lse"))}
     attended = {
         "e5m6": {"mla_attention_0_kept": T * (16384 + 128), "mla_attention_0_kept_low": T * 16384 // 2},
         "bf16": {"mla_attention_0": T * 16384 * 2},
     }
     assert kept == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2} | attended[output]
-    assert attended[output].keys() < {*made.W.args}
+    assert attended[output].keys() < {*cut_segment.W.args}
 
 
 def test_experts_keep_rows_and_the_input_of_swiglu_in_eight_bits() -> None:
-    of = use_of(deepseek(), "experts")
-    made = cut(of.segment)
-    assert sizes(made.saved) == {"grouped_linear_0_fp8": 4096 * TILE}
+    use = use_of(deepseek(), "experts")
+    cut_segment = cut(use.segment)
+    assert sizes(cut_segment.saved) == {"grouped_linear_0_fp8": 4096 * TILE}
     kept = {"rows", "d_y", "grouped_linear_0_fp8"}  # as they came; SwiGLU is computed again
-    assert kept | {f"{name}_scales" for name in kept} <= set(made.W.args)
-    assert sizes(made.deferred) == {"d_grouped_linear_0_columns": 4096 * TILE}
-    assert sizes(made.gradients) == {"d_rows": D * 2, "d_gate": 4}  # combine = bf16; gate weights are fp32
+    assert kept | {f"{name}_scales" for name in kept} <= set(cut_segment.W.args)
+    assert sizes(cut_segment.deferred) == {"d_grouped_linear_0_columns": 4096 * TILE}
+    assert sizes(cut_segment.gradients) == {"d_rows": D * 2, "d_gate": 4}  # combine = bf16; gate weights are fp32
 
 
 def test_rows_travel_in_eight_bits_and_back_in_sixteen() -> None:
@@ -116,7 +116,7 @@ def test_the_gates_gradient_keeps_its_width() -> None:
 @pytest.mark.parametrize("kind", ["attention", "dense", "experts", "mtp_input", "shared"])
 @pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, mla_up, swiglu]", "[swiglu]", "[rmsnorm]"])
 def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
-    """Activations, gradients and weights; and no function keeps a value both wide and narrow."""
+    """All products read eight bits; and no function keeps a value in both its wide and its narrow form."""
     joint = interpret(use_of(deepseek(f"recompute={recompute}"), kind).segment)
     for node in joint.nodes:
         if node.op.removesuffix("_dgrad").removesuffix("_wgrad") in PRODUCTS:
@@ -124,10 +124,10 @@ def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
         if node.op.endswith("_wgrad") and "linear" in node.op:
             tiles = [packed_of(joint.tensors[value].dtype) for value in node.reads[:2]]
             assert [(tile.rows, tile.columns) for tile in tiles] == [(128, 1)] * 2
-    made = split(unpacked(joint)).cut
-    kept = {b.name for b in (*made.saved, *made.deferred)}
+    cut_segment = split(unpacked(joint)).cut
+    kept = {b.name for b in (*cut_segment.saved, *cut_segment.deferred)}
     assert not any(name.removesuffix("_fp8") in kept for name in kept if name.endswith("_fp8"))
-    assert not any(f"{name}_fp8" in kept for name in made.W.args)
+    assert not any(f"{name}_fp8" in kept for name in cut_segment.W.args)
 
 
 def test_scales_that_are_powers_of_two() -> None:
@@ -138,7 +138,7 @@ def test_scales_that_are_powers_of_two() -> None:
             if "quantise" in node.op:
                 tensors = interpret(use_of(deepseek(), kind).segment).tensors
                 packed = [packed_of(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
-                pow2 = {of.pow2 for of in packed if of.form is None}
+                pow2 = {packing.pow2 for packing in packed if packing.form is None}
                 found |= {(kind, node.reads[0])} if pow2 == {True} else set()
     assert found == {
         ("attention", "linear_1"),  # queries: attention, and what becomes of what it returns, in one op
@@ -159,8 +159,8 @@ def test_gate_and_head_stay_wide(kind: str) -> None:
 
 def test_without_recompute_results_are_kept_quantised() -> None:
     """The results of norms and SwiGLU in eight bits for weight gradients, what their own backwards read in sixteen."""
-    made = cut(use_of(deepseek("recompute=[]"), "dense").segment)
-    assert {name: size for name, size in sizes(made.saved).items() if "rstd" not in name} == {
+    cut_segment = cut(use_of(deepseek("recompute=[]"), "dense").segment)
+    assert {name: size for name, size in sizes(cut_segment.saved).items() if "rstd" not in name} == {
         "add_0": T * D * 2,  # the residual stream
         "rmsnorm_0_fp8": T * D * TILE,
         "linear_0": T * 2 * 18432 * 2,
@@ -195,10 +195,10 @@ def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
 
 
 def test_dispatch_alone_in_eight_bits() -> None:
-    """BF16 products read what came in eight bits as it is, forward and backward."""
+    """BF16 products read rows that arrived in eight bits without a further cast, forward and backward."""
     spec = deepseek("precision.linear=bf16")
-    made = cut(use_of(spec, "experts").segment)
-    assert sizes(made.saved) == {"grouped_linear_0": 4096 * 2}
+    cut_segment = cut(use_of(spec, "experts").segment)
+    assert sizes(cut_segment.saved) == {"grouped_linear_0": 4096 * 2}
     joint = interpret(use_of(spec, "experts").segment)
     assert joint.tensors["rows"].dtype == joint.tensors["d_y"].dtype == "float8_e4m3fn[1x128 pow2]"
     assert "add_rmsnorm_quantise_wide" in {node.op for node in interpret(use_of(spec, "router").segment).nodes}

@@ -24,7 +24,7 @@ QUICKSTART = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
 
 
 def weights(rng: random.Random, share: float, count: int) -> list[Fraction]:
-    """Micro-batches of one sequence, cut into lognormal documents, whose attention is this share of the largest."""
+    """Costs of micro-batches of one sequence cut into lognormal documents; attention is this share of the largest."""
     found = []
     for _ in range(count):
         left, seen, sequence = 1000, 0, 1000

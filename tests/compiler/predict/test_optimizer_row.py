@@ -1,4 +1,4 @@
-"""What a row of an optimizer says is what plans, memory and prices go by: whole matrices, scratch memory, products."""
+"""Plans, memory and prices follow an optimizer's row in the table: whole matrices, scratch memory, products."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SCRATCH = 1 << 30
 
 
 class Whole(AdamW):
-    """One tensor of state for each parameter, which its owner has whole."""
+    """One tensor of state for each parameter, held whole by its owner."""
 
     state: ClassVar[tuple[StateTensor, ...]] = (StateTensor("momentum"),)
     unit: ClassVar[Unit] = "matrix"
 
     def flops(self, shape: tuple[int, ...]) -> int:
-        """A billion of them for each element of a matrix, so that they are seen in the price."""
+        """A billion FLOPs for each element of a matrix, so that the price shows them."""
         return 10**9 * prod(shape) if len(shape) == 2 else 0
 
 
@@ -50,7 +50,7 @@ def with_row(spec: Spec, row: type[AdamW | Muon]) -> Spec:
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), [(2, 2, 4, "dualpipe"), (1, 2, 4, "1f1b"), (2, 1, 3, "zbv")])
 def test_owners_have_parameters_whole(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
-    """Each parameter has one owner among its holders; the fullest rank of a stage has what is planned, to the byte."""
+    """Each parameter has one owner among its holders; the fullest rank of a stage holds the planned bytes exactly."""
     spec = with_row(small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule), Whole)
     lowered = lower_spec(spec)
     plan = RunPlan.from_json(plan_json(spec, lowered, {}))
@@ -70,7 +70,7 @@ def test_owners_have_parameters_whole(pp: int, ep: int, dp: int, schedule: str, 
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), [(2, 2, 4, "dualpipe"), (1, 2, 4, "1f1b"), (2, 1, 3, "zbv")])
 def test_matrices_have_owners_and_the_rest_is_cut(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
-    """A matrix has one tensor of state, all else two; the fullest rank of a stage has what is planned."""
+    """A matrix has one tensor of state, all else two; the fullest rank of a stage holds the planned bytes."""
     spec = with_row(small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule), Muon)
     lowered = lower_spec(spec)
     plan = RunPlan.from_json(plan_json(spec, lowered, {}))
@@ -104,7 +104,7 @@ def test_the_work_of_matrices_is_balanced() -> None:
 
 
 def test_work_is_balanced() -> None:
-    """No rank could give its last parameter to a rank that has less and then have the less of both."""
+    """No rank could pass its last parameter to a less loaded rank and become the less loaded of the two."""
     spec = with_row(small_spec(1, 1, 4, 2, zero=1, schedule="1f1b"), Whole)
     (bucket,) = lower_spec(spec).plan.buckets
     shapes = {replica.name: replica.shape for replica in lower_spec(spec).plan.replicas}

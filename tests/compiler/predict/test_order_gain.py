@@ -1,4 +1,4 @@
-"""What `dsc plan` says that `order = cost` saves, on a text that was prepared."""
+"""The saving that `dsc plan` predicts for `order = cost`, on a prepared text."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
 
 
 def order_in_plan(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the plan's document says of the order."""
+    """The entry for the order in the plan's JSON."""
     assert main(["plan", "run.dsc", "--format", "json"]) == 0
     return parsed(capsys.readouterr().out, "plan")["order"]
 
 
 def mean_s(spec: Spec, text: Path, by_cost: bool) -> float:
-    """The time of the first 8 steps as this file counts it: pair by pair, position by position."""
+    """The time of the first 8 steps, computed here independently: pair by pair, position by position."""
     lowered = lower_spec(spec)
     (schedule,) = (each for name, each in lowered.schedules.items() if name.startswith("train"))
     (order,) = lowered.micro_batch_orders.values()

@@ -1,4 +1,4 @@
-"""`dsc plan`: the document has its form, the text is for people, wrong specs are refused."""
+"""`dsc plan`: its JSON fits the schema, its text is readable, and wrong specs are refused."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured, monkeypatch: 
 def test_given_rates_are_those_of_the_choice_and_of_the_edits(
     overrides: list[str], tmp_path: Path, capsys: Captured
 ) -> None:
-    """`--rates FILE` plans what a spec plans that names the file; the file that it names itself is not read then."""
+    """`--rates FILE` gives the plan of a spec that names FILE; the file that the spec itself names is not read."""
 
     def planned(*more: str) -> dict[str, Any]:
-        given = [part for each in overrides for part in ("-s", each)]
-        assert main(["plan", str(SPECS / "llama3-8b.dsc"), *given, *more, "--format", "json"]) == 0
+        arguments = [part for each in overrides for part in ("-s", each)]
+        assert main(["plan", str(SPECS / "llama3-8b.dsc"), *arguments, *more, "--format", "json"]) == 0
         found = parsed(capsys.readouterr().out, "plan")
         for edit in found["edits"]:  # the overrides have other places in the command
             edit["settings"] = {setting["key"]: setting["value"] for setting in edit["settings"]}
@@ -202,7 +202,7 @@ def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: 
 
 
 def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> None:
-    """The fabric of such an edit has the devices of its own cluster, not those of the cluster that is too small."""
+    """The fabric of such an edit has the devices of the edit's cluster, not those of the cluster that is too small."""
     tight = ["-s", "cluster.node.device.memory=16GiB"]
     assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]

@@ -1,4 +1,4 @@
-"""The prediction as a whole: what is conserved, what is symmetric, what grows and what shrinks."""
+"""The whole prediction: its invariants and symmetries, and what grows or shrinks with a key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan_of(name: str, *overrides: str) -> Prediction:
 
 
 def said(spec: Spec, rates: Sequence[Rates]) -> tuple[str, ...]:
-    """What a prediction assumes of the plan of a spec and of rates."""
+    """What a prediction assumes about a spec's plan and about rates."""
     return assumptions(spec, make_plan(spec), rates, 1.0, (), 0.0, None)
 
 
@@ -122,7 +122,7 @@ RATES = {  # a key, and the values it goes through, each faster than the one bef
     "cluster.node.device.fp8": ("989TFLOPS", "1979TFLOPS", "4PFLOPS"),
 }
 MANY = ("cluster.nodes=16384", "train.batch.from=196608", "train.batch.to=983040")
-LAYOUT = "parallel.layout=Et*4|(tttt|)*14tmL"  # stages stay what they are, whatever is fast
+LAYOUT = "parallel.layout=Et*4|(tttt|)*14tmL"  # stages stay the same, whichever op is fast
 
 
 @pytest.mark.parametrize("key", RATES)
@@ -204,7 +204,7 @@ def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
 
 def test_a_cpu_moves_nothing() -> None:
     at_once = "train.checkpoint.background=false"
-    plain, away = (plan_of("quickstart", at_once, *given) for given in ((), ("offload=[moments]",)))
+    plain, away = (plan_of("quickstart", at_once, *overrides) for overrides in ((), ("offload=[moments]",)))
     assert [rank.peak_bytes for rank in plain.ranks] == [rank.peak_bytes for rank in away.ranks]
     assert away.host_bytes == 0 and away.step.seconds == plain.step.seconds
     averaged = plan_of("quickstart", "train.ema.decay=0.999")
@@ -212,7 +212,7 @@ def test_a_cpu_moves_nothing() -> None:
 
 
 def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
-    """Times of actions are in milliseconds. A rank of each column works as long."""
+    """Times of actions are in milliseconds. Ranks of a column work equally long."""
     asked = list[tuple[float, list[float]]]()
 
     def shared_s(alone_s: float, busy: list[float]) -> float:

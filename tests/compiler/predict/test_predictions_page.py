@@ -1,4 +1,4 @@
-"""docs/predictions.md is what the program predicts, and the goals are met."""
+"""docs/predictions.md equals what the program predicts, and the predictions meet the goals."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def v3(fixed: Any) -> Spec:
 
 
 @pytest.fixture(scope="module")
-def found(fixed: Any, v3: Spec) -> dict[str, Prediction]:
+def v3_rows(fixed: Any, v3: Spec) -> dict[str, Prediction]:
     return predictions(fixed, v3)
 
 
-def test_the_tables_of_v3_are_current(fixed: Any, v3: Spec, found: dict[str, Prediction]) -> None:
-    assert PAGE.read_text("utf-8").startswith(of_v3(fixed, v3, found) + "\n"), "run: python -m benchmarks.predictions"
+def test_the_tables_of_v3_are_current(fixed: Any, v3: Spec, v3_rows: dict[str, Prediction]) -> None:
+    assert PAGE.read_text("utf-8").startswith(of_v3(fixed, v3, v3_rows) + "\n"), "run: python -m benchmarks.predictions"
 
 
 def test_the_page_is_current(bless: bool) -> None:
-    made = page()
+    current = page()
     if bless:
-        PAGE.write_text(made, "utf-8")
-    assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.predictions"
+        PAGE.write_text(current, "utf-8")
+    assert PAGE.read_text("utf-8") == current, "run: python -m benchmarks.predictions"
 
 
 def test_the_guarantees_say_what_the_page_says() -> None:
@@ -52,9 +52,9 @@ def test_the_guarantees_say_what_the_page_says() -> None:
 
 @pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])
 def test_predictions_are_as_near_as_they_should_be(
-    table: dict[str, Any], fixed: Any, found: dict[str, Prediction]
+    table: dict[str, Any], fixed: Any, v3_rows: dict[str, Prediction]
 ) -> None:
-    prediction = found[table["name"]]
+    prediction = v3_rows[table["name"]]
     assert [list(row.layers) for row in prediction.stages] == fixed["layers"]
     rows = rows_of(fixed, prediction)
     published = fixed["published"]

@@ -1,4 +1,4 @@
-"""Recipes that are planned and not trained: one scale for each tensor, and logits in FP32."""
+"""Recipes that can be planned but not trained: one scale for each tensor, and logits in FP32."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def segment_of(spec: Spec, kind: str) -> ir.Segment:
 
 
 def cast_bytes(segment: ir.Segment) -> int:
-    """What casts of F and of the backward move."""
+    """The bytes moved by the casts of F and of the backward."""
     return sum(
         work.bytes for _, cost in cut(segment).costs for op, work in cost.ops if op in ("quantise", "quantise_both")
     )
@@ -66,8 +66,8 @@ def test_its_scale_is_another_pass_over_what_is_cast(tmp_path: Path) -> None:
     one, many = predict(spec), predict(blocks)
     assert one.step.seconds > many.step.seconds
     assert any(line.startswith("the scale of a tensor is that of its largest number") for line in one.assumptions)
-    assert any(line.startswith("products in e4m3 with one scale a tensor are as fast") for line in one.assumptions)
-    assert not any("one scale a tensor" in line for line in many.assumptions)
+    assert any(line.startswith("products in e4m3 with one scale per tensor are as fast") for line in one.assumptions)
+    assert not any("one scale per tensor" in line for line in many.assumptions)
 
 
 @pytest.mark.parametrize("tensor", [1, 2])

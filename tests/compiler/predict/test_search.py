@@ -1,4 +1,4 @@
-"""`auto`: what is chosen is the best that there is, by trying every plan one by one."""
+"""`auto` chooses the best plan, which is checked by trying every plan."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPECS = Path(__file__).resolve().parents[3] / "specs"
 SMALL = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
 
 
-def searched(file: str, opened: tuple[str, ...], *given: str) -> Ranking:
-    overrides = (*(f"{path}=auto" for path in opened), *given)
+def searched(file: str, opened: tuple[str, ...], *overrides: str) -> Ranking:
+    overrides = (*(f"{path}=auto" for path in opened), *overrides)
     resolved = resolve(SPECS / file, overrides=overrides)
     return search(resolved.spec, resolved.opened, alternatives(SPECS / file, overrides=overrides))
 
@@ -63,7 +63,7 @@ def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple
     best = ranking.best
     assert best.fits and best.seconds == min(fitting.values())
     assert fitting[tuple(best.choice[path] for path in opened)] == best.seconds
-    for candidate in ranking.candidates:  # and nothing said of the others is wrong
+    for candidate in ranking.candidates:  # and what is reported about the others is correct
         seconds = fitting.get(tuple(candidate.choice[path] for path in opened))
         assert candidate.seconds is None or seconds in (None, candidate.seconds)
         assert not candidate.fits or seconds is not None
@@ -99,7 +99,7 @@ def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute:
     ],
 )
 def test_no_split_is_faster_than_the_floor(file: str, schedule: str, near: float) -> None:
-    """What a step takes at least on any split is no more than on the one that is planned, and most of it."""
+    """The lower bound of a step over all splits is at most the planned step, and close to it."""
     spec = load(SPECS / file, overrides=(f"schedule.name={schedule}",))
     lowering = Lowering(make_plan(spec), rank_rates(spec))
     least = timed_on(spec, lowering, Scheduler(spec, lowering).largest(), least=True).step.seconds
@@ -132,7 +132,7 @@ def test_tables_say_why() -> None:
 
 
 def test_commands_take_what_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A build holds numbers; a plan of the same spec is of the same ones."""
+    """A build holds numbers in place of `auto`; a plan of the same spec has the same numbers."""
     spec = str(SPECS / "tiny.dsc")
     opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto", "-s", "schedule.name=1f1b"]
     assert main(["show", spec, *opened, "parallel"]) == 0
@@ -149,7 +149,7 @@ def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.Ca
     text = f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}'
     (tmp_path / "mine.dsc").write_text(text, "utf-8")
     assert main(["plan", str(tmp_path / "mine.dsc"), "-s", "parallel.pipeline=auto"]) == 2
-    assert "a schedule's file is of one size" in capsys.readouterr().err
+    assert "a schedule file is for one size" in capsys.readouterr().err
 
 
 def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,7 @@ def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_layers_go_to_the_cell_that_then_holds_least() -> None:
-    """By hand: of a kind, with the kinds that add no less in any cell."""
+    """By hand: layers of a kind together with the kinds that add at least as much to every cell."""
     small, wide, large = (1, 0, 0), (2, 0, 0), (3, 0, 0)
     kinds = {small: 2, wide: 3, large: 1}
     cells = [_CellBytes(0.0, {small: 1, wide: 2, large: 3}), _CellBytes(0.0, {small: 2, wide: 1, large: 3})]
@@ -178,7 +178,7 @@ def test_layers_go_to_the_cell_that_then_holds_least() -> None:
     ("placement", "room", "first", "missing"),
     [
         (ONE_STAGE, (100, 100, 100), 5, 50 - 100),  # the last rank has the head: layers go to the others
-        (ONE_STAGE, (100, 100, 45), 5, 105 - 100),  # and less room
+        (ONE_STAGE, (100, 100, 45), 5, 105 - 100),  # and less memory
         (ONE_STAGE, (100, 100, 100), 70, 70 - 100),
         (V, (100, 100), 5, 52 - 100),  # the first rank has both ends, and what they share once
         (V, (100, 100), 0, 47 - 100),

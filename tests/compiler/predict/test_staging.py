@@ -1,4 +1,4 @@
-"""What exchanges stage by the plan, against the tensors that the exchanges of a run make, counted as they live."""
+"""Planned staging memory of exchanges, compared with the tensors that the exchanges of a run keep alive."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Live(TorchDispatchMode):
         super().__init__()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        inputs = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         result = function(*args, **(kwargs or {}))
         for each in tree_leaves(result):
             if isinstance(each, Tensor) and (place := each.untyped_storage().data_ptr()):
-                if place in known and place not in self.sizes:
+                if place in inputs and place not in self.sizes:
                     continue  # a view of what was there before
                 self.sizes[place] = each.untyped_storage().nbytes()
                 self.holders[place] += 1
@@ -72,7 +72,7 @@ class Live(TorchDispatchMode):
 
 @dataclass
 class Nobody:
-    """A communicator that moves nothing and holds what it is given until it is waited for, as NCCL does."""
+    """A communicator that moves nothing and, like NCCL, holds its tensors until the wait."""
 
     members: tuple[int, ...] = (0, 1)
     rank: int = 0
@@ -111,8 +111,8 @@ def exchange_of(route: str) -> tuple[Exchange, Route, list[Tensor]]:
     hops = Hops(swap, swap)
     copy_X = torch.arange(10) % sum(COPIES)
     maps = [torch.arange(sum(SENT)), torch.stack([copy_X, torch.arange(10)])]
-    known = NodeRoute(RECEIVED.num_rows, SENT, RECEIVED, COPIES, COPIES, ROWS)
-    return NodeExchange(hops, hops, NodePlace(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), known, maps
+    node_route = NodeRoute(RECEIVED.num_rows, SENT, RECEIVED, COPIES, COPIES, ROWS)
+    return NodeExchange(hops, hops, NodePlace(SIZE, NODES, 0, TOKENS), reads, ALIGNMENT), node_route, maps
 
 
 def tensors_of(forward: bool, gates: bool) -> list[Tensor]:
@@ -134,7 +134,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
 
     The room of the rows that come has no padding, which the plan counts; tables of integers within a wait it does not.
     """
-    exchange, known, maps = exchange_of(route)
+    exchange, node_route, maps = exchange_of(route)
     tensors = tensors_of(forward, gates)
     staging = staging_of(spec_of(route))
     assert staging
@@ -147,7 +147,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
     planned = staging(start, [*read, *buffers_of(maps, "X")], written, Received(RECEIVED.num_rows, copies, forwarded))
 
     with Live() as live:
-        exchange.start(name, [*tensors, *maps], known, forward)
+        exchange.start(name, [*tensors, *maps], node_route, forward)
         values = sum(pending.result.nbytes for pending in exchange.pending[name])
         between = live.bytes
         live.most = between
@@ -166,7 +166,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
 @pytest.mark.parametrize("expert", [1, 2])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_sums_over_gloo_stage_a_second_buffer(nodes: int, expert: int) -> None:
-    """Gloo has no reduce-scatter. It is used where ranks lie on several machines."""
+    """Gloo has no reduce-scatter. It is used if ranks are on several machines."""
     machines = [f"cluster.nodes={nodes}", f"cluster.node.devices={4 // nodes}"]
     degrees = ["parallel.zero=2", f"parallel.expert={expert}", "schedule.name=1f1b"]
     spec = load(SPECS / "quickstart.dsc", overrides=[*machines, *degrees])
@@ -189,7 +189,7 @@ def test_sums_over_gloo_stage_a_second_buffer(nodes: int, expert: int) -> None:
 
 
 def test_nothing_is_staged_by_ranks_that_share_memory() -> None:
-    """Rows go from a pipe to their places."""
+    """Rows are copied from a pipe to their places."""
     spec = load(SPECS / "quickstart.dsc")
     staging = staging_of(spec)
     rows = buffers_of(tensors_of(True, True), "R")

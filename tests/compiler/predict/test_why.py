@@ -1,4 +1,4 @@
-"""Edits that make a plan fit: each is applied as it is shown, and then everything fits."""
+"""Edits that make a plan fit: each is applied as shown, and everything fits afterwards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.compiler.cli.forms import parsed
 ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "specs"
 MEMORY = "cluster.node.device.memory"
-# What of each spec does not fit, and the edit that is told first.
+# What does not fit in each spec, and the edit that is shown first.
 CASES = {
     "llama on small devices": ("llama3-8b", [f"{MEMORY}=40GiB"], "recompute = [rmsnorm]"),
     "v3 without recompute": (
@@ -76,7 +76,7 @@ def test_each_edit_makes_it_fit_as_it_says(case: str) -> None:
 
 
 def test_no_op_is_computed_again_for_nothing() -> None:
-    """Every one of the dear ops of an edit is needed: without it memory is lacking."""
+    """Every costly op in an edit is needed: without it there is too little memory."""
     overrides = [f"{MEMORY}=14GiB"]
     for way in ways("moe-8gpu", overrides):
         settings = dict(way.settings)
@@ -115,15 +115,15 @@ def test_only_wide_values_are_narrowed(given: list[str], lighter: list[tuple[str
 
 
 def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
-    """Edits go with what was chosen for `auto`; applied, the search goes on from them, to what fits."""
+    """Edits add to what was chosen for `auto`; once applied, the search continues from them to a plan that fits."""
     spec = str(SPECS / "llama3-8b.dsc")
-    given = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
-    assert main(["plan", spec, *given, "--format", "json"]) == 0
+    arguments = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
+    assert main(["plan", spec, *arguments, "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert edits
     for edit in edits:
         applied = [part for each in edit["settings"] for part in ("-s", f"{each['key']}={each['value']}")]
-        assert main(["plan", spec, *given, *applied, "--format", "json"]) == 0
+        assert main(["plan", spec, *arguments, *applied, "--format", "json"]) == 0
         after = json.loads(capsys.readouterr().out)
         assert after["memory"]["fits"] and after["step"]["seconds"] <= edit["step_s"] * (1 + 1e-9)
 
@@ -153,7 +153,7 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
 
 
 def looking_at(name: str, *overrides: str) -> _Looking:
-    """Nothing has been tried yet."""
+    """A search that has not tried anything yet."""
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
     found = timed(resolved.spec)
@@ -161,7 +161,7 @@ def looking_at(name: str, *overrides: str) -> _Looking:
 
 
 def test_one_value_of_a_key_goes_upon_edits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are piled, the one that gains most alone first, and of a key only one."""
+    """Edits are combined, the one that gains most alone first, with at most one per key."""
     looking = looking_at("laptop-gqa")
     tried: list[tuple[Setting, ...]] = []
 
@@ -252,10 +252,10 @@ def test_no_edit_is_said_to_be_none() -> None:
 
 
 def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Planned with it, so much is lacking, on that rank; and it is less than without it."""
+    """With the edit, the plan lacks exactly the reported memory on that rank, and less than without the edit."""
     sizes = ["train.sequence=65536", "train.micro_batch=1", "train.batch=16"]
-    spec, given = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
-    words = [spec, *(word for override in given for word in ("-s", override))]
+    spec, sizes_and_keys = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
+    words = [spec, *(word for override in sizes_and_keys for word in ("-s", override))]
     assert main(["plan", *words, "--format", "json"]) == 0
     shown = parsed(capsys.readouterr().out, "plan")
     assert shown["edits"] == [] and len(shown["nearest"]["settings"]) > 1, "one upon another"
@@ -265,7 +265,7 @@ def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFix
         shown["nearest"]["pp_rank"],
         shown["nearest"]["devices"],
     )
-    after = predict(resolve(spec, None, [*given, *(f"{key}={value}" for key, value in near.settings)]).spec)
+    after = predict(resolve(spec, None, [*sizes_and_keys, *(f"{key}={value}" for key, value in near.settings)]).spec)
     lacking = [rank.peak_bytes - rank.capacity_bytes for rank in after.ranks]
     assert near.lacking_bytes == max(lacking) == lacking[near.pp_rank] > 0 and near.num_devices == after.num_devices
     before = max(rank["peak_bytes"] - rank["capacity_bytes"] for rank in shown["memory"]["ranks"])

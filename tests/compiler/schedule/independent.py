@@ -16,14 +16,14 @@ Weights = Sequence[Mapping[str, Fraction]]  # by stage, the factor of each kind
 
 
 class Judged(NamedTuple):
-    """What a schedule takes, and the most activations that each rank holds, in those of its stages."""
+    """The makespan of a schedule, and the most activations that each rank holds, in those of its stages."""
 
     makespan: Fraction
     peaks: tuple[int, ...]
 
 
 def judge(text: str, times: Times, latency: Fraction = Fraction(0), weights: Weights = ()) -> Judged:
-    """AssertionError where the order is not legal, or where ranks wait for each other for ever."""
+    """AssertionError if the order is not legal, or if ranks wait for each other forever."""
     head, *lines = text.strip().splitlines()
     match = re.fullmatch(r"# \S+ ranks=(\d+) micro_batches=(\d+) placement=(v|bidirectional|loop\((\d+)\))", head)
     assert match is not None, head
@@ -91,7 +91,7 @@ def _copy(
     times: Times,
     spans: list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]],
 ) -> None:
-    """A copy, for whose end a rank waits at an O, and its backward at an R."""
+    """A copy; a rank waits for its end at an O, and the backward waits for it at an R."""
     ((kind, stage, m),) = step
     start = max(lanes[kind, rank], ends["F", stage, m] if kind == "O" else now[rank])
     lanes[kind, rank] = ends[step[0]] = start + times[kind]
@@ -101,7 +101,7 @@ def _copy(
 
 
 def _peak(spans: list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]]) -> int:
-    """The most that a rank holds, in its order; what it holds at each moment is never more."""
+    """The most that a rank holds, counted in its order; it never holds more at any moment."""
     held = most = 0
     changes: list[tuple[Fraction, int]] = []
     for start, end, _, step in spans:
@@ -126,7 +126,7 @@ def _cells(word: str) -> tuple[Cell, ...]:
 
 
 def _needs(cell: Cell, stages: int, split: set[tuple[int, int]], away: set[tuple[int, int]]) -> list[Cell]:
-    """What must have ended before an action begins."""
+    """The actions that must end before an action begins."""
     kind, stage, m = cell
     if kind == "F":
         return [("F", stage - 1, m)] if stage else []

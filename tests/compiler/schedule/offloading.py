@@ -1,4 +1,4 @@
-"""Named schedules with copies to the host, so that ranks hold less than without."""
+"""Named schedules with copies to the host, so that ranks hold less."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compiler.schedule.solver.offload import with_copies
 
 
 def offloading(name: str, ranks: int, micro_batches: int, share: Fraction) -> Schedule:
-    """The schedule of which each rank holds a share of what it would."""
+    """The schedule with copies, so that each rank holds the given share of what it otherwise holds."""
     plain = schedule_of(name, ranks, micro_batches, 2)
     held = held_at_most(plain, Fraction(1))
     caps = [max(Fraction(1), Fraction(int(most * share))) for most in held]

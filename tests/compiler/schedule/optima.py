@@ -1,6 +1,6 @@
 """Random small cases and the least makespan of each, solved once by `optimum` and stored beside this file.
 
-python -m tests.compiler.schedule.optima [--count 240]     solves what is not stored yet; some seconds a case
+python -m tests.compiler.schedule.optima [--count 240]     solves the cases not stored yet; some seconds each
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Case:
-    """What a bound is asked for. Costs and cap are those of one stage of the placement."""
+    """The inputs of a bound. Costs and cap are for one stage of the placement."""
 
     placement: StagePlacement
     num_ranks: int
@@ -40,7 +40,7 @@ class Case:
 
 
 def case(number: int) -> Case:
-    """The case of a number: any placement, table of pairs, weights, latency and cap, of numbers with few digits."""
+    """The case with a number: random placement, table of pairs, weights, latency and cap, all with few digits."""
     rng = random.Random(f"optimum {number}")
     placement, ranks, micro_batches = rng.choice(SIZES)
     F, I, W = (Fraction(1),) * 3 if rng.random() < 0.5 else (Fraction(rng.randint(2, 6), 2) for _ in range(3))

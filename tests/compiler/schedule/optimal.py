@@ -1,4 +1,4 @@
-"""The least makespan of small schedules on any placement, by constraint programming: what bounds are held against.
+"""The least makespan of small schedules on any placement, by constraint programming; bounds are compared with it.
 
 Written from the rules of a schedule alone: it shares no code with compiler/schedule/solver. Needs OR-tools.
 """
@@ -27,7 +27,7 @@ def optimum(
     work: float = 5,
     in_order: bool = True,
 ) -> Fraction | None:
-    """The least makespan under the cap; None where `work` (deterministic seconds) is too little to prove it.
+    """The least makespan under the cap; None if `work` (deterministic seconds) is too little to prove it.
 
     `in_order`: every stage takes the micro-batches of a direction in their order. They are alike, so that this costs
     nothing; without it, only the first stage's forwards do.

@@ -1,4 +1,4 @@
-"""The lower bound: known numbers, the simpler bound of the literature, brute force, and every named schedule."""
+"""The lower bound, compared with known numbers, the literature's simpler bound, brute force, and named schedules."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_slower_way_of_a_micro_batch_counts(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_cap_that_is_never_reached_takes_no_time() -> None:
-    """The work of a bound does not grow with the cap: one of 10^8 was once counted up to."""
+    """The work of a bound does not grow with the cap (a cap of 10^8 once took that many steps)."""
     assert lower_bound(BIDIRECTIONAL, 4, 8, GAIN, 10**8) == lower_bound(BIDIRECTIONAL, 4, 8, GAIN, 8)
 
 
@@ -194,7 +194,7 @@ def test_any_size_has_one(placement: StagePlacement) -> None:
 
 
 def test_many_weights_on_a_rank() -> None:
-    """More than the linear program takes: the work alone."""
+    """Too large for the linear program, so the bound is the work alone."""
     weights = tuple(Fraction(k + 1, 5) for k in range(10))
     schedule = SCHEDULES["interleaved"].generate(2, 6, 5)
     costs = replace(GAIN, stages=weights)

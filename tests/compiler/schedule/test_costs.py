@@ -1,4 +1,4 @@
-"""Costs: the text, the tables, and what a step takes by them."""
+"""Costs: their text, their tables, and the time of a step by them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_flags_say_what_is_not_one() -> None:
         ("F=1e-21", "is too small: at least 1e-20, or 0"),
         ("F=1." + "1" * 21, "has too many decimals: at most 20"),
         ("F=1/" + "3" * 21, "has too many digits: at most 20 on each side"),
-        ("FB=30.1", "the pair BF takes 30.1, its two actions one after the other 3: give it at most 10 times as much"),
-        ("W=0,WW=1", "the pair WW takes 1, its two actions one after the other 0"),
+        ("FB=30.1", "the pair BF takes 30.1, but its two actions one after the other 3: give it at most 10 times"),
+        ("W=0,WW=1", "the pair WW takes 1, but its two actions one after the other 0"),
         ("F=1/0", "is not a number of 0 or more"),
         ("F=0", "F costs nothing"),
         ("I=0,W=0", "B costs nothing"),
@@ -124,9 +124,9 @@ def test_a_table_says_what_flags_say_and_more() -> None:
         ('{"F": 1, "I": 1,\n "W": -1x}', "table:2:7: '-1' is not a number of 0 or more"),
         ('{"F": 1, "bytes": {"activation": "2GB"}, "I": 1, "W": 1}', '"bytes" has no "beside", what a rank holds'),
         ('{"F": 1, "bytes": {"beside": "2GB"}, "I": 1, "W": 1}', '"bytes" has no "activation"'),
-        ('{"F": 1, "bytes": {"activation": 0, "beside": 1}, "I": 1, "W": 1}', '"activation" is 0: write what an'),
+        ('{"F": 1, "bytes": {"activation": 0, "beside": 1}, "I": 1, "W": 1}', '"activation" is 0: write the size of'),
         ('{"F": 1, "bytes": {"activation": 2, "beside": []}, "I": 1, "W": 1}', '"bytes" has no "beside"'),
-        ('{"F": 1, "I": 1, "W": 1, "pairs": {"F": 1}}', "which is no pair"),
+        ('{"F": 1, "I": 1, "W": 1, "pairs": {"F": 1}}', "which is not a pair"),
         ('{"F": 1, "I": 1, "W": 1, "pairs": {"FB": "1"}}', "must be a number"),
         ('{"F": 1, "I": 1, "W": 1, "stages": [1, 0]}', "numbers above 0"),
         ('{"F": 1, "I": 1, "W": 1, "ranks": [[]]}', "numbers above 0"),
@@ -161,7 +161,7 @@ def test_weights_multiply() -> None:
     assert [costs.of(B, rank) for rank in (0, 1)] == [4, 12]  # I + W = 2, on a stage of weight 2
     assert costs.of(Pair(F, B), 1) == 3 * (1 + 4)
     costs.check(2, 4)
-    with pytest.raises(ValueError, match="weights of 4 stages, the schedule has 8"):
+    with pytest.raises(ValueError, match="weights of 4 stages, but the schedule has 8"):
         costs.check(2, 8)
 
 

@@ -33,9 +33,9 @@ COUNTS = {  # the second column, as functions
 
 def tokens(P: int, H: int, n: int, h: int) -> Iterator[str]:
     """The tokens of one rank: F0, B1, I0, W, (F0|B1)."""
-    for step, count, what in TABLE:
+    for step, count, pattern in TABLE:
         for i in range(COUNTS[count](P, H, n, h)):
-            text = what
+            text = pattern
             if step == 4 and i == 0 and h == H - 1:
                 text = "F0 B1 (F1|B0)"
             if step == 6 and i > (h + 1) // 2:

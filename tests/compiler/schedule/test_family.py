@@ -1,4 +1,4 @@
-"""Every schedule of the table: legal and alive in all sizes, its makespan, bubble and peak against their formulas."""
+"""Every schedule of the table is legal and runs to its end at all sizes; makespan, bubble and peak fit the formulas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def random_costs(seed: int, count: int) -> list[Costs]:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_size_is_legal_and_alive(name: str, ranks: int) -> None:
-    """N from 1 to beyond 3P, odd and even; what `has` says is what `generate` has."""
+    """N from 1 to beyond 3P, odd and even; `has` is true exactly if `generate` gives a schedule."""
     row = SCHEDULES[name]
     for micro_batches in (*range(1, 3 * min(ranks, 7) + 3), 3 * ranks + 1, 4 * ranks):
         for chunks in (2, 3, 5) if row.facts.is_chunked else (2,):
@@ -117,7 +117,7 @@ def test_interleaved(ranks: int, chunks: int) -> None:
 @pytest.mark.parametrize("ranks", range(1, 9))
 @pytest.mark.parametrize("micro_batches", range(1, 25))
 def test_groups_of_interleaved(ranks: int, micro_batches: int) -> None:
-    """Whatever N: groups of at least P where there are so many, none larger than the first, of sizes one apart."""
+    """For any N: groups of at least P if N allows, none larger than the first, in sizes that differ by at most 1."""
     sizes = group_sizes(ranks, micro_batches)
     assert sum(sizes) == micro_batches
     assert sizes[0] == max(sizes) <= min(sizes) + 1
@@ -128,7 +128,7 @@ def test_groups_of_interleaved(ranks: int, micro_batches: int) -> None:
 
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_interleaved_is_shorter_than_1f1b_for_every_number(ranks: int) -> None:
-    """Odd remainders too: never more than 1f1b of stages twice as large."""
+    """Also with odd remainders, the time is never more than that of 1f1b with stages twice as large."""
     for micro_batches in range(1, 4 * ranks + 1):
         double = Costs(F=Fraction(2), I=Fraction(2), W=Fraction(2))
         assert (
@@ -258,7 +258,7 @@ def test_what_stands_in_puts_off_no_weight_gradient(ranks: int, placement: Stage
         assert max(simulate(schedule, UNIT).peak_activations) <= (ranks if placement == BIDIRECTIONAL else 2 * ranks)
         for steps in schedule.actions:
             actions = [action for step in steps for action in actions_of(step)]
-            assert all(after == replace(it, kind="W") for it, after in pairwise(actions) if it.kind == "I")
+            assert all(after == replace(action, kind="W") for action, after in pairwise(actions) if action.kind == "I")
 
 
 def test_zbv_reaches_the_bound_where_dualpipe_does_not() -> None:
@@ -276,7 +276,7 @@ def test_sizes_it_has_not(ranks: int, micro_batches: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_every_phase_runs_on_the_stages_of_the_plan(name: str, ranks: int) -> None:
-    """Whatever a ramp begins with: something legal, alive, on the stages that the ranks hold."""
+    """For any size in a ramp, the schedule is legal, runs to its end, and uses the stages that the ranks hold."""
     for micro_batches in range(1, 2 * ranks + 5):
         if SCHEDULES[name].facts.even and micro_batches % 2 and micro_batches >= 2 * ranks:
             continue  # a rule refuses it
@@ -298,7 +298,7 @@ def test_the_language_has_the_same_names() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_facts_are_those_of_what_is_made(name: str) -> None:
-    """Placement, stages a rank, copies, pairs and sizes: what the rules say without the compiler."""
+    """Placement, stages per rank, copies, pairs and sizes, by the rules alone and without the compiler."""
     row = SCHEDULES[name]
     facts = row.facts
     for chunks in (2, 3) if facts.is_chunked else (DEFAULT_CHUNKS,):
@@ -315,7 +315,7 @@ def test_facts_are_those_of_what_is_made(name: str) -> None:
 
 
 def test_the_facts_of_those_there_are() -> None:
-    """The rows say what is published of each."""
+    """The rows state the published figures of each schedule."""
     assert CHUNKED == ("interleaved", "interleaved_pairs", "interleaved_zb") and EVEN == ("dualpipe",)
     assert NEEDED == {2: ("dualpipe", "dualpipev")}
     forms: dict[StageForm, set[str]] = {}

@@ -1,4 +1,4 @@
-"""The orders behind "Known best beside `auto`", by a judge that shares no code with the search and its simulator."""
+"""The orders behind "Known best beside `auto`", checked by a judge that shares no code with the search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_judge_and_the_simulator_agree(name: str) -> None:
 
 
 def test_what_is_not_legal_is_refused() -> None:
-    """Two steps of a rank changed about, an action left out, or run by another rank."""
+    """Two steps of a rank exchanged, an action left out, or an action run by another rank."""
     times = {kind: Fraction(1) for kind in "FBIW"}
     head, *rows = SCHEDULES["zbv"].generate(3, 6).to_text().strip().splitlines()
     rng, refused = random.Random(0), 0

@@ -29,7 +29,7 @@ HEAD = '{"F": 1, "I": 1, "W": 1, "latency": '
 
 
 def table(rng: random.Random, ranks: int) -> LinkTimes:
-    """Times of any links, the same both ways."""
+    """Random times of links, the same in both directions."""
     times = {(a, b): Fraction(rng.randint(0, 6), 2) for b in range(ranks) for a in range(b)}
     rows = range(ranks)
     return LinkTimes(table=tuple(tuple(times.get((min(a, b), max(a, b)), Fraction(0)) for b in rows) for a in rows))
@@ -76,13 +76,13 @@ def test_what_is_no_latency_is_refused(text: str, said: str) -> None:
 
 def test_tables_of_other_sizes_are_refused() -> None:
     costs = replace(Costs(), links=table(random.Random(0), 3))
-    with pytest.raises(ValueError, match="weights of 3 ranks in the table of latency, the schedule has 4"):
+    with pytest.raises(ValueError, match="weights of 3 ranks in the table of latency, but the schedule has 4"):
         simulate(SCHEDULES["1f1b"].generate(4, 4), costs)
 
 
 @pytest.mark.parametrize("placement", [BIDIRECTIONAL, V, ONE_STAGE, loop(2)], ids=str)
 def test_the_search_times_what_is_simulated(placement: StagePlacement) -> None:
-    """In all placements, with messages to the own rank left out of the tables."""
+    """This holds for all placements; messages within a rank are not in the tables."""
     rng = random.Random(str(placement))
     name = {BIDIRECTIONAL: "dualpipe", V: "zbv", ONE_STAGE: "zb1p", loop(2): "interleaved"}[placement]
     schedule = SCHEDULES[name].generate(4, 8)

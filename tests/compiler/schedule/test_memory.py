@@ -1,4 +1,4 @@
-"""What a rank holds: peaks against counts of every moment, bounds and searches against all orders of tiny pipelines."""
+"""Memory of a rank: peaks against counts at every moment, bounds and searches against all orders of tiny pipelines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARES = (Fraction(0), Fraction(1, 3), HALF, Fraction(1))
 
 
 def held_at(schedule: Schedule, timeline: Timeline, keeps: Fraction, rank: int, time: Fraction) -> Fraction:
-    """What a rank holds at a moment: all whose forward has begun, until their backward has ended or what W keeps."""
+    """What a rank holds at a moment: activations whose forward has begun, until their backward or W ends."""
     begun: dict[tuple[int, int], Fraction] = {}
     for step, (start, end) in zip(schedule.actions[rank], timeline.spans[rank], strict=True):
         for action in actions_of(step):
@@ -67,7 +67,7 @@ def test_costs_say_what_a_weight_gradient_keeps() -> None:
     assert costs_of_json('{"F": 1, "I": 1, "W": 1, "keeps": 0.25}').keeps == Fraction(1, 4)
     assert costs_of_json('{"F": 1, "I": 1, "W": 1}').keeps == 1
     for text in ("keeps=1.5", "keeps=0.0001", "keeps=1/1001"):
-        with pytest.raises(ValueError, match="is no share: write a number from 0 to 1 with up to 3 decimals"):
+        with pytest.raises(ValueError, match="is not a share: write a number from 0 to 1 with up to 3 decimals"):
             parse_costs(text)
 
 
@@ -129,10 +129,10 @@ def test_bytes_become_caps_by_rank() -> None:
     assert halves.bytes.activation == 10**9 and halves.bytes.beside == costs.bytes.beside
     one_for_all = costs_of_json('{"F": 1, "I": 1, "W": 1, "bytes": {"activation": "1GiB", "beside": 0}}')
     assert one_for_all.bytes.caps(Fraction(2**31), 3) == (2, 2, 2)
-    with pytest.raises(ValueError, match="rank 0 holds 34GB beside activations, which take 2GB each: use 36GB or more"):
+    with pytest.raises(ValueError, match="rank 0 holds 34GB besides activations, which take 2GB each: use 36GB"):
         costs.bytes.caps(Fraction(35 * 10**9), 4)
     assert min(costs.bytes.caps(Fraction(36 * 10**9), 4)) == 1
-    with pytest.raises(ValueError, match="the costs have weights of 4 ranks beside activations, the schedule has 2"):
+    with pytest.raises(ValueError, match="have weights of 4 ranks besides activations, but the schedule has 2"):
         costs.check(2, 2)
 
 
@@ -150,7 +150,7 @@ def test_bytes_become_caps_by_rank() -> None:
     ],
 )
 def test_what_is_no_memory_is_refused_with_an_edit_that_is_one(text: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"is no amount of memory: write it as {meant}$"):
+    with pytest.raises(ValueError, match=f"is not an amount of memory: write it as {meant}$"):
         parse_bytes(text)
     assert parse_bytes(meant.partition(" ")[0])
 

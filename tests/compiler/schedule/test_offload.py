@@ -87,7 +87,7 @@ def test_a_rank_waits_for_an_o_and_a_backward_for_its_r() -> None:
 
 
 def orders(num_micro_batches: int, whole: bool) -> Iterator[tuple[str, ...]]:
-    """All that a rank with one stage can run, micro-batches in order of their number where they are forward."""
+    """All rows that a rank with one stage can run, with forwards in the order of the micro-batches."""
     ways = ("FB", "FORB") if whole else ("FB", "FIW", "FORB", "FORIW")
     for kinds in product(ways, repeat=num_micro_batches):
         yield from merged(kinds, (0,) * num_micro_batches)
@@ -183,8 +183,8 @@ def test_a_row_of_the_page_is_current() -> None:
 
 def test_costs_say_what_copies_take() -> None:
     assert parse_costs("F=2,O=3") == Costs(Fraction(2), O=Fraction(3), R=Fraction(3))
-    given = costs_of_json('{"F": 1, "I": 1, "W": 1, "O": null, "R": 0.5}')
-    assert (Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)) == (given.O, given.R, given.recut(4, 8).O)
+    parsed = costs_of_json('{"F": 1, "I": 1, "W": 1, "O": null, "R": 0.5}')
+    assert (Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)) == (parsed.O, parsed.R, parsed.recut(4, 8).O)
     assert not Costs().offloads
     assert Costs(O=Fraction(3), R=Fraction(3), stages=(Fraction(2),)).of(Action("O", 0, 0), 0) == 3
 
@@ -192,7 +192,7 @@ def test_costs_say_what_copies_take() -> None:
 WRONG = {
     "O0.0 F0.0 R0.0 B0.0": "rank 0, O0.0: comes before its F",
     "F0.0 R0.0 B0.0": "rank 0, R0.0: comes before its O",
-    "F0.0 O0.0 B0.0": "rank 0, B0.0: what its F saved is on the host: put R0.0 before it",
+    "F0.0 O0.0 B0.0": "rank 0, B0.0: the values that its F saved are on the host: put R0.0 before it",
     "F0.0 O0.0 O0.0 R0.0 B0.0": "rank 0, O0.0: runs after F, O of the same stage and micro-batch, so twice",
     "F0.0 B0.0 O0.0 R0.0": "rank 0, O0.0: cannot follow F, B",
     "F0.0 I0.0 O0.0 R0.0 W0.0": "rank 0, O0.0: cannot follow F, I",
@@ -216,7 +216,7 @@ def test_a_spec_takes_copies_and_torch_does_not(tmp_path: Path, capsys: pytest.C
     assert read_schedule(path).num_micro_batches == 2
     spec.write_text(QUICKSTART.read_text().replace("{ name = dualpipe }", f'{{ file = "{path}" }}'))
     assert main(["check", str(spec)]) != 0
-    assert "is of 2 micro-batches" in capsys.readouterr().err, "its O and R are no fault"
+    assert "is for 2 micro-batches" in capsys.readouterr().err, "its O and R are no fault"
     with pytest.raises(ValueError, match="torch has no O and R: write --format text or json"):
         to_torch_csv(read_schedule(path))
     with pytest.raises(ScheduleError, match="'0O1' is not an action of torch"):
@@ -231,7 +231,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert out == MINE
     assert "makespan 13 ·" in err and "1 of 6 activations go to the host and come back" in err
     assert main(["schedule", str(path), "--costs", "F=1"]) == 2
-    assert "the schedule has O, and the costs do not say what it takes: use --offload TIME" in capsys.readouterr().err
+    assert "the schedule has O, but the costs have no time for it: use --offload TIME" in capsys.readouterr().err
     assert main(["schedule", str(path), "--offload", "2", "--format", "json"]) == 0
     value = parsed(capsys.readouterr().out, "simulated")
     assert costs_of_json(json.dumps(value["costs"])) == Costs(O=Fraction(2), R=Fraction(2), B=Fraction(2))

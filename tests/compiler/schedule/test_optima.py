@@ -1,4 +1,4 @@
-"""The lower bound beside the least makespans of random small cases, and faults of the bound that these show."""
+"""The lower bound compared with the least makespans of random small cases, and faults that these would show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_bound_is_near_and_never_above() -> None:
 
 @pytest.mark.parametrize("number", range(0, 40))
 def test_stored_makespans_are_the_least(number: int) -> None:
-    """Two models that share nothing: one tries every order, the other never lists any. Small cases alone."""
+    """Two methods that share nothing, on small cases: one tries every order, the other never lists any."""
     optimal = pytest.importorskip("tests.compiler.schedule.optimal", exc_type=ImportError)
     asked = case(number)
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs

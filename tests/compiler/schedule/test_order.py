@@ -1,4 +1,4 @@
-"""Micro-batches of unequal costs: what steps take, the bound, and the order that is found."""
+"""Micro-batches of unequal costs: the time of a step, the bound, and the order that the search finds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.compiler.schedule.tiny import best_makespan
 
 
 def weights(count: int, sigma: float, seed: int) -> tuple[Fraction, ...]:
-    """Lognormal ones."""
+    """Lognormal costs."""
     rng = random.Random(seed)
     return tuple(Fraction(round(1000 * math.exp(rng.gauss(0, sigma))), 1000) for _ in range(count))
 
@@ -99,7 +99,7 @@ def test_a_run_of_a_file_with_copies_has_an_order() -> None:
 
 @pytest.mark.parametrize("placement", [loop(1), BIDIRECTIONAL], ids=str)
 def test_the_bound_is_at_most_the_best_of_all_schedules(placement: StagePlacement) -> None:
-    """Also of pairs that take less than an action of theirs alone."""
+    """This includes pairs that take less than one of their actions alone."""
     for seed in range(4):
         rng = random.Random(seed)
         costs = random_costs(rng, placement.num_stages(2), 2)
@@ -193,7 +193,7 @@ def test_auto_is_not_above_the_named_ones(table: str, capsys: pytest.CaptureFixt
 def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Random costs; under the placement that is asked for, `auto` stays there."""
+    """Random costs; if a placement is asked for, `auto` keeps to it."""
     monkeypatch.setattr("compiler.schedule.order._ROUNDS", (4, 12))
     rng = random.Random(seed)
     drawn = {"FB": rng.choice([1.6, 2])}
@@ -211,8 +211,8 @@ def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--micro-batches", "5"], "the costs have weights of 6 micro-batches, the schedule has 5"),
-        (["--micro-batches", "6", "--costs", "F=1", "--order"], "--order needs micro-batches of unequal costs"),
+        (["--micro-batches", "5"], "the costs have weights of 6 micro-batches, but the schedule has 5"),
+        (["--micro-batches", "6", "--costs", "F=1", "--order"], "--order is for micro-batches of unequal costs"),
         (
             ["--micro-batches", "6", "--name", "auto", "--cap", "9", "--micro-batches", "7"],
             "weights of 6 micro-batches",

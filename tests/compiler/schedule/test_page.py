@@ -1,4 +1,4 @@
-"""docs/schedules.md shows what is printed and read, and docs/reference/schedule-table.md has rows that are current."""
+"""docs/schedules.md shows actual output and input, and the rows of docs/reference/schedule-table.md are current."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_smallest_rows_are_current(case: Case) -> None:
 
 
 def test_every_row_is_there() -> None:
-    """A table of every case, with its sizes in order; none was left out or is of yesterday."""
+    """There is a table for every case, with its sizes in order; none is missing or out of date."""
     titles = re.findall(r"^### (.*)$", TABLES, re.MULTILINE)
     assert titles == [case.title for case in CASES]
     for case, part in zip(CASES, TABLES.split("### ")[1:], strict=True):
@@ -53,7 +53,7 @@ def test_every_row_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
 def test_one_column_is_computed_alone(name: str) -> None:
-    """The column of a named schedule is written again where it is wrong, and added where it is not there."""
+    """The column of a named schedule is rewritten if it is wrong, and added if it is missing."""
     place = COLUMNS.index(name) + 1  # a row begins with `|`
     without, wrong = [], []
     for line in TABLES.split("\n"):

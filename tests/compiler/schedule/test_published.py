@@ -50,7 +50,7 @@ def test_every_size_of_dualpipe(ranks: int, extra: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 def test_mirrored_ranks_do_the_same(ranks: int) -> None:
-    """Rank P-1-r does what rank r does, with the other half of the micro-batches."""
+    """Rank P-1-r runs the actions of rank r, with the other half of the micro-batches."""
     half = 2 * ranks
     schedule = dualpipe(ranks, 2 * half)
 
@@ -166,7 +166,7 @@ def test_sizes_others_have_not() -> None:
 
 
 def test_makespan_shrinks_with_the_pair() -> None:
-    """A pair costs what it is said to cost: pairs of the steady state dominate a long run."""
+    """A pair takes the time in its table: pairs of the steady state dominate a long run."""
     long = dualpipe(4, 200)
     slow, fast = (simulate(long, Costs(pairs=(("BF", Fraction(pair)),))) for pair in (3, 2))
     assert slow.makespan - fast.makespan > 180

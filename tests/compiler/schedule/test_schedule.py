@@ -119,7 +119,7 @@ def test_illegal_edits(rank: int, old: str, new: str, message: str) -> None:
 
 
 def test_every_dropped_doubled_or_moved_action_is_illegal() -> None:
-    """Whatever is dropped, doubled or put on another rank is found, in any order of the micro-batches."""
+    """Any action that is dropped, doubled or moved to another rank is found, in any order of the micro-batches."""
     schedule = dualpipe(4, 8)
     for rank, steps in enumerate(schedule.actions):
         for index in range(len(steps)):

@@ -1,4 +1,4 @@
-"""The simulator against identities from the literature, and against a slow one that says the same in other words."""
+"""The simulator compared with identities from the literature and with a slow, separately written simulator."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_makespan_scales_with_the_unit() -> None:
 
 
 def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fraction]]]:
-    """Step after step, the rank whose next step can start first; looks everything up anew."""
+    """Run the rank whose next step can start first, step by step, and look everything up again each time."""
     P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.stage_placement
     last = placement.num_stages(P) - 1
     ends: dict[Action, Fraction] = {}
@@ -74,9 +74,9 @@ def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fractio
         if action.kind == "W" or not 0 <= stage <= last:
             return Fraction(0)
         makers = [Action(kind, stage, action.micro_batch) for kind in ("BI" if action.kind in "BI" else "F")]
-        made = [ends[maker] for maker in makers if maker in ends]
+        ready = [ends[maker] for maker in makers if maker in ends]
         delay = 0 if placement.rank_of(P, N, stage, action.micro_batch) == rank else costs.latency
-        return made[0] + delay if made else None
+        return ready[0] + delay if ready else None
 
     while any(len(spans[rank]) < len(schedule.actions[rank]) for rank in range(P)):
         able = []
@@ -107,7 +107,7 @@ def test_agrees_with_a_plain_simulator(name: str) -> None:
 
 
 def random_costs(rng: random.Random, stages: int, ranks: int) -> Costs:
-    """Any table of pairs, uneven stages, now and then by kind, uneven ranks, latency."""
+    """Random costs: a table of pairs, uneven stages (sometimes by kind), uneven ranks, latency."""
     F, I, W = (Fraction(rng.randint(1, 9), rng.choice((1, 3))) for _ in range(3))
     costs = Costs(F, I, W, rng.choice((None, Fraction(rng.randint(1, 9)))))
     kinds = [pair for pair in PAIR_KINDS if rng.random() < 0.5]
@@ -143,7 +143,7 @@ def test_a_circle_is_named() -> None:
 
 
 def test_weights_of_other_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="weights of 3 stages, the schedule has 2"):
+    with pytest.raises(ValueError, match="weights of 3 stages, but the schedule has 2"):
         simulate(SCHEDULES["1f1b"].generate(2, 2), Costs(stages=(Fraction(1),) * 3))
 
 
@@ -160,7 +160,7 @@ def test_activations_live_from_f_to_b_or_w() -> None:
 
 
 def test_a_large_schedule_takes_little_memory() -> None:
-    """Some 300 bytes a step at the peak of all that a command does with a schedule, its actions among them."""
+    """A command that handles a schedule needs about 300 bytes a step at its peak, including the actions."""
     program = (
         "import re; from compiler.schedule.costs import Costs; from compiler.schedule.simulate import simulate;"
         "from compiler.schedule.zero_bubble import zbv; schedule = zbv(64, 512); schedule.check();"

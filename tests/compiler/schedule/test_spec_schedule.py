@@ -1,4 +1,4 @@
-"""A schedule from a file: any of the forms is read, and what could not run is refused with the file's name."""
+"""A schedule from a file may have any of the forms; one that cannot run is refused with the file's name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEADLOCK = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\n
         ("{}", "expected one object"),
         ("", "it is empty: `dsc schedule --name 1f1b --ranks 2 --micro-batches 4` prints one"),
         (" \n\n", "it is empty"),
-        (",\n", "there is no action in it"),
+        (",\n", "it has no actions"),
         ("x ranks=1 micro_batches=1 placement=loop(1)\nF0.0 B0.0\n", "line 1: 'x ranks=1 micro_batches=1 placement"),
         ("hello\nthere", "neither # <name> ranks=<P> micro_batches=<N> placement=<placement>, nor JSON, nor torch's"),
         ("# x ranks=9999999 micro_batches=1 placement=loop(1)\n", "line 1: ranks=9999999 is too large: at most 512"),
@@ -59,7 +59,7 @@ DEADLOCK = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\n
             '"ranks" is out of bounds: at most 512',
         ),
         ("\xff", "is not text in UTF-8"),
-        ("# x ranks=1 micro_batches=2 placement=loop(1)\nF0.0 F0.1\n", "nothing runs backward"),
+        ("# x ranks=1 micro_batches=2 placement=loop(1)\nF0.0 F0.1\n", "it has no backward"),
         ('{"schedule":"x","ranks":' + "1" * 5000 + "}", "not JSON of a schedule"),
         ('{"schedule":"a b","ranks":1,"micro_batches":1,"placement":"loop(1)","actions":[["F0.0","B0.0"]]}', "'a b'"),
         (
@@ -97,7 +97,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
-    """A spec that is a link has its imports and its schedule beside the link."""
+    """The imports and the schedule of a spec that is a symbolic link are found beside the link."""
     for name in ("there", "here"):
         (tmp_path / name).mkdir()
     (tmp_path / "there" / "spec.dsc").write_text(

@@ -21,13 +21,13 @@ SIZES = [
 ]
 
 
-def made(name: str, ranks: int, micro_batches: int) -> Schedule:
+def generated(name: str, ranks: int, micro_batches: int) -> Schedule:
     return SCHEDULES[name].generate(ranks, micro_batches)
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), SIZES)
 def test_torch_reads_it_and_writes_it_back(name: str, ranks: int, micro_batches: int, tmp_path: Path) -> None:
-    schedule = made(name, ranks, micro_batches)
+    schedule = generated(name, ranks, micro_batches)
     path = tmp_path / "a.csv"
     path.write_text(to_torch_csv(schedule))
     with path.open(newline="") as file:
@@ -56,7 +56,7 @@ def test_pairs_that_torch_has_no_word_for_run_one_after_the_other() -> None:
 
 def test_both_ways_at_once_are_refused() -> None:
     with pytest.raises(ValueError, match="use dualpipev"):
-        to_torch_csv(made("dualpipe", 2, 4))
+        to_torch_csv(generated("dualpipe", 2, 4))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_both_ways_at_once_are_refused() -> None:
         ("0F0\n2F0\n", "neither a loop"),
         ("1F0\n0F0\n", "neither a loop"),
         ("0F99999999\n", "is not an action"),
-        (",,\n", "there is no action in it"),
+        (",,\n", "it has no actions"),
         ('"0F0\n', "line 1: not CSV"),
     ],
 )

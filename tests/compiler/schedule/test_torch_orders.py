@@ -24,17 +24,17 @@ def text_of(action: Any) -> str:
 
 
 def order_of(name: str, ranks: int, micro_batches: int, chunks: int) -> list[str]:
-    """A line a rank, without the places where torch has a rank wait, or reduce its gradients at the end."""
+    """A row per rank, without torch's steps in which a rank waits or reduces its gradients at the end."""
     cls: Any = getattr(torch_schedules, name)
-    made = object.__new__(cls)
-    made.pp_group_size, made._n_microbatches = ranks, micro_batches
-    made.n_local_stages, made.num_stages, made._num_stages = chunks, chunks * ranks, chunks * ranks
-    made.number_of_rounds = max(1, micro_batches // ranks)
-    made.microbatches_per_round = micro_batches // made.number_of_rounds
-    if hasattr(made, "_calculate_single_rank_operations"):
-        rows = [made._calculate_single_rank_operations(rank) for rank in range(ranks)]
+    instance = object.__new__(cls)
+    instance.pp_group_size, instance._n_microbatches = ranks, micro_batches
+    instance.n_local_stages, instance.num_stages, instance._num_stages = chunks, chunks * ranks, chunks * ranks
+    instance.number_of_rounds = max(1, micro_batches // ranks)
+    instance.microbatches_per_round = micro_batches // instance.number_of_rounds
+    if hasattr(instance, "_calculate_single_rank_operations"):
+        rows = [instance._calculate_single_rank_operations(rank) for rank in range(ranks)]
     else:
-        rows = [*made._get_pipeline_order().values()]
+        rows = [*instance._get_pipeline_order().values()]
     computes = ("F", "I", "W", "B", "OVERLAP_F_B")
     return [" ".join(text_of(a) for a in row if a is not None and a.computation_type.value in computes) for row in rows]
 

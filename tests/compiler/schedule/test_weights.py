@@ -1,4 +1,4 @@
-"""Weights of stages by kind: reading, times beside a judge, bounds beside least makespans, what the search gains."""
+"""Weights of stages by kind: reading, times against a judge, bounds against least makespans, gain of the search."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_run_is_refused_by_all_commands(place: Place, old: st
 
 def test_a_file_of_other_sizes_is_refused(place: Place) -> None:
     said = place.dsc("check", "tiny.dsc", "-s", "train.batch=16", code=2).stderr
-    assert "is of 8 micro-batches, and a step of 16 sequences, the largest, has 16 on each data rank" in said
+    assert "is for 8 micro-batches, but the largest step, of 16 sequences, has 16 on each data rank" in said
 
 
 def test_what_a_growing_batch_has_smaller_steps_of_stands_in(place: Place, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`dsc calibrate`: what is measured, the table that it gives, and specs that name one."""
+"""`dsc calibrate`: the measurements, the table made from them, and specs that name a table."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_too_large_is_left_out() -> None:
 
 
 class Clock:
-    """A clock that each reading moves on."""
+    """A clock that advances at each reading."""
 
     def __init__(self, *read: float) -> None:
         self.left = list(read)
@@ -121,7 +121,7 @@ class Clock:
 def test_calls_are_timed_in_turn_for_as_long_as_the_budget_has(
     monkeypatch: pytest.MonkeyPatch, read: tuple[float, ...], rounds: int
 ) -> None:
-    """A round takes place whole, four at least; the first does not count."""
+    """A round is always complete; there are at least four, and the first is not counted."""
     called, board = list[str](), Board(1).bind(0)
     taken = {"a": iter(range(99)), "b": iter(range(0, 990, 10))}
 
@@ -159,18 +159,18 @@ def test_time_is_that_of_the_processor_or_of_the_device(monkeypatch: pytest.Monk
 
 
 def test_operands_are_what_ops_take() -> None:
-    def given(shape: list[int], dtype: str, **more: Any) -> torch.Tensor:
+    def operand(shape: list[int], dtype: str, **more: Any) -> torch.Tensor:
         task = {"args": [{"shape": shape, "dtype": dtype, **more}, 3]}
         found, other = calibrate.arguments(task, torch.Generator().manual_seed(1), torch.device("cpu"))
         assert other == 3 and list(found.shape) == shape and found.dtype == getattr(torch, dtype)
         return found
 
-    assert set(given([500], "int64", holds="below", bound=3).tolist()) == {0, 1, 2}
-    chosen = given([50, 2], "int64", holds="choices", bound=3).tolist()
+    assert set(operand([500], "int64", holds="below", bound=3).tolist()) == {0, 1, 2}
+    chosen = operand([50, 2], "int64", holds="choices", bound=3).tolist()
     assert all(len({*row}) == 2 for row in chosen) and {each for row in chosen for each in row} == {0, 1, 2}
-    assert sorted(given([9], "int32", holds="order").tolist()) == [*range(9)]
-    assert given([4], "int32", holds="ends", bound=10).tolist() == [2, 5, 7, 10]
-    values = given([4000], "bfloat16").float()
+    assert sorted(operand([9], "int32", holds="order").tolist()) == [*range(9)]
+    assert operand([4], "int32", holds="ends", bound=10).tolist() == [2, 5, 7, 10]
+    values = operand([4000], "bfloat16").float()
     assert abs(float(values.mean())) < 0.05 and abs(float(values.std()) - 0.5) < 0.05
 
 

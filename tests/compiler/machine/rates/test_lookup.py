@@ -1,4 +1,4 @@
-"""Rates of shapes that are no rows."""
+"""Rates of shapes that have no row in the table."""
 
 from __future__ import annotations
 

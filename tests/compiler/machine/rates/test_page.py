@@ -1,4 +1,4 @@
-"""docs/rates.md: its figures are what the shipped tables give, its examples are read."""
+"""docs/rates.md has the figures of the shipped tables, and its examples can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate tables: those that are shipped, and what is wrong with files that are none."""
+"""Rate tables: the shipped ones, and the messages for files that are not rate tables."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_calibrated_table_gives_the_trace_back() -> None:
 
 
 def test_phases_that_were_not_calibrated_on_come_out() -> None:
-    """Factors are of classes; how long forward, backward and weight gradients take is then a prediction."""
+    """Factors belong to classes; the times of forward, backward and weight gradients are then predictions."""
     trace = shipped_trace("deepseek-pair")
     found = times(with_base(factors_of(trace)))
     for phase in "FIW":
@@ -78,10 +78,10 @@ def test_phases_that_were_not_calibrated_on_come_out() -> None:
 
 
 def test_the_shipped_calibrated_table_is_that_of_the_shipped_trace(bless: bool) -> None:
-    made, path = factors_of(shipped_trace("deepseek-pair")).to_json(), TABLES / "h800-calibrated.json"
+    calibrated_table, path = factors_of(shipped_trace("deepseek-pair")).to_json(), TABLES / "h800-calibrated.json"
     if bless:
-        path.write_text(made, "utf-8")
-    assert path.read_text("utf-8") == made, "the ops of a layer have changed: pytest --bless"
+        path.write_text(calibrated_table, "utf-8")
+    assert path.read_text("utf-8") == calibrated_table, "the ops of a layer have changed: pytest --bless"
 
 
 def test_no_step_is_an_input() -> None:
@@ -96,9 +96,9 @@ def document(**changes: object) -> dict[str, object]:
 
 
 def test_a_trace_of_twice_the_time_has_twice_the_factors() -> None:
-    once, given = factors_of(shipped_trace("deepseek-pair")), document(shares=[])
-    doubled = given | {
-        "classes": [entry | {"ms": 2 * entry["ms"]} for entry in given["classes"]],  # type: ignore[attr-defined]
+    once, measured = factors_of(shipped_trace("deepseek-pair")), document(shares=[])
+    doubled = measured | {
+        "classes": [entry | {"ms": 2 * entry["ms"]} for entry in measured["classes"]],  # type: ignore[attr-defined]
         "busy_ms": 248.6,
         "span_ms": 260.0,
     }
@@ -126,11 +126,11 @@ def test_a_long_name_stays_one() -> None:
     plan = deepseek_v3().plan
     cuts = plan.cuts
     table = shipped_table("h800").model_copy(update={"name": "x" * 500})
-    made = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
-    assert table_of_json(made.to_json(), "t.json") == made and made.name.endswith("x-calibrated")
-    launch, *others = made.rows
+    changed = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
+    assert table_of_json(changed.to_json(), "t.json") == changed and changed.name.endswith("x-calibrated")
+    launch, *others = changed.rows
     assert launch.kind == "launch" and others == [row for row in table.rows if row.kind != "launch"] != [*table.rows]
-    kinds = [(factor.kind, factor.dtype) for factor in made.factors]
+    kinds = [(factor.kind, factor.dtype) for factor in changed.factors]
     assert len({*kinds}) == len(kinds) and {(factor.kind, factor.dtype) for factor in table.factors} <= {*kinds}
 
 
@@ -165,9 +165,9 @@ def test_a_trace_that_does_not_fit_its_spec() -> None:
         factors_of(TracedPair.model_validate_json(json.dumps(document(layer="L99"))))
     for factor, said in ((1e4, r"gemm takes 1.13e\+04 times as"), (1e-9, "gemm takes 1.13e-09 times as")):
         classes = [{"classes": ["gemm"], "ms": 4.7 * factor}]
-        given = document(classes=classes, shares=[], layers=1, busy_ms=4.7 * factor, span_ms=5e4, gaps_ms=0.0)
+        measured = document(classes=classes, shares=[], layers=1, busy_ms=4.7 * factor, span_ms=5e4, gaps_ms=0.0)
         with pytest.raises(RateError, match=said):
-            factors_of(TracedPair.model_validate_json(json.dumps(given)))
+            factors_of(TracedPair.model_validate_json(json.dumps(measured)))
     with pytest.raises(RateError, match=r"pair takes .* as the table says, which is not between 0.001 and 1000:"):
         factors_of(TracedPair.model_validate_json(json.dumps(document(span_ms=1e6))))
     with pytest.raises(RateError, match="its exchanges are shorter than their latency"):

@@ -1,4 +1,4 @@
-"""What the split of layers takes ranks to hold, against what the plan then says of them."""
+"""The memory per rank that the split of layers assumes, compared with that of the finished plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters of several kinds of nodes: what is read, where ranks lie, and which of them run how many layers."""
+"""Clusters of several kinds of nodes: reading them, the places of ranks, and the number of layers on each."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ run mine extends pretrain {{
 
 @pytest.fixture
 def mixed(tmp_path: Path):  # type: ignore[no-untyped-def]
-    def made(pipeline: int = 4, schedule: str = "1f1b", **overrides: str) -> Spec:
+    def make_spec(pipeline: int = 4, schedule: str = "1f1b", **overrides: str) -> Spec:
         (tmp_path / "specs").symlink_to(SPECS)
         file = tmp_path / "mine.dsc"
         file.write_text(RUN.format(specs="specs", pipeline=pipeline, schedule=schedule))
         return load(file, overrides=[f"{key}={value}" for key, value in overrides.items()])
 
-    return made
+    return make_spec
 
 
 def layers_of(plan: Plan) -> list[int]:

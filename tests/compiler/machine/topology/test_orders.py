@@ -1,4 +1,4 @@
-"""Programs on clusters of several kinds of devices: every pipeline rank goes by what its own devices take."""
+"""Programs on clusters of several kinds of devices: each pipeline rank uses the times of its own devices."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def mixed(schedule: str, *kinds: Device, experts: int = 8, layout: str | None = 
         update={"nodes": nodes, "node": first, "more": More(nodes=nodes, node=more[0]) if more else None}
     )
     batch = base.train.batch.model_copy(update={"start": 64, "end": 64})
-    of = {"pipeline": 4, "expert": experts, "data": 8, "layout": layout}
+    parallel = {"pipeline": 4, "expert": experts, "data": 8, "layout": layout}
     return base.model_copy(
         update={
             "cluster": cluster,
-            "parallel": base.parallel.model_copy(update=of),
+            "parallel": base.parallel.model_copy(update=parallel),
             "schedule": base.schedule.model_copy(update={"name": schedule}),
             "train": base.train.model_copy(update={"micro_batch": 1, "batch": batch}),
         }
@@ -68,8 +68,8 @@ def test_orders_are_those_of_the_own_device() -> None:
     faster = 0
     assert here.keys() == there.keys()
     for name in here:
-        for own, other, table in ((here[name], there[name], times[0]), (there[name], here[name], times[3])):
-            mine, its = lane_times(own.instructions, table), lane_times(other.instructions, table)
+        for ours, other, table in ((here[name], there[name], times[0]), (there[name], here[name], times[3])):
+            mine, its = lane_times(ours.instructions, table), lane_times(other.instructions, table)
             assert (mine.compute, mine.communication) == (its.compute, its.communication)
             faster += mine.end < its.end
             assert mine.end <= its.end * 1.002, name  # orders are searched for: of two good ones either may be found
@@ -129,7 +129,7 @@ def test_one_value_of_rates_is_that_of_all_ranks() -> None:
 
 
 def test_a_program_by_other_rates_is_proven_too() -> None:
-    """Nothing that is proven hangs on rates: any mixture of orders is a right program."""
+    """Proofs do not depend on rates: any mixture of orders is a correct program."""
     chosen, found = lowered("dualpipe")
     (schedule,) = (each for name, each in found.schedules.items() if name.startswith("train"))
     fast, *_, slow = rank_rates(chosen)

@@ -1,4 +1,4 @@
-"""The split of layers over stages: against every split there is, and what it keeps."""
+"""The split of layers over stages, compared with all possible splits, and its invariants."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_what_is_symmetric_is_split_alike(placement: StagePlacement) -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_the_unit_of_time_does_not_matter(placement: StagePlacement) -> None:
-    """Nor how large its squares are."""
+    """The split also stays the same where the squares of times are very large."""
     generator = random.Random(str(placement))
     for _ in range(10):
         pipeline = random_pipeline(generator, placement, 1, 2, False)
@@ -321,7 +321,7 @@ def test_too_many_steps_leave_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_the_fullest_moments_of_a_schedule(name: str) -> None:
-    """Every step of a schedule is within one of them, and each of them is one."""
+    """Every step of a schedule is covered by one of these moments, and each moment occurs at a step."""
     row = SCHEDULES[name]
     schedule = row.generate(4, 16, 2)
     for rank, moments in enumerate(moments_of(schedule)):

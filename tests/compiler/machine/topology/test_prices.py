@@ -95,7 +95,7 @@ def test_chunks_cost_messages() -> None:
 
 
 def test_a_searched_schedule_has_the_price_of_steps() -> None:
-    """What the search takes an action for is what a step takes, messages with it."""
+    """The time that the search assumes for an action, with its messages, is the time that the step takes."""
     spec = two_nodes()
     plan = make_plan(spec)
     lowering, schedule = Lowering(plan, rank_rates(spec)), schedule_of("1f1b", 4, 4)
@@ -180,7 +180,7 @@ def priced(spec: Spec, nvlink: float, nic: float) -> dict[str, float]:
 
 @given(st.sampled_from(["nvlink", "nic"]), st.floats(1.01, 4.0))
 def test_wider_links_are_never_slower_whatever_they_carry(wider: str, factor: float) -> None:
-    """No transfer gets slower, and every transfer whose highest level got wider gets faster."""
+    """No transfer becomes slower, and every transfer whose highest level became wider becomes faster."""
     spec = shipped("deepseek-v3.dsc", "pretrain")
     peaks = {"nvlink": 200e9, "nic": 50e9}
     before, after = priced(spec, **peaks), priced(spec, **{**peaks, wider: peaks[wider] * factor})

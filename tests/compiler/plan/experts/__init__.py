@@ -1,1 +1,1 @@
-"""Placement of experts: the algorithm, its file, its command, and what trains with it."""
+"""Placement of experts: the algorithm, its file, its command, and training with a placement."""

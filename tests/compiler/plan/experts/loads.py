@@ -1,4 +1,4 @@
-"""Loads and layouts of every kind that tests place, and the best placement by trying all."""
+"""Loads and layouts of every kind for the tests, and the best placement found by trying all."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def layouts(draw: st.DrawFn, most_slots: int = 6) -> ExpertLayout:
 
 
 def best_device_load(load: Floats, layout: ExpertLayout) -> float:
-    """Tokens of the busiest device of the best placement, by trying all packings."""
+    """Tokens of the busiest device in the best placement, found by trying all packings."""
     return packed_best(sorted(load.tolist(), reverse=True), layout.devices, layout.slots, np.inf)
 
 
 def packed_best(shares: list[float], num_bins: int, places: int, below: float) -> float:
-    """The least load of the fullest bin, by depth-first search that tries equal bins once."""
+    """The lowest possible load of the fullest bin, found by a depth-first search that tries equal bins once."""
     sums, counts, best = [0.0] * num_bins, [0] * num_bins, below
 
     def place(index: int) -> None:

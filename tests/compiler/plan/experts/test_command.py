@@ -1,4 +1,4 @@
-"""`dsc place`: from the file of a load or from a run, as text, as JSON, as a file that a spec names."""
+"""`dsc place` reads a load from a file or a run, and writes text, JSON, or a file that a spec can name."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_answer(tmp_path: Path, capsys: Shown, groups: int, nodes: int) -> None:
         balance = balance_of(row, physical, layout)
         assert layer["balance"] == pytest.approx({"device": balance.device, "node": balance.node})
         assert sorted(physical.tolist()) == list(range(24))
-        known = balance_of(row, greedy(row, layout), layout)
-        assert balance.device <= known.device and layer["greedy"]["device"] == known.device
+        expected = balance_of(row, greedy(row, layout), layout)
+        assert balance.device <= expected.device and layer["greedy"]["device"] == expected.device
         assert layer["gap"] == pytest.approx(layer["balance"]["device"] / layer["bound"] - 1)
         now = balance_of(row, np.arange(24), layout)
         assert layer["before"] == pytest.approx({"device": now.device, "node": now.node})
@@ -94,7 +94,7 @@ def test_from_a_run_without_flags(tmp_path: Path, capsys: Shown) -> None:
         assert len(layers[layer["layer"]].moves) == len(layer["moves"]) > 0
         assert layer["balance"]["device"] < layer["before"]["device"]
         assert layer["links"]["copy_bytes"] == 2 * 4 * spec.model.hidden
-    # the run goes on with it: what is at hand then is this, and nothing moves
+    # the run resumes with it: this is then the current placement, and nothing moves
     (run / "placement.json").write_text((tmp_path / "placement.json").read_text())
     text = (run / "spec.resolved").read_text()
     (run / "spec.resolved").write_text(text.replace("zero = 0", 'placement = "placement.json"\n    zero = 0'))
@@ -177,14 +177,14 @@ def test_wrong_command_lines(tmp_path: Path, capsys: Shown, flags: tuple[object,
 
 def test_wrong_loads(tmp_path: Path, capsys: Shown) -> None:
     path = load_file(tmp_path, [1] * 8, [1] * 7)
-    assert "row 1 has 7 experts, row 0 has 8" in refused(capsys, path, "--devices", 2)
+    assert "row 1 has 7 experts, but row 0 has 8" in refused(capsys, path, "--devices", 2)
     assert "there is no file" in refused(capsys, tmp_path / "none.json", "--devices", 2)
     assert "has not saved a checkpoint" in refused(capsys, tmp_path.parent / tmp_path.name / "..", "--devices", 2)
     assert "which load?" in refused(capsys)
     assert "leave one of them out" in refused(capsys, path, QUICKSTART, "--load", path)
     assert "there is no file" in refused(capsys, path, tmp_path / "none.dsc")
     large = load_file(tmp_path, *([[1] * 4096] * 1100))
-    assert "experts of all layers are too many" in refused(capsys, large, "--devices", 2)
+    assert "experts in all layers are too many" in refused(capsys, large, "--devices", 2)
 
 
 def test_needs_no_torch(tmp_path: Path) -> None:

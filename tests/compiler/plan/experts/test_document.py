@@ -1,4 +1,4 @@
-"""The file of a placement: it reads back as it was written, and says what is wrong with it otherwise."""
+"""The file of a placement reads back as it was written; a file with a fault is refused with a clear message."""
 
 from __future__ import annotations
 
@@ -48,20 +48,26 @@ def test_each_device_is_a_line() -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda d: d.update(version=2), "version 2 is not known"),
-        (lambda d: d.update(more=1), "should be here"),
-        (lambda d: d.update(layers=3), "`layers` is a list"),
-        (lambda d: d["layers"].append(d["layers"][0]), "layers.3 is there twice"),
-        (lambda d: d["layers"][0].update(layer="../x"), "is no name of a layer"),
-        (lambda d: d["layers"][0].update(devices=[]), "`devices` is a list of the experts of each device"),
-        (lambda d: d["layers"][0].update(devices=[[0, -1]]), "`devices` is a list of the experts of each device"),
-        (lambda d: d["layers"][0].update(devices=[[0, True]]), "`devices` is a list of the experts of each device"),
-        (lambda d: d["layers"][0].update(devices=[[0, 10**9]]), "`devices` is a list of the experts of each device"),
+        (lambda d: d.update(version=2), "version 2 is unknown"),
+        (lambda d: d.update(more=1), "expected {"),
+        (lambda d: d.update(layers=3), "`layers` must be a list"),
+        (lambda d: d["layers"].append(d["layers"][0]), "layers.3 is listed twice"),
+        (lambda d: d["layers"][0].update(layer="../x"), "is not the name of a layer"),
+        (lambda d: d["layers"][0].update(devices=[]), "`devices` must be a list of the experts of each device"),
+        (lambda d: d["layers"][0].update(devices=[[0, -1]]), "`devices` must be a list of the experts of each device"),
+        (
+            lambda d: d["layers"][0].update(devices=[[0, True]]),
+            "`devices` must be a list of the experts of each device",
+        ),
+        (
+            lambda d: d["layers"][0].update(devices=[[0, 10**9]]),
+            "`devices` must be a list of the experts of each device",
+        ),
         (lambda d: d["layers"][0]["devices"][0].append(5), "equally many experts"),
         (lambda d: d["layers"][0].update(devices=[[0, 4], [2, 3], [0, 5]]), "expert 1 is on no device"),
-        (lambda d: d["layers"][0].update(moves=[3]), "`moves` is a list of texts"),
-        (lambda d: d["layers"][0].update(moves=["rm -rf"]), "is no move, such as"),
-        (lambda d: d["layers"][0]["devices"].reverse(), "does not agree with `devices`, where expert 1 is elsewhere"),
+        (lambda d: d["layers"][0].update(moves=[3]), "`moves` must be a list of strings"),
+        (lambda d: d["layers"][0].update(moves=["rm -rf"]), "is not a move, such as"),
+        (lambda d: d["layers"][0]["devices"].reverse(), "contradicts `devices`, where expert 1 is elsewhere"),
     ],
 )
 def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], message: str) -> None:
@@ -76,19 +82,19 @@ def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], messa
     ("text", "message"),
     [
         ('{"load": [[1, 2], [3', "2: this is not JSON|:1:21: this is not JSON"),
-        ("[[1, 2]]", "should be here, a row for each layer"),
-        ('{"load": []}', "there is no layer in `load`"),
-        ('{"load": [[]]}', "row 0 of `load` is no list of tokens"),
-        ('{"load": [[1], 5]}', "row 1 of `load` is no list of tokens"),
+        ("[[1, 2]]", "expected .* with one row per layer"),
+        ('{"load": []}', "`load` has no layers"),
+        ('{"load": [[]]}', "row 0 of `load` is not a list of tokens"),
+        ('{"load": [[1], 5]}', "row 1 of `load` is not a list of tokens"),
         ('{"load": [[1, -2]]}', "row 0, expert 1: -2 tokens"),
         ('{"load": [[1, NaN]]}', "NaN is not a JSON number"),
         ('{"load": [[1, 1e999]]}', "row 0, expert 1: inf tokens"),
-        ('{"load": [[1, true]]}', "row 0, expert 1: true is no number"),
-        ('{"load": [["7"]]}', 'row 0, expert 0: "7" is no number'),
+        ('{"load": [[1, true]]}', "row 0, expert 1: true is not a number"),
+        ('{"load": [["7"]]}', 'row 0, expert 0: "7" is not a number'),
         ('{"load": [[1]], "load": [[2]]}', "`load` is given twice"),
         ("[" * 100_000, "nested too deep|not JSON"),
         ('{"load": [[' + "9" * 5000 + "]]}", "a number of 5,000 digits is too large"),
-        ('{"load": [[' + "9" * 400 + "]]}", "row 0, expert 0: 9{40} tokens; from 0 to 1e.18"),
+        ('{"load": [[' + "9" * 400 + "]]}", "row 0, expert 0: 9{40} tokens are not between 0 and 1e.18"),
         ('{"load": ' + json.dumps([[1]] * 5000) + "}", "5,000 layers are too many"),
     ],
 )
@@ -107,7 +113,7 @@ def test_a_load_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_names_of_devices_are_those_under_which_least_moves() -> None:
-    """A placement with its devices shuffled is what it was."""
+    """Shuffling the devices of a placement gives an equal placement."""
     layout = ExpertLayout(24, 4, 2, 6)
     random = np.random.default_rng(2)
     now = random.permutation(24)

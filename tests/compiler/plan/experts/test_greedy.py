@@ -1,4 +1,4 @@
-"""The published algorithm, and what it promises."""
+"""The published algorithm and its guarantees."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ def test_hierarchical_keeps_groups_on_nodes() -> None:
 
 def test_packing_is_longest_first_with_a_limit() -> None:
     assert packed(np.array([5.0, 1.0, 4.0, 4.0]), 2).tolist() == [[0, 1], [2, 3]]
-    assert packed(np.array([9.0, 1.0, 1.0, 1.0]), 2).tolist() == [[0, 3], [1, 2]]  # the second bin is full by then
+    assert packed(np.array([9.0, 1.0, 1.0, 1.0]), 2).tolist() == [[0, 3], [1, 2]]  # by then the second bin is full

@@ -33,12 +33,12 @@ cluster kinds {{
 
 @pytest.fixture
 def spec(tmp_path: Path):  # type: ignore[no-untyped-def]
-    def made(schedule: str) -> Path:
+    def write(schedule: str) -> Path:
         (tmp_path / "base.dsc").write_text((UI / "lib" / "base.dsc").read_text("utf-8"), "utf-8")
         (tmp_path / "mine.dsc").write_text(RUN.format(base="base.dsc", schedule=schedule), "utf-8")
         return tmp_path / "mine.dsc"
 
-    return made
+    return write
 
 
 def test_nodes_of_a_layer_are_those_that_run_it(spec, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""A spec with a placement file, planned: the plan says what the file says; other degrees than its are not tried."""
+"""Plans of a spec with a placement file follow the file, and only the degrees of the file are tried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMED = 'parallel.placement="placement.json"'
 
 
 def shifted(ranks: int, experts: int, load: Any = None) -> LayerPlacement:
-    """Experts one after the other over the ranks."""
+    """Experts dealt out to the ranks in turn."""
     physical = np.arange(experts).reshape(-1, ranks).T.reshape(-1)
     return layer_placement("", physical, ranks, (), None if load is None else np.asarray(load, dtype=float))
 
@@ -42,11 +42,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, ranks: int, load: Callable[[int], Any] = lambda experts: None) -> Path:
-    """A file for so many expert ranks, under a load."""
+    """A placement file for a number of expert ranks, with the load it was made for."""
     layers = []
     for name, ffn in layers_with_experts(load_spec(QUICK)):
-        made = shifted(ranks, ffn.experts, load(ffn.experts))
-        layers.append(LayerPlacement(name, made.devices, made.moves, made.load))
+        shifted_ranks = shifted(ranks, ffn.experts, load(ffn.experts))
+        layers.append(LayerPlacement(name, shifted_ranks.devices, shifted_ranks.moves, shifted_ranks.load))
     (folder / "placement.json").write_text(to_text(layers), "utf-8")
     return folder / "placement.json"
 
@@ -69,16 +69,16 @@ def refused(capsys: Shown, *settings: str) -> str:
 def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
     write(folder, 2)
     plain, placed = plan(capsys), plan(capsys, NAMED)
-    assert "expert e of E lives on expert rank e // (E / expert)" in plain["assumptions"]
-    assert "experts live on the expert ranks that placement.json says" in placed["assumptions"]
+    assert "expert e of E is on expert rank e // (E / expert)" in plain["assumptions"]
+    assert "experts are on the expert ranks that placement.json names" in placed["assumptions"]
     assert not any("expert e of E" in said or "busiest" in said for said in placed["assumptions"])
     assert placed["step"]["seconds"] >= plain["step"]["seconds"]  # the router sorts rows by one more table
     assert main(["plan", "quick.dsc", "-s", NAMED]) == 0
-    assert "experts live on the expert ranks that placement.json says" in capsys.readouterr().out
+    assert "experts are on the expert ranks that placement.json names" in capsys.readouterr().out
 
 
 def test_how_even_it_is_under_its_load(folder: Path) -> None:
-    """Balance by hand: even experts carry 3, odd ones 1; the file deals them out in turn, plain numbering in halves."""
+    """Balance by hand: even experts have load 3, odd ones 1; the file deals them out in turn, the default in halves."""
     write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
     spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
     placement = expert_placement_of(spec)
@@ -121,7 +121,7 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
 
 
 def test_what_dsc_place_wrote_is_what_it_says(folder: Path, capsys: Shown) -> None:
-    """The balance of its answer, from the file."""
+    """The balance that the file gives for its placement."""
     random = np.random.default_rng(3)
     rows = [random.integers(1, 1000, ffn.experts).tolist() for _, ffn in layers_with_experts(load_spec(QUICK))]
     (folder / "load.json").write_text(json.dumps({"load": rows}), "utf-8")
@@ -149,14 +149,14 @@ def test_a_load_reads_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "message"),
     [
-        (3, "`load` is the tokens of each of its 16 experts"),
-        ([1, 2], "`load` is the tokens of each of its 16 experts"),
-        ([], "`load` is the tokens of each of its 16 experts"),
+        (3, "`load` must be the tokens of each of its 16 experts"),
+        ([1, 2], "`load` must be the tokens of each of its 16 experts"),
+        ([], "`load` must be the tokens of each of its 16 experts"),
         ([-1, *[1] * 15], "`load`: -1 tokens"),
-        (["1", *[1] * 15], '`load`: "1" is no number'),
-        ([True, *[1] * 15], "`load`: true is no number"),
+        (["1", *[1] * 15], '`load`: "1" is not a number'),
+        ([True, *[1] * 15], "`load`: true is not a number"),
         ([1e300, *[1] * 15], "`load`: 1e.300 tokens"),
-        ([[1], *[1] * 15], r"`load`: \[1\] is no number"),
+        ([[1], *[1] * 15], r"`load`: \[1\] is not a number"),
     ],
 )
 def test_what_is_no_load(folder: Path, load: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Placements: nothing is lost, what is said is so, never worse than the greedy in either form, and the best of few."""
+"""Placements keep every expert, are reported correctly, and are never worse than either form of the greedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEAR = 1e-9
 
 
 def hold(found: FoundPlacement, load: np.ndarray, layout: ExpertLayout) -> None:
-    """What every placement keeps."""
+    """Check what holds for every placement."""
     physical = found.physical
     assert sorted(physical.tolist()) == list(range(layout.experts))
     share = load[physical]
@@ -47,8 +47,8 @@ def test_at_least_as_balanced_as_the_greedy(layout: ExpertLayout, kind: str, see
     load = load_of(kind, layout.experts, seed)
     placed = place_layer(load, layout)
     hold(placed, load, layout)
-    known = [global_(load, layout), *([hierarchical(load, layout)] if layout.groups_divide else [])]
-    best = min((b.device, b.node) for b in (balance_of(load, physical, layout) for physical in known))
+    baselines = [global_(load, layout), *([hierarchical(load, layout)] if layout.groups_divide else [])]
+    best = min((b.device, b.node) for b in (balance_of(load, physical, layout) for physical in baselines))
     assert placed.balance.device <= best[0] * (1 + 1e-11)
     if placed.balance.device > best[0] * (1 - 1e-11):
         assert placed.balance.node <= best[1] * (1 + NEAR)
@@ -85,7 +85,7 @@ def test_the_best_of_all_where_all_can_be_tried(kind: str, experts: int, devices
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "lognormal"])
 def test_bound_with_groups_on_nodes(kind: str) -> None:
-    """Held against the best of every node, for every way to give nodes their groups."""
+    """Compare with the best placement on each node, over all ways to give groups to nodes."""
     layout = ExpertLayout(8, 4, 2, 4)
     for seed in range(4):
         load = load_of(kind, 8, seed)
@@ -109,7 +109,7 @@ def test_better_than_the_greedy_where_something_better_exists() -> None:
 
 
 def test_as_large_as_published() -> None:
-    """58 layers of 256 experts are placed in seconds; some here, each within 0.1% of the bound."""
+    """58 layers of 256 experts take seconds to place; here a few are placed, each within 0.1% of the bound."""
     for experts, nodes, devices in ((256, 4, 32), (256, 8, 32)):
         layout, load = ExpertLayout(experts, 8, nodes, devices), load_of("uniform", experts, 5)
         placed = place_layer(load, layout)
@@ -119,7 +119,7 @@ def test_as_large_as_published() -> None:
 
 
 def test_groups_stay_whole_where_that_costs_little() -> None:
-    """Equal groups stay whole, though splitting them would win a little. One heavy group is split, and reported."""
+    """Equal groups stay whole, although splitting them would gain a little. One heavy group is split, and reported."""
     layout = ExpertLayout(64, 4, 4, 16)
     even = np.tile(load_of("lognormal", 16, 3), 4)
     assert place_layer(even, layout).keeps_groups
@@ -130,7 +130,7 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
 
 
 def test_exchanges_end_where_none_helps() -> None:
-    """Though no device is as light as was wanted: the work that is left is for other ways."""
+    """The search stops even if no device reaches the wanted load, so that work is left for other methods."""
     work = pack.WorkLeft(10**6)
     found = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
     assert found.heaviest == 4 and work.left > 10**6 // 2
@@ -160,8 +160,8 @@ def test_the_same_every_time() -> None:
         (ExpertLayout(9, 1, 1, 2), "spread evenly over devices = 2"),
         (ExpertLayout(9, 1, 2, 3), "spread evenly over nodes = 2"),
         (ExpertLayout(8, 3, 1, 2), "groups = 3 do not divide the 8 experts"),
-        (ExpertLayout(8, 0, 1, 2), "groups = 0: at least 1"),
-        (ExpertLayout(131072, 1, 1, 2), "too many: at most 65,536"),
+        (ExpertLayout(8, 0, 1, 2), "groups = 0: must be at least 1"),
+        (ExpertLayout(131072, 1, 1, 2), "too many: the limit is 65,536"),
     ],
 )
 def test_sizes_that_do_not_fit(layout: ExpertLayout, message: str) -> None:

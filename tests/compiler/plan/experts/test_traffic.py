@@ -1,4 +1,4 @@
-"""Copies of a token: exact where the assumption is made, and never outside the bounds whatever tokens do."""
+"""Copies of a token: exact under the assumption, and within the bounds for any choices of tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_independent_experts_exactly() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
-    """Tokens that prefer some experts together: the copies they really make are within the bounds."""
+    """Tokens that prefer some experts together still make a number of copies within the bounds."""
     random, tokens, top_k, top_groups = np.random.default_rng(seed), 400, 3, 2
     favour = random.normal(size=24) + 2 * random.normal(size=(5, 24))[random.integers(0, 5, tokens)]
     score = favour + 0.5 * random.normal(size=(tokens, 24))

@@ -30,7 +30,7 @@ from tests.runtime.step.test_nodes import on_nodes
 
 
 def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
-    """Every expert somewhere, another way in every layer."""
+    """A random placement of the experts, different in every layer."""
     random, layers, owners = np.random.default_rng(seed), {}, {}
     for name, ffn in layers_with_experts(chosen):
         physical = random.permutation(ffn.experts)
@@ -44,13 +44,13 @@ def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
 
 
 @pytest.mark.parametrize(
-    ("of", "schedule", "pp", "ep", "dp", "zero"),
+    ("model", "schedule", "pp", "ep", "dp", "zero"),
     [("v3", "dualpipe", 2, 2, 2, 1), ("v3", "1f1b", 1, 4, 4, 0), ("qwen", "zbv", 2, 2, 2, 0)],
 )
 def test_training_equals_autograd(
-    tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, segments: Segments, model: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
-    chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, of, schedule))
+    chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, model, schedule))
     assert any(owners != tuple(sorted(owners)) for owners in placement.owners.values())
     check(tmp_path, segments, {"placed": chosen}, pp * dp)
 
@@ -66,7 +66,7 @@ def test_experts_are_held_where_the_placement_says() -> None:
         owners = placement.owners[tensor.removesuffix(".ffn.router.slots")]
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
-    lower_spec(chosen)  # and the proof has nothing against it
+    lower_spec(chosen)  # and the proof accepts it
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
@@ -75,9 +75,9 @@ def test_each_slice_of_an_expert_has_a_place_of_its_own(slices: int) -> None:
     owners = (2, 0, 1, 0, 2, 1)
     first, local = slots_of(owners, slices), len(owners) // 3
     places = [[place + local * each for each in range(slices)] for place in first]
-    assert sorted(place for own in places for place in own) == list(range(len(owners) * slices))
-    for owner, own in zip(owners, places, strict=True):
-        assert [place // local for place in own] == [owner * slices + each for each in range(slices)]
+    assert sorted(place for rank_places in places for place in rank_places) == list(range(len(owners) * slices))
+    for owner, rank_places in zip(owners, places, strict=True):
+        assert [place // local for place in rank_places] == [owner * slices + each for each in range(slices)]
     assert first[1] < first[3] and first[2] < first[5] and first[0] < first[4], "in their order on a rank"
 
 
@@ -93,7 +93,7 @@ def test_an_expert_rank_may_be_several_devices() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Place:
-    """A run of three steps, and a placement by hand in which experts of a layer change places."""
+    """A run of three steps, and a placement made by hand in which two experts of a layer are exchanged."""
     place = Place(tmp_path_factory.mktemp("placed"), segments)
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--steps", 3)
@@ -101,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Place
 
 
 def swapped(folder: Path) -> None:
-    """What `dsc place` wrote, with experts 0 and 3 of layers.1 in each other's place."""
+    """The file from `dsc place`, with experts 0 and 3 of layers.1 exchanged."""
     path = folder / "placement.json"
     document = json.loads(path.read_text("utf-8"))
     document["layers"][0]["devices"] = [[3, 1], [2, 0]]
@@ -131,15 +131,15 @@ def test_a_run_goes_on_with_it(place: Place) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda layers: layers.pop(), "mtp.0 is missing, whose experts are placed too"),
+        (lambda layers: layers.pop(), "mtp.0 is missing, but it has experts to place"),
         (lambda layers: layers[0].update(layer="layers.0"), "layers.1 is missing"),
         (lambda layers: layers.append(layers[0] | {"layer": "layers.9"}), "the model has no experts in layers.9"),
         (
             lambda layers: layers[0].update(devices=[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]]),
-            "layers.1: expert 0 is on device 0 and on device 1: what is trained has one replica of each expert",
+            "layers.1: expert 0 is on device 0 and on device 1, but a run trains one replica of each expert",
         ),
-        (lambda layers: layers[0].update(devices=[list(range(8))]), "layers.1 is placed on 1 devices, and expert = 2"),
-        (lambda layers: layers[0].update(devices=[[0], [1]]), "layers.1 has 2 experts, and the model 8"),
+        (lambda layers: layers[0].update(devices=[list(range(8))]), "layers.1 is placed on 1 devices, but expert = 2"),
+        (lambda layers: layers[0].update(devices=[[0], [1]]), "layers.1 has 2 experts, but the model has 8"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any], Any], message: str) -> None:

@@ -97,8 +97,10 @@ def test_waits_stand_before_the_first_reader_and_sends_behind_their_operand() ->
         for at, i in enumerate(body.instructions):
             if i.kind in ("wait", "receive"):
                 next_one = next((n for n in body.instructions[at:] if n.kind not in quiet), None)
-                made = {b.name for b in i.writes}
-                readers = [n for n in body.instructions[at:] if n.slot == i.slot and made & set(n.reads) and n is not i]
+                writes = {b.name for b in i.writes}
+                readers = [
+                    n for n in body.instructions[at:] if n.slot == i.slot and writes & set(n.reads) and n is not i
+                ]
                 if readers and readers[0].kind not in quiet:
                     assert readers[0] is next_one, f"{body.name}: {i.kind} {i.site} stands before {next_one}"
             if i.kind == "send":
@@ -124,7 +126,7 @@ def test_the_share_hidden_is_that_of_the_whole_step() -> None:
 
 
 def test_evaluation_frees_at_once() -> None:
-    """A forward alone keeps nothing, in whatever order its segments run."""
+    """A forward alone keeps nothing, whatever the order of its segments."""
     lowering = small()
     steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
     program = lowering.program(Schedule("evaluate", 2, 1, ONE_STAGE, steps), evaluate=True)

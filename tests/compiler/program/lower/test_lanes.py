@@ -1,4 +1,4 @@
-"""Orders of jobs over two lanes: legal, never slower than one chain after the other, the same each time, and good."""
+"""Orders of jobs over two lanes: legal, repeatable, never slower than the chains in turn, and close to the best."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIRS = ["".join(pair) for pair in combinations_with_replacement("FBIW", 2)]
 
 
 def random_jobs(seed: int, lengths: tuple[int, ...]) -> Jobs:
-    """Chains in which each job comes after some of those before it, half of them exchanges."""
+    """Random chains in which each job comes after some earlier ones; half of the jobs are exchanges."""
     draw = Random(seed)
     time, exchange, slot, after, awaits = [], [], [], [], []
     for number, length in enumerate(lengths):
@@ -151,26 +151,26 @@ def test_gradients_are_added_in_base_order_whatever_the_rates(stage: int, zero: 
         behind.append({*earlier}.union(*(behind[job] for job in earlier)))
     order, adding = best_order(jobs), defaultdict[str, list[int]](list)
     for job in order:
-        for what in held[job].params if held[job].phase == "W" else ():
-            adding[what].append(job)
+        for parameter in held[job].params if held[job].phase == "W" else ():
+            adding[parameter].append(job)
         if held[job].kind == "scatter":
             adding[f"scatter {held[job].site}"].append(job)
-    for what, found in adding.items():
-        assert found == sorted(found) and {jobs.slot[job] for job in found} == {0, 1}, what
-        assert all(first in behind[second] for first, second in pairwise(found)), what
-    assert any(what.startswith("scatter ") for what in adding) == (zero > 0)
+    for parameter, adders in adding.items():
+        assert adders == sorted(adders) and {jobs.slot[job] for job in adders} == {0, 1}, parameter
+        assert all(first in behind[second] for first, second in pairwise(adders)), parameter
+    assert any(parameter.startswith("scatter ") for parameter in adding) == (zero > 0)
     assert (len(adding.get("head", ())) == 4) == (stage == 1), "of the model and of MTP, twice"
 
 
 def with_paces(jobs: Jobs, seed: int) -> Jobs:
-    """The jobs, faster by half at most while there is no exchange."""
+    """The jobs, each up to twice as fast while no exchange runs."""
     draw = Random(seed)
     between = (t if x else t - draw.randint(0, t // 2) for t, x in zip(jobs.time, jobs.exchange, strict=True))
     return replace(jobs, between=tuple(between))
 
 
 def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tuple[Fraction, Fraction]:
-    """End of an order and the time it computes, moment by moment: at every event it is asked anew who runs how fast."""
+    """End of an order and the time it computes, event by event: at every event the speeds are determined again."""
     now, left, link, ends = Fraction(0), list(order), list[tuple[int | None, Fraction]](), set[int]()
     job, open_, computed = -1, Fraction(0), Fraction(0)  # the job that computes, and the share of it that is left
     while left or link or open_:
@@ -188,15 +188,15 @@ def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tup
             if not open_ and job in sends:
                 link.append((None, Fraction(sends[job]) + (0 if link else step)))
         if link:
-            (what, time), *rest = link
-            link = [(what, time - step), *rest] if time > step else rest
-            ends |= {what} - {None} if time == step and what is not None else set()
+            (transfer, time), *rest = link
+            link = [(transfer, time - step), *rest] if time > step else rest
+            ends |= {transfer} - {None} if time == step and transfer is not None else set()
     return now, computed
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
-    """Orders take what they take moment by moment, to the rounding of a job; and none takes less than the least."""
+    """Orders take the time counted event by event, up to the rounding of a job; none takes less than the lower bound."""
     jobs = with_paces(random_jobs(seed, (4, 3)), seed)
     makers = [job for job in range(len(jobs)) if not jobs.exchange[job]]
     sends = {job: 5 for job in makers[-1:]} if seed % 2 else {}
@@ -208,7 +208,7 @@ def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
 
 
 def test_a_message_goes_behind_the_exchanges_before_it() -> None:
-    """A job of 4, behind it a message of 10; the exchange after it queues, and the order ends when both are there."""
+    """A job of 4 and then a message of 10; the exchange after it queues, and the order ends when both have ended."""
     jobs = Jobs(
         time=(4, 3, 6),
         exchange=(False, True, False),

@@ -1,4 +1,4 @@
-"""Which steps of a layer a backward runs again, what outlives the forward then, and what that costs."""
+"""Which steps of a layer a backward runs again, which values then outlive the forward, and the cost of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOE = ["attention", "router", "dispatch"]
 SPLIT = ["enter", "gather", "attention", "scatter"]
 
 
-def again(of: Spec, layers: int | None = None, *names: str) -> Spec:
-    return of.model_copy(update={"recompute": ("layer", *names), "recompute_layers": layers})
+def again(original: Spec, layers: int | None = None, *names: str) -> Spec:
+    return original.model_copy(update={"recompute": ("layer", *names), "recompute_layers": layers})
 
 
-def programs(of: Spec, schedule: str) -> tuple[Plan, Lowering, Program]:
-    plan, pp = make_plan(of), of.parallel.pipeline
-    lowering = Lowering(plan, rank_rates(of))
+def programs(original: Spec, schedule: str) -> tuple[Plan, Lowering, Program]:
+    plan, pp = make_plan(original), original.parallel.pipeline
+    lowering = Lowering(plan, rank_rates(original))
     return plan, lowering, lowering.program(SCHEDULES[schedule].generate(pp, 4 * pp))
 
 
@@ -88,9 +88,9 @@ def _is_read(body: Body) -> None:
     assert forwards
     freed = {name for i in body.instructions if i.kind == "free" for name in i.reads}
     for at, i in forwards:
-        made = {buffer.name for buffer in i.writes}
+        written = {buffer.name for buffer in i.writes}
         later = {name for other in body.instructions[at + 1 :] if other.kind != "free" for name in other.reads}
-        assert made & later or made - freed, i.site
+        assert written & later or written - freed, i.site
         assert "counts" not in (i.kind, i.wait)
 
 

@@ -107,8 +107,8 @@ def test_the_published_order_of_our_own_segments() -> None:
         order += joins  # the gradient of a join comes before that of its combine
         for name in PUBLISHED:
             for job, (slot, i) in enumerate(held):
-                own = i.site.split(".")[0] == layer[slot] and part(slot, i.kind, i.site, i.phase) == name
-                if own and not i.site.endswith(".join"):
+                is_same = i.site.split(".")[0] == layer[slot] and part(slot, i.kind, i.site, i.phase) == name
+                if is_same and not i.site.endswith(".join"):
                     order.append(job)
         order += [j for j, (s, i) in enumerate(held) if i.site == f"{layer[0]}.join" and s == 0]
     place = {job: at for at, job in enumerate(order)}

@@ -1,4 +1,4 @@
-"""Where gathers, zeros and scatters stand in bodies: how much is put together at a time, and what goes on beside it."""
+"""The places of gathers, zeros and scatters in bodies: how much is gathered at a time, and what runs beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program_of(chosen: Spec, lowering: Lowering) -> Program:
 
 
 def most_together(body: Body, what: str) -> int:
-    """Segments of one slot for which weights, or gradients, are there at a time."""
+    """The most segments of one slot whose weights, or gradients, are whole at the same time."""
     live: dict[int, set[str]] = defaultdict(set)
     most = 0
     for i in body.instructions:
@@ -97,8 +97,8 @@ def test_a_micro_batch_moves_as_often_as_its_use_says(schedule: str, zero: int) 
 
 def test_nothing_is_divided_among_one() -> None:
     """One data rank, or one holder of each expert, has all: the program is that of zero = 0."""
-    for of, pp in (("llama", 2), ("v3", 1)):
-        alone = spec(pp, 1, 1, 4, zero=3, of=of, schedule="1f1b")
+    for model, pp in (("llama", 2), ("v3", 1)):
+        alone = spec(pp, 1, 1, 4, zero=3, of=model, schedule="1f1b")
         assert not make_plan(alone).sharded
         whole = alone.model_copy(update={"parallel": alone.parallel.model_copy(update={"zero": 0})})
         assert program_of(alone, lowering_of(alone)) == program_of(whole, lowering_of(whole))

@@ -1,7 +1,7 @@
 """An independent executor: a line per pipeline rank, in-order channels without buffers, symbols for numbers.
 
 It knows nothing of the proof's argument. It runs a program as ranks would, once with each rank as the slowest and a few
-times in random order, and says what the program ends with: the gradients of every rank after the reductions, and the
+times in random order, and reports the final state: the gradients of every rank after the reductions, and the
 records. Equal results are equal sums of equal terms, whatever the order of summation. What the program promises wrongly
 shows in the results:
 - a channel carries no names, so a post takes whatever message is next on it;
@@ -247,28 +247,28 @@ class _Rank:
         value.drop()
 
     def _instruction(self, i: Instruction, values: dict[str, Value], micro_batch: int) -> None:
-        given = [values[name] for name in i.reads]
+        inputs = [values[name] for name in i.reads]
         exchange = (i.slot, i.action, micro_batch, i.phase, i.site, i.wait or i.kind)
         if i.kind == "free":
             for name in i.reads:
                 values.pop(name).drop()
         elif i.kind in EXCHANGES:
             assert exchange not in self.exchanges
-            self.exchanges[exchange] = given
+            self.exchanges[exchange] = inputs
             if i.kind == "scatter":
-                self.scattered[exchange] = [value.added.copy() for value in given]
+                self.scattered[exchange] = [value.added.copy() for value in inputs]
         elif i.kind == "to_host":
             self.host |= {(i.action[1:], micro_batch, name): values[name].number for name in i.reads}
         elif i.kind == "from_host":
             for buffer in i.writes:
                 values[buffer.name] = Value(self.host.pop((i.action[1:], micro_batch, buffer.name)), Storage())
         elif i.kind == "send":
-            self._send(i, given[0], micro_batch)
+            self._send(i, inputs[0], micro_batch)
         elif i.kind in ("record", "tell"):
             name = i.site if i.kind == "record" else f"{i.site} {micro_batch}"
-            self.run.records[self.rank][name, given[0].number] += 1
+            self.run.records[self.rank][name, inputs[0].number] += 1
         else:
-            operands = self.exchanges.pop(exchange) if i.kind == "wait" else given
+            operands = self.exchanges.pop(exchange) if i.kind == "wait" else inputs
             for value, added in zip(operands, self.scattered.pop(exchange, ()), strict=False):
                 for (tensor, term), times in added.items():
                     self.run.gradients[self.rank][tensor][GARBAGE if value.number == GARBAGE else term] += times
@@ -279,11 +279,11 @@ class _Rank:
     ) -> None:
         data = micro_batch if i.kind == "load" else None
         of = self.run.symbols.of
-        made = (of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
+        outputs = (of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
             here = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None
-            values[buffer.name] = Value(of(made, buffer.name), storage, here.tensors if here else frozenset())
+            values[buffer.name] = Value(of(outputs, buffer.name), storage, here.tensors if here else frozenset())
         for names, places in ((i.params, i.params_in), (i.weights, i.weights_in)):
             for tensor, place in zip(names, places or [""] * len(names), strict=True):
                 adds = i.phase == "W" and names is i.params
@@ -291,9 +291,9 @@ class _Rank:
                 if not own if place == "" else tensor not in values[place].tensors:
                     raise LookupError(tensor)
                 if adds and place:
-                    values[place].added[tensor, of(made, tensor)] += 1
+                    values[place].added[tensor, of(outputs, tensor)] += 1
                 elif adds:
-                    self.run.gradients[self.rank][tensor][of(made, tensor)] += 1
+                    self.run.gradients[self.rank][tensor][of(outputs, tensor)] += 1
 
     def _is_divided(self, site: str, tensor: str, gradients: bool) -> bool:
         """Whether a rank has only a part of the tensor, or of its gradients."""

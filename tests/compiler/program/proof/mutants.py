@@ -23,7 +23,7 @@ LISTS = ("drop", "double", "swap", "move")
 
 
 class NothingToEditError(Exception):
-    """The program has nothing of the kind that a mutation changes."""
+    """The program has nothing that the mutation could change."""
 
 
 def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
@@ -38,18 +38,18 @@ def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
             return name, changed
 
 
-def edited(items: Sequence[T], how: str, generator: random.Random, able: Sequence[int] | None = None) -> tuple[T, ...]:
+def edited(items: Sequence[T], edit: str, generator: random.Random, able: Sequence[int] | None = None) -> tuple[T, ...]:
     """`items` with one dropped, doubled somewhere, moved, or swapped with another (near, half of the time).
 
     `able`: the places that the one, and with "swap" the other, may be of.
     """
     able = range(len(items)) if able is None else able
     result, index = list(items), _chosen(able, generator)
-    if how == "drop":
+    if edit == "drop":
         del result[index]
-    elif how == "double":
+    elif edit == "double":
         result.insert(generator.choice([index + 1, generator.randrange(len(items) + 1)]), items[index])
-    elif how == "move":
+    elif edit == "move":
         result.insert(_other(index, len(items), generator), result.pop(index))
     else:
         other = able[_other(able.index(index), len(able), generator)]
@@ -79,14 +79,14 @@ def _another(item: T, items: Sequence[T], generator: random.Random) -> T:
 # ---------------------------------------------------------------- invocations
 
 
-def edit_invocations(program: Program, generator: random.Random, how: str) -> Program:
+def edit_invocations(program: Program, generator: random.Random, edit: str) -> Program:
     """Posts and releases go with their invocation."""
     rank = generator.randrange(len(program.invocations))
-    return with_row(program, rank, edited(program.invocations[rank], how, generator))
+    return with_row(program, rank, edited(program.invocations[rank], edit, generator))
 
 
 def exchange_actions(program: Program, generator: random.Random) -> Program:
-    """Two invocations of one rank take each other's body and micro-batches; posts and releases stay."""
+    """Two invocations of one rank exchange their bodies and micro-batches; posts and releases stay."""
     rank = generator.randrange(len(program.invocations))
     row = list(program.invocations[rank])
     if len(row) < 2:
@@ -136,7 +136,7 @@ def with_row(program: Program, rank: int, row: tuple[Invocation, ...]) -> Progra
 # ---------------------------------------------------------------- posts and releases
 
 
-def edit_messages(program: Program, generator: random.Random, field: str, how: str) -> Program:
+def edit_messages(program: Program, generator: random.Random, field: str, edit: str) -> Program:
     """One post or release of a rank is dropped, doubled, moved to another invocation, swapped with its neighbour, or is
     of another rank, micro-batch or stage."""
     ranks = [rank for rank, row in enumerate(program.invocations) if any(getattr(i, field) for i in row)]
@@ -145,16 +145,16 @@ def edit_messages(program: Program, generator: random.Random, field: str, how: s
     flat: list[tuple[int, Posting]] = [(at, each) for at, i in enumerate(row) for each in getattr(i, field)]
     index = generator.randrange(len(flat))
     at, (peer, message) = flat[index]
-    if how == "drop":
+    if edit == "drop":
         del flat[index]
-    elif how == "double":
+    elif edit == "double":
         flat.insert(index + 1, (generator.choice([at, min(at + 1, len(row) - 1)]), (peer, message)))
-    elif how == "swap":
+    elif edit == "swap":
         other = _other(index, len(flat), generator)
         flat[index], flat[other] = (at, flat[other][1]), (flat[other][0], (peer, message))
-    elif how == "move":
+    elif edit == "move":
         flat[index] = (min(max(at + generator.choice([-2, -1, 1, 2]), 0), len(row) - 1), (peer, message))
-    elif how == "re-peer":
+    elif edit == "re-peer":
         flat[index] = (at, (_another(peer, range(len(program.bodies)), generator), message))
     elif generator.random() < 0.5:
         micro_batch = _another(message.micro_batch, range(program.num_micro_batches), generator)
@@ -169,24 +169,24 @@ def edit_messages(program: Program, generator: random.Random, field: str, how: s
 # ---------------------------------------------------------------- instructions
 
 
-def edit_instructions(program: Program, generator: random.Random, how: str, kinds: Sequence[str] = ()) -> Program:
+def edit_instructions(program: Program, generator: random.Random, edit: str, kinds: Sequence[str] = ()) -> Program:
     """One instruction of a body, of one of `kinds` if there are any."""
 
     def change(body: Body) -> tuple[Instruction, ...]:
         able = [at for at, i in enumerate(body.instructions) if not kinds or i.kind in kinds]
-        return edited(body.instructions, how, generator, able)
+        return edited(body.instructions, edit, generator, able)
 
     return _with_one_body(program, generator, change)
 
 
-def change_instruction(program: Program, generator: random.Random, what: str) -> Program:
+def change_instruction(program: Program, generator: random.Random, change_name: str) -> Program:
     """One instruction of a body gets another peer, operand, result, parameter, slot or phase."""
 
     def change(body: Body) -> tuple[Instruction, ...]:
         items = list(body.instructions)
-        able = [k for k, i in enumerate(items) if CHANGES[what][0](i)]
+        able = [k for k, i in enumerate(items) if CHANGES[change_name][0](i)]
         at = _chosen(able, generator)
-        items[at] = CHANGES[what][1](items[at], body, program, generator)
+        items[at] = CHANGES[change_name][1](items[at], body, program, generator)
         return tuple(items)
 
     return _with_one_body(program, generator, change)
@@ -266,9 +266,9 @@ CHANGES: dict[
 # ---------------------------------------------------------------- reductions
 
 
-def edit_reduces(program: Program, generator: random.Random, how: str) -> Program:
+def edit_reduces(program: Program, generator: random.Random, edit: str) -> Program:
     able = [at for at, each in enumerate(program.epilogue) if each.kind == "reduce"]
-    return replace(program, epilogue=edited(program.epilogue, how, generator, able))
+    return replace(program, epilogue=edited(program.epilogue, edit, generator, able))
 
 
 def change_reduce(program: Program, generator: random.Random) -> Program:
@@ -281,19 +281,19 @@ def change_reduce(program: Program, generator: random.Random) -> Program:
     return replace(program, epilogue=tuple(collectives))
 
 
-def edit_starts(program: Program, generator: random.Random, how: str) -> Program:
+def edit_starts(program: Program, generator: random.Random, edit: str) -> Program:
     """A start of a rank's reductions dropped, doubled, earlier, later, or of other stages; stages of two swapped."""
     rank = _chosen([rank for rank, row in enumerate(program.reductions) if row], generator)
     row = list(program.reductions[rank])
-    if how == "swap":
-        stages = edited([each.stages for each in row], how, generator)
-        row = [Reduction(each.after, of) for each, of in zip(row, stages, strict=True)]
-    elif how in LISTS:
-        row = list(edited(row, how, generator))
+    if edit == "swap":
+        stages = edited([each.stages for each in row], edit, generator)
+        row = [Reduction(each.after, stage_number) for each, stage_number in zip(row, stages, strict=True)]
+    elif edit in LISTS:
+        row = list(edited(row, edit, generator))
     else:
         at = generator.randrange(len(row))
         after, stages = row[at]
-        if how == "shift":
+        if edit == "shift":
             row[at] = Reduction(max(0, after + generator.choice([-2, -1, 1])), stages)
         else:
             row[at] = Reduction(after, (max(0, stages[0] + generator.choice([-1, 1])), *stages[1:]))

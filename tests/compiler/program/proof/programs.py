@@ -96,11 +96,11 @@ OFFLOADED = (("offload gpipe", 2, 4), ("offload zbh2", 2, 5), ("offload zbv", 2,
 @cache
 def small_spec(num_ranks: int, placement: StagePlacement, zero: int = 0) -> Spec:
     """One dense layer, then as many MoE layers as give every stage one, and an MTP block."""
-    made = spec(pp=num_ranks, ep=2, dp=2 if zero < 2 else 4, num_micro_batches=4 * num_ranks, zero=zero)
-    dense, moe = made.model.layers
+    chosen = spec(pp=num_ranks, ep=2, dp=2 if zero < 2 else 4, num_micro_batches=4 * num_ranks, zero=zero)
+    dense, moe = chosen.model.layers
     layers = (dense, LayerRange(first=1, last=max(1, placement.num_stages(num_ranks) - 1), ffn=moe.ffn))
-    model = made.model.model_copy(update={"layers": layers})
-    return made.model_copy(update={"model": model, "schedule": PLACED_BY[placement]})
+    model = chosen.model.model_copy(update={"layers": layers})
+    return chosen.model_copy(update={"model": model, "schedule": PLACED_BY[placement]})
 
 
 @cache
@@ -111,8 +111,8 @@ def small_plan(num_ranks: int, placement: StagePlacement | None = None, zero: in
 def lowered(schedule: Schedule, placement: StagePlacement | None = None, zero: int = 0) -> Program:
     """The program of a schedule on the small model, whose stages are held by `placement`; `evaluate` by its name."""
     plan = small_plan(schedule.num_ranks, placement, zero)
-    made = small_spec(schedule.num_ranks, placement or usual(schedule.num_ranks), zero)
-    rates = rank_rates(made) if zero else None  # what is divided goes between devices that there are
+    chosen = small_spec(schedule.num_ranks, placement or usual(schedule.num_ranks), zero)
+    rates = rank_rates(chosen) if zero else None  # what is divided goes between devices that there are
     return Lowering(plan, rates).program(schedule, evaluate=schedule.name == "evaluate")
 
 
@@ -136,8 +136,8 @@ def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int 
     if name.startswith("again "):
         return _again_program(name.removeprefix("again "), num_ranks, num_micro_batches)
     if name.startswith("offload "):
-        made = offloading(name.removeprefix("offload "), num_ranks, num_micro_batches, Fraction(4, 5))
-        return lowered(made, made.stage_placement), small_plan(num_ranks, made.stage_placement)
+        offloaded = offloading(name.removeprefix("offload "), num_ranks, num_micro_batches, Fraction(4, 5))
+        return lowered(offloaded, offloaded.stage_placement), small_plan(num_ranks, offloaded.stage_placement)
     if " " in name:
         return _split_program(*name.split(), num_ranks, num_micro_batches)
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
@@ -159,9 +159,9 @@ def _rewarded_program(name: str, num_ranks: int, num_micro_batches: int) -> tupl
     return Lowering(plan).program(schedule), plan
 
 
-def _split_program(how: str, name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
+def _split_program(degree: str, name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
     """A named schedule's program and plan, of a model that two ranks split, as DEGREES has them."""
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
-    made = spec(num_ranks, 1, 1, 4 * num_ranks, schedule=name, **DEGREES[how])  # type: ignore[arg-type]
-    plan = make_plan(made)
-    return Lowering(plan, rank_rates(made)).program(schedule, evaluate=False), plan
+    chosen = spec(num_ranks, 1, 1, 4 * num_ranks, schedule=name, **DEGREES[degree])  # type: ignore[arg-type]
+    plan = make_plan(chosen)
+    return Lowering(plan, rank_rates(chosen)).program(schedule, evaluate=False), plan

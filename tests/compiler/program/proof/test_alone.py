@@ -20,9 +20,9 @@ from tests.runtime.step.test_memory import measured_peaks
 
 def with_many_rows(chosen: Spec) -> Spec:
     """Every token goes to all experts, so that the peak of a rank is at an exchange."""
-    of = {"top_k": 8, "groups": 1, "top_groups": 1}
+    routing = {"top_k": 8, "groups": 1, "top_groups": 1}
     layers = tuple(
-        each.model_copy(update={"ffn": each.ffn.model_copy(update=of)}) if isinstance(each.ffn, Moe) else each
+        each.model_copy(update={"ffn": each.ffn.model_copy(update=routing)}) if isinstance(each.ffn, Moe) else each
         for each in chosen.model.layers
     )
     return chosen.model_copy(update={"model": chosen.model.model_copy(update={"layers": layers})})
@@ -31,11 +31,11 @@ def with_many_rows(chosen: Spec) -> Spec:
 def moved(plan: Plan) -> Plan:
     """The plan as if rows came as tensors of their own, as they do where several ranks exchange them."""
 
-    def of(step):  # type: ignore[no-untyped-def]
+    def own_outputs(step):  # type: ignore[no-untyped-def]
         outputs = getattr(step, "sizes", None) and tuple(replace(each, alias="") for each in step.outputs)
         return replace(step, outputs=outputs) if outputs else step
 
-    stages = tuple(replace(stage, steps=tuple(map(of, stage.steps))) for stage in plan.stages)
+    stages = tuple(replace(stage, steps=tuple(map(own_outputs, stage.steps))) for stage in plan.stages)
     return replace(plan, stages=stages)
 
 
@@ -59,7 +59,7 @@ def test_a_ledger_by_hand(schedule: str) -> None:
 
 
 def test_a_program_that_says_otherwise_is_refused() -> None:
-    """What shares a storage is the plan's to say, whichever of the two is wrong."""
+    """The plan decides which values share a storage, and a program or plan that differs is refused."""
     lowered = lower_spec(spec(2, 1, 1, 2, schedule="1f1b"))
     program = lowered.programs["train_2"]
 

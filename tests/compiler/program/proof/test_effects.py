@@ -37,7 +37,7 @@ def test_bodies_made_for_another_program() -> None:
 
 
 def test_bodies_that_differ_in_whom_they_talk_to_alone_are_proven_once() -> None:
-    """As long as that is not the own rank. All else that an instruction says tells them apart."""
+    """This applies as long as the peer is not the rank itself. All other fields of an instruction tell bodies apart."""
     bodies, rank = Bodies(), 2
     send = Instruction("send", 0, "F1", "F", reads=("a",), peer=1)
 

@@ -1,4 +1,4 @@
-"""What the proof decides against what the executor sees: mutants that end with other results."""
+"""The proof's decisions compared with the executor's results, on mutants that end with other results."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_copies_that_are_wrong_are_named() -> None:
     swapped[first], swapped[second] = row[second], row[first]
     less = copied_less(program)
     for changed, said in (
-        (without(second), f"rank 0, B0.{went}: what its F saved is on the host: put R0.{went} before it"),
+        (without(second), f"rank 0, B0.{went}: the values that its F saved are on the host: put R0.{went} before it"),
         (without(first), f"rank 0, R0.{went}: comes before its O"),
         (with_row(program, 0, tuple(swapped)), f"rank 0, R0.{went}: comes before its O"),
         (with_row(program, 0, (*row[:first], row[first], *row[first:])), "so twice"),
@@ -156,7 +156,7 @@ def gradients(outcome: Outcome) -> frozenset[object]:
 
 
 def test_the_executor_sees_faults() -> None:
-    """The executor alone, without the proof, sees a hang, garbage and a lost gradient."""
+    """The executor alone, without the proof, detects a hang, garbage and a lost gradient."""
     program, plan, symbols = dualpipe_program(2, 4), small_plan(2), Symbols()
     reference = outcomes(program, plan, symbols)
     waiting = tuple(tuple(i._replace(posts=()) for i in row) for row in program.invocations)
@@ -171,21 +171,21 @@ def test_the_executor_sees_faults() -> None:
 
 @pytest.mark.parametrize("phase", "FIW")
 def test_the_executor_sees_the_tensors_of_a_segment(phase: str) -> None:
-    """A build calls a segment with its tensors one after the other: with one left out or twice it is another call."""
+    """A build passes a segment its tensors in order, so a call with one left out or doubled is another call."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
     reference = outcomes(program, plan, symbols := Symbols())
-    for how in ("drop", "double"):
-        changed = with_tensors(program, phase, how)
+    for edit in ("drop", "double"):
+        changed = with_tensors(program, phase, edit)
         assert outcomes(changed, plan, symbols) != reference
         assert not accepted(changed, plan)
 
 
-def with_tensors(program: Program, phase: str, how: str) -> Program:
+def with_tensors(program: Program, phase: str, edit: str) -> Program:
     """The first segment of a phase that has tensors, called with one less or one twice."""
     for body in program.bodies[0]:
         for at, i in enumerate(body.instructions):
             if i.kind == "run" and i.phase == phase and i.params:
-                changed = replace(i, params=edited(i.params, how, random.Random(0)))
+                changed = replace(i, params=edited(i.params, edit, random.Random(0)))
                 instructions = (*body.instructions[:at], changed, *body.instructions[at + 1 :])
                 rest = tuple(
                     replace(each, instructions=instructions) if each is body else each for each in program.bodies[0]

@@ -1,4 +1,4 @@
-"""Pairs of any two independent actions lower, are proven, and end as the lone actions do."""
+"""Pairs of any two independent actions can be lowered and proven, and give the results of the single actions."""
 
 from __future__ import annotations
 

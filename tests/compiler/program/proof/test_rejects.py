@@ -114,7 +114,7 @@ def dropped(kind: str, phase: str = "", wait: str = "") -> Edit:
 
 
 def freeing_early(items: list[Instruction]) -> list[Instruction]:
-    """What the last run reads goes before it."""
+    """A value that the last run reads is freed before it."""
     last = max(k for k, i in enumerate(items) if i.kind == "run")
     items.insert(last, Instruction("free", 0, items[0].action, "F", reads=items[last].reads[:1]))
     return items
@@ -226,7 +226,7 @@ def test_edited_bodies(rank: int, name: str, edit: Edit, message: str) -> None:
     [(dangling_alias, ".* aliases gone, which is not live"), (writing_twice, r".*\w+ is written twice")],
 )
 def test_values_alone(edit: Edit, message: str) -> None:
-    """What the first pass would find already, the third finds too."""
+    """The third pass alone also finds faults that the first pass finds."""
     program, plan = with_body(lowered(one_f_one_b(2, 2)), 1, "F1", edit), small_plan(2)
     with pytest.raises(ProofError, match=rf"rank 1, F1\.0: run F final_norm: {message}"):
         check_values(program, Structure(plan).schedule_of(program), 1, 0, Effects())
@@ -297,7 +297,7 @@ def test_sums_that_are_missing_or_elsewhere() -> None:
 
 
 def test_reductions_that_start_wrongly() -> None:
-    """Too early, twice, never, of nothing, behind no invocation, or in two orders."""
+    """A reduction comes too early, twice, never, for nothing, after no invocation, or in two orders."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
     (first, second, *rest), of_other = program.reductions
     assert [each.stages for each in of_other] == [each.stages for each in program.reductions[0]]

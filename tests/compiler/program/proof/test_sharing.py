@@ -1,4 +1,4 @@
-"""Which columns hold the same of a parameter: against the mesh, rank by rank."""
+"""The columns that hold the same part of a parameter, compared with the mesh rank by rank."""
 
 from __future__ import annotations
 

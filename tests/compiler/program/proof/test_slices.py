@@ -23,7 +23,7 @@ def plan() -> Plan:
     return make_plan(spec(1, 2, 2, 2, of="qwen", schedule="1f1b", tensor=2, expert_tensor=2))
 
 
-def of(plan: Plan, name: str) -> Rows:
+def rows_of(plan: Plan, name: str) -> Rows:
     return [row for row in plan.replicas if row.name == name]
 
 
@@ -34,7 +34,7 @@ def with_rows(plan: Plan, rows: Rows) -> Plan:
 
 
 def swapped(rows: Rows) -> Rows:
-    """Each slice where the other is."""
+    """The two slices exchanged."""
     return [replace(row, slice=other.slice) for row, other in zip(rows, rows[::-1], strict=True)]
 
 
@@ -81,7 +81,7 @@ UP, QKV = "layers.1.ffn.experts.5.up", "layers.1.attention.qkv"
 def test_other_slices_are_rejected(plan: Plan, name: str, fault: Callable[[Rows], Rows]) -> None:
     check_holders(plan)
     with pytest.raises(ProofError, match=f"(hold|reduce) {name}"):
-        check_holders(with_rows(plan, fault(of(plan, name))))
+        check_holders(with_rows(plan, fault(rows_of(plan, name))))
 
 
 @pytest.mark.parametrize("fault", [beside, once])
@@ -89,6 +89,6 @@ def test_what_is_whole_of_an_expert_is_with_its_slices(fault: Callable[[Rows], R
     biased = make_plan(spec(1, 2, 4, 2, of="everything", schedule="1f1b", expert_tensor=2))
     check_holders(biased)
     name = "layers.1.ffn.experts.1.down_bias"
-    assert [*of(biased, name)[0].holders] == [0, 1]
+    assert [*rows_of(biased, name)[0].holders] == [0, 1]
     with pytest.raises(ProofError, match=f"reduce {name}"):
-        check_holders(with_rows(biased, fault(of(biased, name))))
+        check_holders(with_rows(biased, fault(rows_of(biased, name))))

@@ -96,7 +96,7 @@ def test_each_rank_makes_few_groups(name: str) -> None:
 
 
 def swap(lines: Lines, generator: random.Random) -> Lines:
-    """Two rows take each other's place on all ranks."""
+    """Two rows are exchanged on all ranks."""
     rows = list(dict.fromkeys(opening for line in lines for opening in line))
     a, b = generator.sample(rows, 2)
     other = {a: b, b: a}
@@ -152,7 +152,7 @@ def forget(lines: Lines, generator: random.Random) -> Lines:
 
 
 def again(lines: Lines, generator: random.Random) -> Lines:
-    """One rank opens a channel again."""
+    """One rank opens a channel twice."""
     rank = generator.randrange(len(lines))
     line = list(lines[rank])
     line.insert(generator.randrange(len(line) + 1), generator.choice(line))

@@ -1,4 +1,4 @@
-"""Random problems, and what must hold of every solution."""
+"""Random problems, and a check of what must hold for every solution."""
 
 from __future__ import annotations
 

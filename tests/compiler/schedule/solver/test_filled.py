@@ -62,13 +62,13 @@ def test_pauses_are_filled() -> None:
 
 
 def early(slots: tuple[int, ...]) -> int:
-    """The W that run before the first marked slot, alone or in a B."""
+    """The W that run before the first marked slot, alone or within a B."""
     row = slots[: next(at for at, slot in enumerate(slots) if slot >= FIXED)]
     return row.count(W) + sum(B <= slot < I for slot in row)
 
 
 def test_before_a_period_as_many_w_run_as_did() -> None:
-    """Its slots are marked; each copy of it begins with the activations that the one before leaves."""
+    """The slots of a period are marked; each copy of it begins with the activations that the previous one leaves."""
     problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
     cores = [core for core in _named_starts(problem, True, 1.0) if all(max(row) >= FIXED for row in core.slots)]
     found = [(core.slots, slots) for core in cores if (slots := filled(core.problem, core.slots))]
@@ -79,7 +79,7 @@ def test_before_a_period_as_many_w_run_as_did() -> None:
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_no_w_is_lost_where_rows_are_without(periodic: bool) -> None:
-    """As many are to run before the marked slots, and behind the first of them, as did."""
+    """The numbers of W to run before the marked slots, and after the first of them, equal those that did run."""
     problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
     for core in _named_starts(problem, periodic, 1.0):
         bare = _bare(core.problem, core.slots)
@@ -90,7 +90,7 @@ def test_no_w_is_lost_where_rows_are_without(periodic: bool) -> None:
 
 
 def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:
-    """It begins with 380; a search of seconds ends with 310."""
+    """The search begins with 380 and ends with 310 after some seconds."""
     problem = make_problem(ONE_STAGE, 4, 8, TENS, 3)
     start = next(iter(_named_starts(problem, False, 1.0)))
     before = filled(problem, start.slots)

@@ -1,4 +1,4 @@
-"""The search against all orders there are, on sizes that have few, and against the slots timed by the judge."""
+"""The search compared with all orders, on sizes that have few, and with slots timed by the independent judge."""
 
 from __future__ import annotations
 

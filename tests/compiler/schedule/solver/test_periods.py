@@ -1,4 +1,4 @@
-"""Periods of a steady state: legal, under the cap, and as long as they say; with the runs that are made of them."""
+"""Periods of a steady state are legal, under the cap, and as long as stated; so are the runs made from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def checked(problem: ScheduleProblem, slots: tuple[tuple[int, ...], ...], table:
 
 
 def time_of(problem: ScheduleProblem, period: Period, table: Costs) -> Fraction:
-    """By how much a long run grows with each further micro-batch of a chunk."""
+    """The time that each further micro-batch of a chunk adds to a long run."""
     short, long = (resized(problem, count) for count in (4 * problem.num_ranks, 4 * problem.num_ranks + 10))
     return (checked(long, unrolled(long, period), table) - checked(short, unrolled(short, period), table)) / 10
 
@@ -102,7 +102,7 @@ def test_any_number_of_ranks_has_a_wave_under_the_cap_of_1f1b(num_ranks: int) ->
 
 @pytest.mark.parametrize(("num_ranks", "cap"), [(1, 6), (2, 11), (4, 22)])
 def test_ranks_of_three_stages_have_a_wave_of_pairs_alone(num_ranks: int, cap: int) -> None:
-    """Their orders are drawn, for there are too many to try all."""
+    """Orders are drawn at random, as there are too many to try all."""
     problem = make_problem(loop(3), num_ranks, 24, PAIRED, cap)
     period = next(waves(problem))
     assert fits(problem, period) and time_of(problem, period, PAIRED) == 3 * PAIRED.two("BF")

@@ -1,4 +1,4 @@
-"""`auto` is legal, under the cap, never longer than a named schedule, and as short as it can be where that is known."""
+"""`auto` is legal, under the cap, never longer than a named schedule, and optimal where the optimum is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK, LEAST = 0.02, 0.003  # effort
 
 
 def checked(solution: Solution, table: Costs, cap: Fraction | int | None) -> Solution:
-    """A solution that is what it says it is: costs and cap are those of 1/P of the model."""
+    """A solution, checked against its own figures; costs and cap are for 1/P of the model."""
     schedule = solution.schedule
     schedule.check()
     parts = schedule.num_stages // schedule.num_ranks
@@ -81,7 +81,7 @@ def test_a_v_under_the_tightest_cap(num_ranks: int, num_micro_batches: int, cap:
 
 
 def test_several_stages_a_rank_with_pairs_and_with_split_backwards() -> None:
-    """Figures that are known of others' schedules, each on one copy."""
+    """Published figures of other schedules, each on one copy."""
     for P, N, chunks, table, cap, most in (
         (16, 32, 4, shipped("deepseek-v3-low"), 20, Fraction(5952)),
         (8, 40, 6, PAIRED, 10, Fraction("83.94")),
@@ -94,7 +94,7 @@ def test_several_stages_a_rank_with_pairs_and_with_split_backwards() -> None:
 @settings(max_examples=15)
 @given(st.data())
 def test_caps_of_each_rank_and_one_copy(data: st.DataObject) -> None:
-    """Each rank holds no more than it may, from the least on, and so is every placement legal."""
+    """Each rank keeps to its cap, from the smallest cap up, and every placement is legal."""
     P, N = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     caps = tuple(Fraction(each, 2) for each in data.draw(st.lists(st.integers(2, 8), min_size=P, max_size=P)))
     placement = data.draw(st.sampled_from([None, V, ONE_STAGE, loop(2), loop(3)]))
@@ -156,7 +156,7 @@ def test_the_least_of_no_gain_at_the_cap_of_1f1b() -> None:
 
 
 def test_dualpipe_is_beaten_where_pairs_gain() -> None:
-    """The figures of a tenth of the search; `benchmarks.solver` has those of all of it."""
+    """Figures for a tenth of the search; `benchmarks.solver` has those of the full search."""
     assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), PAIRED, 9).makespan <= Fraction(
         "49.8"
     )  # DualPipe: 50.4
@@ -194,20 +194,20 @@ def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches
 
 
 def test_a_search_takes_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it looks for a better steady state first."""
-    given: list[float] = []
+    """This also holds if the search first looks for a better steady state."""
+    efforts: list[float] = []
     length = 0
 
     def annealed(problem: ScheduleProblem, start: Slots, work: float, *_: object) -> FoundSlots:
         nonlocal length
         length = max(length, sum(map(len, start)))
-        given.append(work)
+        efforts.append(work)
         return FoundSlots(0, 0, start)
 
     monkeypatch.setattr(core, "anneal", annealed)
     problem = make_problem(V, 1, 8, PAIRED, 3)
     assert core.solve_core(problem, 0.1, lambda count: 0, True, lambda share: None) is not None
-    assert len(given) > 3 and sum(given) <= 0.1 * core._WORK_A_SLOT * length
+    assert len(efforts) > 3 and sum(efforts) <= 0.1 * core._WORK_A_SLOT * length
 
 
 def test_no_micro_batch_is_added_where_one_more_takes_no_longer() -> None:

@@ -1,4 +1,4 @@
-"""The search's own times are those of `simulate`, from the start and from any mark; its lines are legal schedules."""
+"""The search's own times equal those of `simulate`, from the start and from any mark; its rows are legal schedules."""
 
 from __future__ import annotations
 
@@ -114,19 +114,19 @@ def test_changes_to_a_row_keep_what_it_does() -> None:
     def halves(done: Counter[int]) -> Counter[int]:
         return sum((Counter([I + at - B, W] if B <= at < I else [at]) for at in done.elements()), Counter())
 
-    made = set[int]()
+    row_changes = set[int]()
     for _ in range(1000):
         found = change(row, int(draw() * len(row)), draw, offered)
         if found is not None:
             done = does(found[0])
             assert halves(done) == halves(does(row)) and offered.issuperset(found[0])
-            made.add(done[W] - 2)
-    assert made == {-1, 0, 1}
+            row_changes.add(done[W] - 2)
+    assert row_changes == {-1, 0, 1}
 
 
 @pytest.mark.parametrize("placement", [ONE_STAGE, loop(2)], ids=str)
 def test_slots_start_so_that_rows_end_when_the_judge_says(placement: StagePlacement) -> None:
-    """Pairs, too, both of whose messages take a while."""
+    """This holds for pairs as well, whose two messages both take time."""
     table = replace(parse_costs("FB=2.5"), latency=Fraction(2))
     problem = make_problem(placement, 4, 8, table, 6)
     slots = greedy(problem, 1)
@@ -149,7 +149,7 @@ def test_a_pair_frees_what_its_backward_frees() -> None:
 
 
 def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
-    """Pairs with forwards, which gain less, do not hide them."""
+    """Pairs with forwards, which gain less, do not displace them."""
     problem = make_problem(ONE_STAGE, 2, 4, parse_costs("FI=1.9,IW=1"), 4)
     for seed in (2, 3, 6):  # whose likings have a W wait for an I
         (first, _) = greedy(problem, seed) or ((), ())
@@ -158,7 +158,7 @@ def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
 
 
 def _same(line: TimedRow, whole: TimedRow) -> bool:
-    """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
+    """Whether all that is read is equal: the I before a slot are counted only where the chunk of a W matters."""
     states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
     return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
 
@@ -188,8 +188,8 @@ def _told(
         more = {row: len(line.slots) - len(old.slots)}
         limit = timing.makespan
         if anew is None or not is_longer(problem, timing, candidate, first, last, more, 100 * limit):
-            told = is_longer(problem, timing, candidate, first, last, more, limit)
-            yield candidate, anew.makespan if anew else math.inf, told
+            found_longer = is_longer(problem, timing, candidate, first, last, more, limit)
+            yield candidate, anew.makespan if anew else math.inf, found_longer
 
 
 @settings(max_examples=60)
@@ -202,8 +202,8 @@ def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed:
     while timing is not None:  # walk on from each change that is no longer
         before, seed = timing.makespan, seed + 1
         better = None
-        for candidate, makespan, told in _told(problem, timing, lines, seed):
-            assert not told or makespan > before
+        for candidate, makespan, found_longer in _told(problem, timing, lines, seed):
+            assert not found_longer or makespan > before
             better = candidate if makespan < before else better
         lines, timing = better or lines, timing_of(problem, better) if better else None
 
@@ -215,7 +215,7 @@ def test_nearly_all_that_is_longer_is_told() -> None:
     timing = timing_of(problem, lines)
     assert timing is not None
     cases = [case for seed in range(10) for case in _told(problem, timing, lines, seed)]
-    longer = [told for _, makespan, told in cases if makespan > timing.makespan]
+    longer = [found_longer for _, makespan, found_longer in cases if makespan > timing.makespan]
     assert len(longer) > 100 and sum(longer) > 0.9 * len(longer)
 
 

@@ -311,7 +311,7 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
     moved = {name for name, each in published.items() if not torch.equal(each, before[name])}
     assert moved == {n for n in before if any(part in n for part in ("q_proj", "k_proj", "v_proj", "down_proj"))}
     again = dsc("train", "m.dsc", "--steps", "1", "--out", "other", *less, "-s", 'train.initial="run"')
-    assert again.returncode == 2 and "has adapters alone, not the weights that they are beside" in again.stderr
+    assert again.returncode == 2 and "has only adapters, without the weights of the model" in again.stderr
 
 
 @pytest.mark.parametrize(

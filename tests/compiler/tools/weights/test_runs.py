@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_model(imported: Path, capfd: pytest.CaptureFixt
     said = check(capfd)
     assert "m.weights/step-00000000 is of another model: layers.3.attention.norm is missing" in said
     Path("m.dsc").write_text(text.replace("inner = 22", "inner = 24"), "utf-8")
-    assert "layers.0.ffn.up is 44 × 16, in the model 48 × 16" in check(capfd)
+    assert "layers.0.ffn.up is 44 × 16, but 48 × 16 in the model" in check(capfd)
 
 
 def test_a_checkpoint_that_changed(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
