@@ -212,7 +212,7 @@ def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
     ("flags", "said"),
     [
         (["--micro-batches", "5"], "the costs have weights of 6 micro-batches, but the schedule has 5"),
-        (["--micro-batches", "6", "--costs", "F=1", "--order"], "--order is for micro-batches of unequal costs"),
+        (["--micro-batches", "6", "--costs", "F=1", "--order"], "--order needs micro-batches of unequal costs"),
         (
             ["--micro-batches", "6", "--name", "auto", "--cap", "9", "--micro-batches", "7"],
             "weights of 6 micro-batches",

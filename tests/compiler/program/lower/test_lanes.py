@@ -196,7 +196,7 @@ def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tup
 
 @pytest.mark.parametrize("seed", range(40))
 def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
-    """Orders take the time counted event by event, up to the rounding of a job; none takes less than the lower bound."""
+    """Orders take the time counted event by event, up to the rounding of a job, and never less than the bound."""
     jobs = with_paces(random_jobs(seed, (4, 3)), seed)
     makers = [job for job in range(len(jobs)) if not jobs.exchange[job]]
     sends = {job: 5 for job in makers[-1:]} if seed % 2 else {}
