@@ -1,6 +1,6 @@
-"""A second opinion on how long a body takes: two machines with queues, driven by events. Shares no code with dsc's own.
+"""An independent count of a body's time: two machines with queues, driven by events. It shares no code with dsc's own.
 
-One machine works through the body's instructions; where it meets an exchange it puts it into the other's queue and goes
+One machine runs the body's instructions; at an exchange it puts the exchange into the other's queue and goes
 on, and at a wait it sleeps until the other machine has finished that exchange. Values are tracked: what is read must be
 there.
 """
@@ -88,6 +88,6 @@ class Machines:
 
 
 def given_to(body: Body) -> set[tuple[int, str]]:
-    """What earlier bodies left: read here, and written by nothing here."""
+    """The values that earlier bodies leave: they are read here and not written here."""
     written = {(i.slot, b.name) for i in body.instructions for b in i.writes}
     return {(i.slot, name) for i in body.instructions for name in i.reads} - written

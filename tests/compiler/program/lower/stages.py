@@ -20,7 +20,7 @@ def lowering_of(spec: Spec) -> Lowering:
 
 
 def pair_kinds(schedule: Schedule) -> frozenset[str]:
-    """The kinds of pairs in a schedule, each in alphabetical order."""
+    """The kinds of pairs in a schedule, the two of a pair in alphabetical order."""
     steps = {step for row in schedule.actions for step in row}
     return frozenset("".join(sorted(a.kind for a in actions_of(step))) for step in steps if isinstance(step, Pair))
 

@@ -126,7 +126,7 @@ def test_the_share_hidden_is_that_of_the_whole_step() -> None:
 
 
 def test_evaluation_frees_at_once() -> None:
-    """A forward alone keeps nothing, in whatever order its segments run."""
+    """A forward alone keeps nothing, whatever the order of its segments."""
     lowering = small()
     steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
     program = lowering.program(Schedule("evaluate", 2, 1, ONE_STAGE, steps), evaluate=True)

@@ -1,4 +1,4 @@
-"""The costs of stages, beside DeepSeek's public profile."""
+"""The costs of stages, compared with DeepSeek's public profile."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_costs_time_a_schedule() -> None:
 
 @pytest.mark.parametrize("placement", ["bidirectional", "v"])
 def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
-    """Each kind on each stage and each pair on each rank takes that, messages and all, to a thousandth of a weight."""
+    """Each kind on each stage and each pair on each rank takes this time with messages, to a thousandth of a weight."""
     spec = load("specs/quickstart.dsc", overrides=["schedule.name=auto", f"schedule.placement={placement}"])
     lowering = Lowering(make_plan(spec), rank_rates(spec))
     costs, plan = costs_of_searches(lowering), lowering.plan
@@ -116,7 +116,7 @@ def test_stages_that_are_alike_have_one_label() -> None:
 
 
 def test_the_common_rank_has_the_stages_that_most_have() -> None:
-    """In whatever order they are on it, as at the two ends of a V."""
+    """The order of the stages on a rank does not matter, as at the two ends of a V."""
     dense, moe, outer = {"F": 1, "B": 2}, {"F": 2, "B": 4}, {"F": 3, "B": 6}
     stages: dict[int, tuple[int, ...]] = {0: (0, 5), 1: (1, 4), 2: (2, 3)}
     plan: Any = SimpleNamespace(mesh=SimpleNamespace(pp=3), stages_of=stages.__getitem__)

@@ -1,4 +1,4 @@
-"""Orders of jobs over two lanes: legal, never slower than one chain after the other, the same each time, and good."""
+"""Orders of jobs over two lanes: legal, repeatable, never slower than the chains in turn, and close to the best."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIRS = ["".join(pair) for pair in combinations_with_replacement("FBIW", 2)]
 
 
 def random_jobs(seed: int, lengths: tuple[int, ...]) -> Jobs:
-    """Chains in which each job comes after some of those before it, half of them exchanges."""
+    """Random chains in which each job comes after some earlier ones; half of the jobs are exchanges."""
     draw = Random(seed)
     time, exchange, slot, after, awaits = [], [], [], [], []
     for number, length in enumerate(lengths):
@@ -163,14 +163,14 @@ def test_gradients_are_added_in_base_order_whatever_the_rates(stage: int, zero: 
 
 
 def with_paces(jobs: Jobs, seed: int) -> Jobs:
-    """The jobs, faster by half at most while there is no exchange."""
+    """The jobs, each up to twice as fast while no exchange runs."""
     draw = Random(seed)
     between = (t if x else t - draw.randint(0, t // 2) for t, x in zip(jobs.time, jobs.exchange, strict=True))
     return replace(jobs, between=tuple(between))
 
 
 def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tuple[Fraction, Fraction]:
-    """End of an order and the time it computes, moment by moment: at every event it is asked anew who runs how fast."""
+    """End of an order and the time it computes, event by event: at every event the speeds are determined again."""
     now, left, link, ends = Fraction(0), list(order), list[tuple[int | None, Fraction]](), set[int]()
     job, open_, computed = -1, Fraction(0), Fraction(0)  # the job that computes, and the share of it that is left
     while left or link or open_:
@@ -196,7 +196,7 @@ def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tup
 
 @pytest.mark.parametrize("seed", range(40))
 def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
-    """Orders take what they take moment by moment, to the rounding of a job; and none takes less than the least."""
+    """Orders take the times counted event by event, up to the rounding of a job; none is below the lower bound."""
     jobs = with_paces(random_jobs(seed, (4, 3)), seed)
     makers = [job for job in range(len(jobs)) if not jobs.exchange[job]]
     sends = {job: 5 for job in makers[-1:]} if seed % 2 else {}
@@ -208,7 +208,7 @@ def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
 
 
 def test_a_message_goes_behind_the_exchanges_before_it() -> None:
-    """A job of 4, behind it a message of 10; the exchange after it queues, and the order ends when both are there."""
+    """A job of 4 and then a message of 10; the exchange after it queues, and the order ends when both have ended."""
     jobs = Jobs(
         time=(4, 3, 6),
         exchange=(False, True, False),

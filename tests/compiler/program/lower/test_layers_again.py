@@ -1,4 +1,4 @@
-"""Which steps of a layer a backward runs again, what outlives the forward then, and what that costs."""
+"""Which steps of a layer a backward runs again, which values then outlive the forward, and the cost of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders that are kept: what their keys depend on, and that nothing but a whole entry, of an order, is ever read."""
+"""Stored orders: what their keys depend on, and that only complete entries that hold an order are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEST = best_order(JOBS)
 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Jobs]:
-    """What was searched for."""
+    """The searches that were made."""
     searched: list[Jobs] = []
 
     def counted(jobs: Jobs) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def test_a_damaged_entry_is_none_and_replaced(tmp_path: Path, searches: list[Job
 
 @pytest.mark.parametrize("order", [(), (0, 1, 2), (0, 0, 1, 2, 3, 4), (1, 0, 2, 3, 4, 5), (0, 1, 2, 3, 4, 6)])
 def test_what_is_no_order_of_the_jobs_is_none(order: tuple[int, ...]) -> None:
-    """Though the digests are right."""
+    """This holds although the digests are right."""
     assert order_cache.read(order_cache.entry("key", order), "key", JOBS) is None
     assert order_cache.read(order_cache.entry("other", BEST), "key", JOBS) is None
 

@@ -1,4 +1,4 @@
-"""Where gathers, zeros and scatters stand in bodies: how much is put together at a time, and what goes on beside it."""
+"""The places of gathers, zeros and scatters in bodies: how much is gathered at a time, and what runs beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program_of(chosen: Spec, lowering: Lowering) -> Program:
 
 
 def most_together(body: Body, what: str) -> int:
-    """Segments of one slot for which weights, or gradients, are there at a time."""
+    """The most segments of one slot whose weights, or gradients, are whole at the same time."""
     live: dict[int, set[str]] = defaultdict(set)
     most = 0
     for i in body.instructions:

@@ -1,4 +1,4 @@
-"""SMs that exchanges take: where none are kept for them, from what runs beside them, and from nothing else."""
+"""SMs of exchanges: if none are reserved, exchanges take them from the compute that runs beside them, and only then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAKEN = 24 / 132  # of the SMs: those of DeepEP's figures
 
 
 def on(spec_name: str, plan_of: Lowering, sms: int) -> Lowering:
-    """The stages of a spec's plan where so many SMs are kept for communication."""
+    """The stages of a spec's plan with this number of SMs reserved for communication."""
     spec = shipped(spec_name).model_copy(update={"sm": Sm(communication=sms)})
     return Lowering(plan_of.plan, rates_of(spec))
 
@@ -30,7 +30,7 @@ def taken(lowering: Lowering, *actions: tuple[str, int]) -> tuple[OrderEnd, int,
 
 
 def test_a_pair_pays_for_the_sms_of_its_exchanges() -> None:
-    """With none kept, exchanges are as fast as with the 24 that they were measured on, and compute as slow."""
+    """With none reserved, exchanges are as fast as with the 24 of their measurement, and compute is as slow."""
     none, kept = (taken(on("deepseek-v3.dsc", deepseek_v3(), sms), ("F", 5), ("B", 10))[0] for sms in (0, 24))
     assert none == kept
 

@@ -1,4 +1,4 @@
-"""What the proof says of mutants against what the executor sees: `python -m tests.compiler.program.proof.census
+"""The proof's decisions on mutants against the executor's results: `python -m tests.compiler.program.proof.census
 --count 5000`.
 
 A mutant is equivalent if it ends as the program does in every run of the executor: each rank the slowest in turn, and a
@@ -25,7 +25,7 @@ LEAST = 0.99
 
 @dataclass
 class Tally:
-    """Mutants of a program. `missed`: what was done to those that end otherwise and were accepted."""
+    """Mutants of a program. `missed`: the mutations that were accepted although the result differs."""
 
     different: int = 0
     rejected: int = 0  # of those that are different

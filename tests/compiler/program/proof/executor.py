@@ -1,7 +1,7 @@
 """An independent executor: a line per pipeline rank, in-order channels without buffers, symbols for numbers.
 
 It knows nothing of the proof's argument. It runs a program as ranks would, once with each rank as the slowest and a few
-times in random order, and says what the program ends with: the gradients of every rank after the reductions, and the
+times in random order, and reports the final state: the gradients of every rank after the reductions, and the
 records. Equal results are equal sums of equal terms, whatever the order of summation. What the program promises wrongly
 shows in the results:
 - a channel carries no names, so a post takes whatever message is next on it;

@@ -1,6 +1,6 @@
 """A machine on which a channel's first use holds the host of each of its ranks until all have come, as NCCL does.
 
-It knows nothing of the proof: ranks are generators that say what they wait for, and are resumed in random turns until
+It does not use the proof: ranks are generators that yield what they wait for, and are resumed in random turns until
 none can go on. World ranks are simulated one by one where only start-up runs; where a program runs, one column stands
 for all, which run the same.
 """
@@ -25,7 +25,7 @@ class UnopenedError(Exception):
 
 @dataclass
 class Machine:
-    """What ranks have done so far. `lazy`: channels that nobody has opened are opened by their first use."""
+    """The progress of the ranks. `lazy`: channels that nobody has opened are opened by their first use."""
 
     lazy: bool = False
     came: dict[Hashable, set[int]] = field(default_factory=dict)  # channel or collective → ranks that have come
@@ -40,7 +40,7 @@ class Machine:
         yield from self.meet(rank, channel, channel[1])
 
     def use(self, rank: int, channel: Channel) -> Iterator[Ready]:
-        """Use a channel, for the first time if need be."""
+        """Use a channel, which may be the first time."""
         if (rank, channel) not in self.used:
             if not self.lazy:
                 raise UnopenedError(f"rank {rank} uses {channel}, which it has not opened")

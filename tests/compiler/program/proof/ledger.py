@@ -1,4 +1,4 @@
-"""Peak bytes of a rank by another way than the proof's: a list of what exists after each event, summed from scratch."""
+"""Peak bytes of a rank, counted independently of the proof: a list of what exists after each event, summed afresh."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _history(program: Program, rank: int, rows: int) -> Iterator[dict[Name, int]
 
 
 def _results(body: Body, index: int) -> tuple[Buffer, ...]:
-    """What an instruction makes room for: an exchange's results from its start on."""
+    """The values that an instruction allocates; the results of an exchange exist from its start."""
     start = body.instructions[index]
     if start.kind not in ("counts", "dispatch", "combine"):
         return () if start.kind in ("wait", "receive") else start.writes

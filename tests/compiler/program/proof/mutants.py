@@ -23,7 +23,7 @@ LISTS = ("drop", "double", "swap", "move")
 
 
 class NothingToEditError(Exception):
-    """The program has nothing of the kind that a mutation changes."""
+    """The program has nothing that the mutation could change."""
 
 
 def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
@@ -86,7 +86,7 @@ def edit_invocations(program: Program, generator: random.Random, edit: str) -> P
 
 
 def exchange_actions(program: Program, generator: random.Random) -> Program:
-    """Two invocations of one rank take each other's body and micro-batches; posts and releases stay."""
+    """Two invocations of one rank exchange their bodies and micro-batches; posts and releases stay."""
     rank = generator.randrange(len(program.invocations))
     row = list(program.invocations[rank])
     if len(row) < 2:

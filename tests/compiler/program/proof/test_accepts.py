@@ -1,4 +1,4 @@
-"""Valid programs are accepted, and what their certificates say is so."""
+"""Valid programs are accepted, and their certificates are true."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Points = dict[Message, tuple[int, int]]  # invocation, and instruction of its bo
 
 
 def points_of(program: Program, kind: str) -> dict[tuple[int, int], Points]:
-    """Where the messages from a rank to another are sent, or received."""
+    """The places where messages from one rank to another are sent, or received."""
     found: dict[tuple[int, int], Points] = defaultdict(dict)
     for rank, invocations in enumerate(program.invocations):
         bodies = {body.name: body for body in program.bodies[rank]}
@@ -121,7 +121,7 @@ def evaluation(plan: Plan, micro_batches: int) -> Program:
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [row for row in FAMILY if row[0] != "gpipe"])
 def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> None:
-    """What is handed over inside a rank is one storage, not two; again against the ledger."""
+    """A value handed over inside a rank has one storage, not two; this is also compared with the ledger."""
     program, plan = family_program(name, ranks, micro_batches)
     for each in (program, evaluation(plan, micro_batches)):
         certificate = prove(each, plan, 36)
@@ -130,7 +130,7 @@ def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), REWARDED)
 def test_what_is_told_is_held_to_the_end(name: str, ranks: int, micro_batches: int) -> None:
-    """By the rank of the last stage, of every micro-batch; again against the ledger."""
+    """The rank of the last stage keeps told values, for every micro-batch; this is also compared with the ledger."""
     program, plan = family_program(name, ranks, micro_batches)
     peaks = prove(program, plan, 36).peak_bytes
     assert peaks == tuple(peak_bytes(program, rank, 36) for rank in range(ranks))

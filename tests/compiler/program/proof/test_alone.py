@@ -59,7 +59,7 @@ def test_a_ledger_by_hand(schedule: str) -> None:
 
 
 def test_a_program_that_says_otherwise_is_refused() -> None:
-    """What shares a storage is the plan's to say, whichever of the two is wrong."""
+    """The plan decides which values share a storage, and a program or plan that differs is refused."""
     lowered = lower_spec(spec(2, 1, 1, 2, schedule="1f1b"))
     program = lowered.programs["train_2"]
 

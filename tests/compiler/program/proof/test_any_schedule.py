@@ -1,4 +1,4 @@
-"""Whatever legal schedule one writes: it lowers, is proven, and sums the same terms as every other on its placement."""
+"""Any legal schedule lowers, is proven, and sums the same terms as every other schedule on its placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate of a build: what is re-checked before ranks start, and that an edited build is refused in words."""
+"""The certificate of a build: the checks before ranks start, and the messages that refuse an edited build."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ EDITS: list[tuple[str, Callable[[str], str], str]] = [
 def test_an_edited_build_is_refused(
     tmp_path: Path, files: Files, name: str, edit: Callable[[str], str], message: str
 ) -> None:
-    """Though its manifest has been made to fit."""
+    """An edited build is refused even if its manifest was changed to fit."""
     edited = edit(files[name])
     assert edited != files[name]
     found = refused(tmp_path, files | {name: edited})
@@ -172,7 +172,7 @@ def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files
 
 
 def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files) -> None:
-    """Too early, twice, of other stages, behind no call, in two orders."""
+    """Reductions that come too early, twice, for other stages, after no call, or in two orders."""
     name = "program/train_4.json"
     program = contract.RunProgram.from_json(files[name])
     (first, *rest), of_other = program.reductions

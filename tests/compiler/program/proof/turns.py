@@ -1,4 +1,4 @@
-"""Straight lines that take turns: who goes on when several could is a given preference, so a run can be repeated."""
+"""Lines of code that take turns; a preference decides which continues when several could, so a run can be repeated."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def always() -> bool:
 
 
 def take_turns(lines: Sequence[Line], prefer: Callable[[list[int]], int]) -> BaseException | None:
-    """Run all lines to their ends; what the first that failed raised, or None.
+    """Run all lines to their ends; the exception of the first that failed, or None.
 
-    `prefer`: which of the lines that can go on (given ascending) is the next to do so, up to where it yields.
+    `prefer`: which of the lines that can continue (in ascending order) does so, up to its next yield.
     """
     wants: dict[int, Condition] = dict.fromkeys(range(len(lines)), always)
     while wants:
@@ -38,5 +38,5 @@ def take_turns(lines: Sequence[Line], prefer: Callable[[list[int]], int]) -> Bas
 
 
 def slowest(last: int) -> Callable[[list[int]], int]:
-    """The first line that can go on, but `last` only when all others wait."""
+    """The first line that can continue, but `last` only when all others wait."""
     return lambda able: next((number for number in able if number != last), last)
