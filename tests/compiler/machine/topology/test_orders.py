@@ -124,7 +124,7 @@ def test_one_value_of_rates_is_that_of_all_ranks() -> None:
     assert stage_costs(Lowering(plan, rates), ("BF",)) == stage_costs(Lowering(plan, rates[0]), ("BF",))
     programs = [Lowering(plan, each).program(schedule) for each in (rates[0], rates)]
     assert programs[0] == programs[1]
-    with pytest.raises(AssertionError, match="of each pipeline rank"):
+    with pytest.raises(AssertionError, match="for each pipeline rank"):
         Lowering(plan, rates[:2]).program(schedule)
 
 

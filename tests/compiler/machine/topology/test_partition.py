@@ -187,7 +187,7 @@ def test_layers_that_are_alike_are_split_by_their_counts(
 def test_more_stages_than_can_be_filled_are_refused() -> None:
     one = Blocks(((1,),), (1,), (1,))
     assert partition(Pipeline(loop(1), (one,) * 3)).runs == ((0, 0), (0, 1), (1, 1))
-    with pytest.raises(AssertionError, match="can be filled"):
+    with pytest.raises(AssertionError, match="more stages than layers can fill"):
         partition(Pipeline(loop(1), (one,) * 4))
 
 
