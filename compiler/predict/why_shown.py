@@ -17,7 +17,7 @@ from dsl.text.as_json import span_value
 
 @dataclass(frozen=True, slots=True)
 class EditSetting:
-    """A setting of an edit, and its place in the spec: of the value it `replaces`, or of the block it is added to."""
+    """A setting of an edit. `span`: the value in the spec that it replaces, or the block that it is added to."""
 
     key: str
     value: str
@@ -33,7 +33,7 @@ class EditSetting:
 class Why:
     """Why a plan does not fit, and which edits make it fit."""
 
-    lines: tuple[str, ...]  # the rank, action and bytes of the peak; if no edit is enough, the nearest one
+    lines: tuple[str, ...]  # the rank, action and bytes of the peak, and the nearest edit if none is enough
     ways: tuple[Way, ...]
     places: tuple[tuple[EditSetting, ...], ...]  # the settings of each way, with their places
     nearest: Nearest | None = None
@@ -43,20 +43,21 @@ def why_of(timed: TimedPlan, ranks: Sequence[RankMemory], ways: FittingEdits, or
     """Explain a plan that does not fit. `origins`: where the spec's values are written."""
     places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways.fit)
     lines = explain_memory(timed.spec, timed.plan, ranks)
-    return Why((*lines, *_of_none(timed, ways)), ways.fit, places, ways.nearest)
+    return Why((*lines, *_no_edit_lines(timed, ways)), ways.fit, places, ways.nearest)
 
 
-def _of_none(timed: TimedPlan, ways: FittingEdits) -> Iterator[str]:
+def _no_edit_lines(timed: TimedPlan, ways: FittingEdits) -> Iterator[str]:
+    """If no edit is enough, lines that say so and name the nearest edit."""
     if not ways.fit:
-        yield "none of the edits that were tried makes it fit"
+        yield "none of the edits that dsc tried makes it fit"
     if ways.nearest is not None:
         near = ways.nearest
-        more = f" on {near.num_devices:,} devices" if near.num_devices > timed.spec.cluster.world else ""
+        devices = f" on {near.num_devices:,} devices" if near.num_devices > timed.spec.cluster.world else ""
         lacking = f"the closest still lacks {gib(near.lacking_bytes)} ({near.lacking_bytes:,} bytes) on pipeline rank "
-        yield f"{lacking}{near.pp_rank}{more}: {_said(near.settings)}"
+        yield f"{lacking}{near.pp_rank}{devices}: {_settings_text(near.settings)}"
 
 
-def _said(settings: Sequence[tuple[str, str]]) -> str:
+def _settings_text(settings: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in settings)
 
 
@@ -69,7 +70,7 @@ def place_of(key: str, value: str, origins: Mapping[str, Span]) -> EditSetting:
 
 
 def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
-    """(line, whether it is an edit), none wider than `width`."""
+    """Lines of at most `width` columns, each with whether it is an edit."""
     yield from ((line, False) for text in why.lines for line in _wrapped(text, width))
     if not why.ways:
         return
@@ -78,16 +79,18 @@ def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
     for number, (way, places) in enumerate(zip(why.ways, why.places, strict=True), 1):
         yield from (
             (line, True)
-            for line in textwrap.wrap(_said(way.settings), width, initial_indent=f"{number}. ", subsequent_indent="   ")
+            for line in textwrap.wrap(
+                _settings_text(way.settings), width, initial_indent=f"{number}. ", subsequent_indent="   "
+            )
         )
         yield from ((line, False) for line in _wrapped(f"   {gain(way)}", width))
         yield from ((line, False) for place in places for line in _wrapped(f"   {place}", width))
 
 
 def gain(way: Way) -> str:
-    """`fits, 3.8 GiB free, step 19.47 s (+1.2%)`, and the edit's other costs."""
-    also = "" if way.exact else ", values are less precise"
-    return f"fits, {gib(way.free_bytes)} free, step {way.seconds:#.4g} s ({way.change:+.1%}){also}" + (
+    """What an edit gains and costs: `fits, 3.8 GiB free, step 19.47 s (+1.2%)`."""
+    precision = "" if way.exact else ", values are less precise"
+    return f"fits, {gib(way.free_bytes)} free, step {way.seconds:#.4g} s ({way.change:+.1%}){precision}" + (
         f", {way.num_devices:,} devices" if way.more_devices else ""
     )
 
@@ -126,6 +129,6 @@ def nearest(why: Why | None) -> dict[str, Any] | None:
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """Wrap a line, with its continuation indented."""
+    """Wrap a line. The lines after the first are indented by two more columns."""
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=True)

@@ -1,4 +1,4 @@
-"""Build the nodes of the syntax tree: one method for each rule of the grammar."""
+"""Build the nodes of the syntax tree. The parser calls the method with the name of the grammar rule that it matched."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dsl.text.table import Token
 
 
 class Builder:
-    """Builder for one source; it reports mistakes that the grammar accepts."""
+    """Builds the tree of one source, and collects mistakes that the grammar does not exclude."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.mistakes: list[Diagnostic] = []
-        self.hidden: set[int] = set()  # start offsets of strings that have been reported
+        self.reported: set[int] = set()  # start offsets of strings with an invisible character
 
     def start(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return body
@@ -48,7 +48,7 @@ class Builder:
         key = self.word(head)
         span = key.span.to(items[-1].span) if items else key.span
         if key.text == "import":
-            if len(items) == 1 and items[0].span.start in self.hidden:
+            if len(items) == 1 and items[0].span.start in self.reported:
                 return Lost(span)
             if len(items) == 1 and isinstance(items[0], String):
                 return Import(items[0], span)
@@ -73,12 +73,12 @@ class Builder:
         words = [label.text if isinstance(label, Word) else "" for label in labels]
         parent = None
         if "extends" in words:
-            at = words.index("extends")
-            parent = labels[at + 1] if len(labels) == at + 2 else None
+            index = words.index("extends")
+            parent = labels[index + 1] if len(labels) == index + 2 else None
             if not isinstance(parent, Word):
                 hint = f"write `{key.text} child extends parent {{ … }}`"
-                return self._lose(span, labels[at].span, "`extends` names one block", hint)
-            labels = labels[:at]
+                return self._lose(span, labels[index].span, "`extends` names one block", hint)
+            labels = labels[:index]
         return Block(key, labels, parent, body, span, parts[-1].start)
 
     def lost(self, token: Token) -> Statement:
@@ -118,7 +118,7 @@ class Builder:
 
     def string(self, token: Token) -> String:
         if not token.text.isprintable():
-            self._look_at(token)
+            self._report_invisible(token)
         text = token.text[1:-1].replace("\\\\", "\0").replace('\\"', '"').replace("\0", "\\")
         return String(text, self._span(token))
 
@@ -135,15 +135,16 @@ class Builder:
     def _span(self, token: Token) -> Span:
         return Span(self.source, token.start, token.end)
 
-    def _look_at(self, token: Token) -> None:
-        """Report an invisible character in a string. The string is kept, so that other mistakes are still found."""
-        index = next((index for index, each in enumerate(token.text) if is_hidden(each)), None)
+    def _report_invisible(self, token: Token) -> None:
+        """Report the first invisible character of a string. The string stays in the tree, so later checks still run."""
+        index = next((index for index, character in enumerate(token.text) if is_hidden(character)), None)
         if index is not None:
             place = Span(self.source, token.start + index, token.start + index + 1)
             message = f"the character U+{ord(token.text[index]):04X} in this string is invisible"
             self.mistakes.append(Diagnostic("E0105", message, place, "a string has only visible characters"))
-            self.hidden.add(token.start)
+            self.reported.add(token.start)
 
     def _lose(self, statement: Span, span: Span, message: str, hint: str) -> Lost:
+        """Report a mistake at `span`, and return a placeholder for the whole statement."""
         self.mistakes.append(Diagnostic("E0108", message, span, hint))
         return Lost(statement)

@@ -1,4 +1,4 @@
-"""plan.json of a build: mesh, replica table, recipe, and the programs of steps."""
+"""plan.json of a build: the mesh, the model, the training recipe, and what each rank holds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from runtime.contract.recipe import (
 from runtime.contract.slices import Slice, tiling_problem
 from runtime.system.strict_json import FormError, NumberRange, Pattern, Tree, read
 
-# --- Predicted times of bodies and programs, for information
+# --- Predicted times of bodies and programs: shown to people, never used by ranks
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class ProgramTimes:
 
 @dataclass(frozen=True)
 class OverlapTimes:
-    """Predicted times by name of bodies and programs."""
+    """Predicted times of each body and of each program, by name."""
 
     bodies: Mapping[str, BodyTimes]
     programs: Mapping[str, ProgramTimes]
 
 
-# --- plan
+# --- Values of the spec
 
 
 @dataclass(frozen=True)
 class PlannedPrecision:
-    """Dtype of each role."""
+    """The dtype of each kind of tensor, and that of accumulation."""
 
     parameter: Dtype
     compute: Dtype
@@ -86,16 +86,20 @@ class PlannedPrecision:
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """Value of a phased quantity until this number of trained tokens; None for the last value."""
+    """A value of a setting that changes during training. It holds until `until_tokens` tokens are trained; None: to the
+    end."""
 
     value: float
     until_tokens: Amount | None
 
 
-# ---------------------------------------------------------------- the model
+# --- The model
+
+
 @dataclass(frozen=True)
 class PlannedLayers:
-    """The layers [first, last] with one feed-forward part, and their own attention or that of the model."""
+    """Layers `first` to `last`, both included, which have the same feed-forward part. `attention`: None for that of the
+    model."""
 
     first: Layer
     last: Layer
@@ -105,7 +109,7 @@ class PlannedLayers:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """The model in the spec. A Tree is only compared with that of a checkpoint; none of its keys is read."""
+    """The model of the spec. Ranks read no key of a Tree; they only compare it with the Tree in a checkpoint."""
 
     name: str
     vocab: Vocab
@@ -118,7 +122,9 @@ class PlannedModel:
     more: Tree | None = None  # other keys of the model block without their default values
 
 
-# ---------------------------------------------------------------- state and messages of ranks
+# --- Messages between ranks, and layers with work at the end of a step
+
+
 @dataclass(frozen=True)
 class StageMessage:
     """The message from one stage to the next."""
@@ -129,18 +135,18 @@ class StageMessage:
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """A MoE layer, as needed at the end of a step.
+    """What a rank needs of a MoE layer at the end of a step.
 
-    `bias`: the tensor of the balancing bias, if it has one. `slots`: the slot of each expert, or of its first slice, if
-    a file places experts or experts are split; loads are counted by slot. `replays`: number of replayed experts per
-    token, if several steps train on the same completions.
+    `bias`: the tensor of the balancing bias; None if the layer has none. `slots`: the slot of each expert, or of its
+    first slice if experts are split; None if experts are whole and in order. Loads are counted by slot. `replays`: the
+    number of experts per token whose choice is replayed, if several steps train on the same completions.
     """
 
     site: Site
     name: Name  # layers.3
     experts: Count
-    sent_rows: Count  # of a rank and micro-batch
-    held_rows: Count  # planned rows: as many as are sent, with the largest possible padding
+    sent_rows: Count  # rows that a rank sends per micro-batch
+    held_rows: Count  # planned rows of a rank: as many as it sends, plus the largest possible padding
     sequence_loss: float
     bias: Name | None
     bias_rate: tuple[PlannedPhase, ...] | None
@@ -158,8 +164,11 @@ class PlannedIndexer:
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """Rows of a parameter that produce queries or keys: from row `first` on, for each of `heads` heads the consecutive
-    `parts` (rows, exponent). A part is multiplied by γ to the power of its exponent, 0 to 1."""
+    """Rows of a parameter that produce queries or keys, which QK-clip scales.
+
+    They begin at row `first`. Each of the `heads` heads has the same consecutive `parts`: pairs of a number of rows and
+    an exponent from 0 to 1. QK-clip multiplies the rows of a part by γ to the power of its exponent.
+    """
 
     parameter: Name
     first: Amount
@@ -173,8 +182,8 @@ class ClippedRows:
 
 @dataclass(frozen=True)
 class ClippedAttention:
-    """The attention of a block whose logits are clipped: its numbers of query heads and of key heads. Each key head is
-    clipped by the largest logit of its queries."""
+    """The attention of a block to which QK-clip applies. The largest logit among the query heads of a key head decides
+    how much they are clipped. `heads`: the number of query heads."""
 
     name: Name  # of the block: layers.3
     heads: Count
@@ -182,7 +191,9 @@ class ClippedAttention:
     rows: tuple[ClippedRows, ...]
 
 
-# ---------------------------------------------------------------- the plan
+# --- The plan
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """Everything that a rank needs besides its program."""
@@ -199,14 +210,14 @@ class RunPlan:
     train: TrainRecipe
     optimizer: OptimizerState
     data: DataRecipe
-    steps: Annotated[int, NumberRange(1, MAX_STEPS)]  # of the phase, in a run with phases
-    batches: Batches  # steps count from the first of the build
+    steps: Annotated[int, NumberRange(1, MAX_STEPS)]  # in a run with phases, those of this phase
+    batches: Batches  # by step, from the first step of this build
     mtp_weight: tuple[PlannedPhase, ...] | None
-    message: StageMessage | None  # None with one stage
+    message: StageMessage | None  # None if there is one stage
     openings: tuple[Opening, ...]  # the channels of all ranks, in the order of opening
     records: tuple[Annotated[str, Pattern(r"[a-z_]+( [A-Za-z0-9_.]+)?")], ...]
     moe_layers: tuple[MoeLayer, ...]
-    stages: tuple[tuple[Site, ...], ...]  # sites of each
+    stages: tuple[tuple[Site, ...], ...]  # the sites of each stage
     overlap: OverlapTimes
     memory: tuple[Amount, ...]  # predicted bytes, by pipeline rank
     buckets: tuple[PlannedBucket, ...]
@@ -216,9 +227,9 @@ class RunPlan:
     host: Host = NO_HOST
     frozen: tuple[PlannedBucket, ...] = ()  # frozen weights
     adapter: Adapter | None = None
-    sequence_part: Amount = 0  # bytes of a context rank's largest message with parts of sequences
+    sequence_part: Amount = 0  # bytes of the largest message that a context rank sends
     tables: tuple[ExpertTable, ...] = ()
-    choices_part: Amount = 0  # bytes of a rank's counts of chosen experts
+    choices_part: Amount = 0  # bytes of the counts of chosen experts that a rank sends
     clipped: tuple[ClippedAttention, ...] = ()  # in the order of the blocks
 
     @staticmethod
@@ -235,7 +246,7 @@ class RunPlan:
 
     @property
     def untrained(self) -> tuple[Bias | ExpertTable, ...]:
-        """Biases and tables of routers, which gradients do not change. With adapters they never change."""
+        """Balancing biases and expert tables of routers, which have no gradients. With adapters they never change."""
         return (*self.biases, *self.tables)
 
     def gathers(self, bucket: PlannedBucket) -> bool:
@@ -243,13 +254,13 @@ class RunPlan:
         return self.zero == 3 and bool(bucket.sites)
 
     def peers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
-        """Return the holders of a bucket that keep the same gradients as `rank`: all, or for a sharded bucket those of
-        the same column."""
+        """Return the holders of a bucket that keep the same gradients as `rank`: all of them or, for a sharded bucket,
+        those in its column of the mesh."""
         columns = self.mesh.columns
         return tuple(h for h in bucket.holders if not bucket.sites or (h - rank) % columns == 0)
 
     def dividers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
-        """Return the holders of a bucket on the pipeline rank of `rank`, which shard it if it has sites."""
+        """Return the holders of a bucket on the pipeline rank of `rank`. If the bucket has sites, they shard it."""
         columns = self.mesh.columns
         return tuple(h for h in bucket.holders if h // columns == rank // columns)
 
@@ -264,7 +275,7 @@ class RunPlan:
 
     @property
     def keeps_first_weights(self) -> bool:
-        """Whether a rank keeps initial weights: frozen ones, or a reference for the KL divergence."""
+        """Whether ranks keep initial weights: frozen weights, or the reference model of a KL divergence."""
         return bool(self.frozen) or (self.train.grpo is not None and self.train.grpo.kl > 0)
 
     @property
@@ -356,6 +367,6 @@ def _check_grpo(plan: RunPlan) -> None:
 
 
 def demand(condition: object, place: str) -> None:
-    """Raise FormError that names a place of a plan unless a condition holds."""
+    """Raise FormError, with `place` as the part of the plan that is wrong, unless the condition holds."""
     if not condition:
         raise FormError(f"{place}: not what a plan has there")

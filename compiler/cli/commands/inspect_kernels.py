@@ -1,5 +1,5 @@
-"""The kernels of a build, from its kernels.json: fused ops, kernel files, ops without a kernel, and the kernels of the
-optimizer, which no segment has.
+"""The kernels of a build, from its kernels.json: fused ops, kernel files, ops without a kernel, and kernels outside
+segments, which quantise weights or update them.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from runtime.system.strict_json import tree
 
 VERSION = 1
 FILE = "kernels.json"
-NARROWEST = 72
+MIN_WIDTH = 72  # columns, even on a narrower screen
 Cells = tuple[str | list[str], ...]
 UNBOUNDED = 100_000  # columns: no wrapping
 ON_CPUS = "the build is for CPUs, where C++ or torch run its ops: these kernels run only on a GPU (--device cuda)"
 
 
 def read(build: Path) -> dict[str, Any]:
-    """Read the kernels of a build. Raises BuildError if the build was changed, and ValueError if another version of dsc
-    with another format of the list compiled it."""
+    """Read the kernels of a build. Raises BuildError if the build was changed, and ValueError if kernels.json has the
+    format of another version of dsc."""
     return rows_of(read_build(build).files[FILE])
 
 
 def rows_of(data: bytes) -> dict[str, Any]:
     """Parse kernels.json into rows for fused ops, kernel files, and ops without a kernel. Raises ValueError.
 
-    Calls and bytes count forward and backward of one micro-batch through the whole model. The optimizer's elements and
-    bytes count one step of the pipeline rank that updates most.
+    Calls and bytes are those of the forward and backward of one micro-batch through the whole model. The optimizer's
+    elements and bytes are those of one step, on the pipeline rank that updates the most elements.
     """
     listed = KernelList.from_json(data)
     fused: dict[tuple[str, str], dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
-    plain: dict[tuple[str, str], int] = {}
+    without: dict[tuple[str, str], int] = {}  # op and reason → calls
     for segment in listed.segments:
         for call in segment.ops:
             if call.of:
@@ -61,14 +61,14 @@ def rows_of(data: bytes) -> dict[str, Any]:
                     file[field] += [value] * (value not in file[field])
             else:
                 key = call.op, call.reason or ""
-                plain[key] = plain.get(key, 0) + segment.uses
+                without[key] = without.get(key, 0) + segment.uses
     return {
         "version": VERSION,
         "rows": listed.rows,
         "unfused": list(listed.unfused),
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
-        "without": [{"op": op, "calls": plain[op, reason], "reason": reason} for op, reason in sorted(plain)],
+        "without": [{"op": op, "calls": calls, "reason": reason} for (op, reason), calls in sorted(without.items())],
         "quantised": [tree(each) for each in listed.quantised],
         "optimizer": tree(listed.optimizer),
         "rest": tree(listed.rest) if listed.rest else None,
@@ -84,7 +84,7 @@ def to_json(found: dict[str, Any]) -> str:
 
 
 def runs_on_cpus(build: Path) -> bool:
-    """Whether a build is for CPUs, which have no SMs. False if its spec cannot be read."""
+    """Whether all devices of a build are CPUs: devices without SMs. False if its spec cannot be read."""
     from dsl.load import load  # imports pydantic
 
     try:
@@ -97,16 +97,15 @@ def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus
     """The kernels as text, with escape codes if the screen has colours. Lists are wrapped to the screen's width;
     without a screen (a pipe or a file) they stay on one line. `on_cpus`: the build is for CPUs."""
     console = console_of(screen or Screen(), UNBOUNDED)
-    for part in _parts(name, found, max(screen.width, NARROWEST) if screen else UNBOUNDED, on_cpus):
+    for part in _parts(name, found, max(screen.width, MIN_WIDTH) if screen else UNBOUNDED, on_cpus):
         console.print(part, soft_wrap=isinstance(part, Text))
     return "\n".join(line.rstrip() for line in printed(console, screen or Screen()).splitlines()) + "\n"
 
 
 def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
     updates = [row for row in (found["optimizer"], found["rest"]) if row]
-    others = {row["kernel"] for row in (*found["quantised"], *updates)} - {row["kernel"] for row in found["kernels"]}
-    num_files = len(found["kernels"]) + len(others - {None})
-    yield Text(visible(f"{name}: {num_files} kernel files"), style=Style(bold=True))
+    files = {row["kernel"] for row in (*found["kernels"], *found["quantised"], *updates)} - {None}
+    yield Text(visible(f"{name}: {len(files)} kernel files"), style=Style(bold=True))
     yield Text("calls and bytes are per micro-batch, forward and backward", style=_quiet())
     if on_cpus:
         yield Text(_wrapped(ON_CPUS.split(" "), " ", width), style=_quiet())
@@ -120,10 +119,10 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
         yield table
         yield Text()
     if found["unfused"]:
-        yield Text(f"not fused, as the spec says: {', '.join(found['unfused'])}")
+        yield Text(f"the spec turns these fusions off: {', '.join(found['unfused'])}")
         yield Text()
-    files = [(row["kernel"], row["ops"], row["segments"], f"{row['calls']:,}") for row in found["kernels"]]
-    yield _table(("kernel", "ops", "in", "calls"), files, ", ", width)
+    calls_of_files = [(row["kernel"], row["ops"], row["segments"], f"{row['calls']:,}") for row in found["kernels"]]
+    yield _table(("kernel", "ops", "in", "calls"), calls_of_files, ", ", width)
     yield Text()
     reasons: dict[str, list[str]] = {}
     for row in found["without"]:
@@ -132,7 +131,7 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
         yield Text(_wrapped([f"by torch: {first}", *more], ", ", width))
         yield Text(_wrapped(f"  {reason}".split(" "), " ", width), style=_quiet())
     if not reasons:
-        yield Text("no op runs by torch")
+        yield Text("every op has a kernel")
     yield Text()
     for row in found["quantised"]:
         line = f"quantized weights: {row['op']} by {row['kernel'] or 'torch'}, {row['calls']:,} calls per step"
@@ -147,27 +146,28 @@ def _numbers(row: dict[str, Any]) -> tuple[str, str]:
     return f"{row['calls']:,}", num_bytes(row["bytes_saved"])
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[Cells], between: str, width: int) -> Table:
-    """A table of texts and lists of names. The lists share the width that the texts leave."""
+def _table(headers: tuple[str, ...], rows: Sequence[Cells], separator: str, width: int) -> Table:
+    """A table whose cells are texts or lists of names. Texts are not wrapped. Columns with lists share the remaining
+    width equally; `separator` stands between the names of a list."""
     lists = {column for row in rows for column, cell in enumerate(row) if isinstance(cell, list)}
     table = Table(box=None, pad_edge=False, header_style=_quiet())
-    taken = 2 * (len(heads) - 1)
-    for column, head in enumerate(heads):
-        table.add_column(head, justify="right" if head in ("calls", "saves") else "left", no_wrap=True)
-        taken += 0 if column in lists else max(len(str(cell)) for cell in (head, *(row[column] for row in rows)))
-    list_width = (width - taken) // max(1, len(lists))
+    used_width = 2 * (len(headers) - 1)
+    for column, header in enumerate(headers):
+        table.add_column(header, justify="right" if header in ("calls", "saves") else "left", no_wrap=True)
+        used_width += 0 if column in lists else max(len(str(cell)) for cell in (header, *(row[column] for row in rows)))
+    list_width = (width - used_width) // max(1, len(lists))
     for row in rows:
         cells = (
-            _wrapped([*map(visible, cell)], between, list_width) if isinstance(cell, list) else visible(cell)
+            _wrapped([*map(visible, cell)], separator, list_width) if isinstance(cell, list) else visible(cell)
             for cell in row
         )
         table.add_row(*map(Text, cells))
     return table
 
 
-def _wrapped(names: Sequence[str], between: str, width: int) -> str:
-    """Join names, wrapped to `width` between names only."""
-    return fill(between.join(names), max(width, 1), break_long_words=False, break_on_hyphens=False)
+def _wrapped(names: Sequence[str], separator: str, width: int) -> str:
+    """Join names into lines of at most `width` columns. Lines break only between names."""
+    return fill(separator.join(names), max(width, 1), break_long_words=False, break_on_hyphens=False)
 
 
 def _quiet() -> Style:

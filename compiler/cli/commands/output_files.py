@@ -1,4 +1,4 @@
-"""Output files of commands: new files never overwrite others, old files are replaced atomically."""
+"""Output files of commands. A new file never overwrites another; an existing file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from compiler.emit.folder import put_folder
 
-WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # read-only for everybody means for root too
-SPEC = ".dsc"
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # a file without these bits is read-only for root too
+SPEC_SUFFIX = ".dsc"
 
 
 def write_new(path: Path, text: str) -> None:
@@ -22,19 +22,19 @@ def write_new(path: Path, text: str) -> None:
         file.write(text)
 
 
-def refuse_output(path: Path, *read: str | Path | None) -> None:
-    """Raise the OSError that `write` would raise for this path, before the work is done. Also refuses a path that is
-    one of the input files `read` (SPEC or SPEC:RUN), or that has the suffix of a spec."""
-    if path.suffix == SPEC or any(_same(path, name) for each in read if each for name in _names(str(each))):
-        raise FileExistsError(errno.EEXIST, "it is an input, or a spec: name another file", str(path))
+def refuse_output(path: Path, *inputs: str | Path | None) -> None:
+    """Check that `write` can write to this path; commands call this before they work. Raises the OSError of `write`.
+
+    Also refuses a path with the suffix of a spec, and a path that is one of the `inputs` (arguments SPEC or SPEC:RUN).
+    """
+    if path.suffix == SPEC_SUFFIX or any(_same(path, name) for each in inputs if each for name in _names(str(each))):
+        raise FileExistsError(errno.EEXIST, "it is an input file or a spec: name another file", str(path))
     if is_folder(path):
         raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it", str(path))
     place = _resolved(path)
     if _is_special(place):
         return
     refuse_replacing(place)
-    import tempfile
-
     with tempfile.TemporaryFile(prefix=".dsc-", dir=place.parent):  # the folder exists and is writable
         pass
 
@@ -50,7 +50,7 @@ def put(contents: str, path: Path | None) -> None:
 def write(path: Path, content: bytes) -> None:
     """Write a file, replacing an old one atomically and following links. Pipes and devices are written to directly.
 
-    Raises OSError as `replace` does, and for a pipe without a reader, instead of waiting for one.
+    Raises the OSErrors of `replace`. If nobody reads a pipe, raises OSError instead of waiting for a reader.
     """
     place = _resolved(path)
     if not _is_special(place):
@@ -88,7 +88,7 @@ def is_folder(path: str | Path) -> bool:
 
 
 def refuse_replacing(path: Path) -> None:
-    """Raise the OSError with which `replace` refuses to replace a path."""
+    """Raise OSError if `replace` must not replace the file at a path."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise FileExistsError(errno.EEXIST, "it is not a regular file", str(path))
     if not path.exists():
@@ -105,12 +105,10 @@ def refuse_replacing(path: Path) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Replace a file atomically, keeping its permissions, or create it.
 
-    Raises FileExistsError if the path is a link or not a regular file, and other OSErrors if the file is read-only
-    (even if its folder is not) or has several hard links, of which the others would keep the old content.
+    Raises FileExistsError if the path is a link or not a regular file. Raises other OSErrors if the file is read-only,
+    even in a writable folder, or has several hard links: the other names would keep the old content.
     """
     refuse_replacing(path)
-    import tempfile  # imported late: as slow as the parser of specs
-
     mode = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=".dsc-", dir=path.parent)
     try:
@@ -126,13 +124,13 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0o077)  # it can only be read by setting it
+    mask = os.umask(0o077)  # a process can read its mask only by setting another
     os.umask(mask)
     return mask
 
 
 def _resolved(path: Path) -> Path:
-    """The path with links resolved, if it is a file or could become one; devices and pipes stay as named."""
+    """The path with links resolved. The path of a device or pipe is returned unchanged."""
     try:
         return path if _is_special(path) else Path(os.path.realpath(path))
     except ValueError:  # a NUL character
@@ -148,9 +146,9 @@ def _names(argument: str) -> tuple[str, ...]:
     return argument, argument.rpartition(":")[0] or argument
 
 
-def _same(a: Path, b: str) -> bool:
-    one, other = status(a), status(b)
-    return one is not None and other is not None and os.path.samestat(one, other)
+def _same(path: Path, name: str) -> bool:
+    mine, other = status(path), status(name)
+    return mine is not None and other is not None and os.path.samestat(mine, other)
 
 
 # --- Output folders of commands: a new folder appears only when it is complete

@@ -5,8 +5,8 @@ dsc watch runs/quickstart --format json   every row and event from the start, on
 dsc watch --dashboard > dsc.json          a Grafana dashboard for the series of `metrics { prometheus }`
 dsc watch --rules > dsc.rules.yml         Prometheus alert rules for the same series
 
-If the output is not a terminal, a line is printed every 5 s. A run that has ended is shown in its last state. If no
-process holds the run folder and nothing is written for some time, the processes were killed and the run has ended too.
+If the output is not a terminal, a line is printed every 5 s. Of a run that has ended, the last state is shown. If no
+process holds the lock of the run folder and nothing is written for some time, the processes count as killed.
 
 Exit codes: 0 the run finished · 1 a rank failed, or its processes were killed · 2 there is no such run · 3 the run hung
 · 128 + signal: the run was asked to stop · 130 interrupted here
@@ -36,9 +36,9 @@ from runtime.system.outcome import printable
 
 POLL_S = 0.25
 PLAIN_EVERY_S = 5.0
-SILENT_S = 10.0  # without new rows for this time, the processes count as killed
-SILENT_STEPS = 5  # but not before the time of so many steps
-BETWEEN_PHASES_S = 600.0  # time to compile the next phase, while no process holds the folder
+SILENT_S = 10.0  # after this time without new rows, and without the lock, the processes count as killed
+SILENT_STEPS = 5  # at least the time of this many steps
+BETWEEN_PHASES_S = 600.0  # time to compile the next phase; meanwhile no process holds the lock
 EXIT_KILLED = 1
 
 
@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     if args.dashboard or args.rules:
         if args.run_folder or (args.dashboard and args.rules):
             return wrong(
-                "--dashboard and --rules print one file each, and need no run", "leave the others out", args.format
+                "--dashboard and --rules each print one file, and take no run",
+                "give only one of the three",
+                args.format,
             )
         print(json.dumps(dashboard(), indent=1) if args.dashboard else rules(), end="" if args.rules else "\n")
         return 0
@@ -67,25 +69,25 @@ def run(args: argparse.Namespace) -> int:
         state = "has no run" if folder.is_dir() else "does not exist"
         hint = "`dsc train` writes run folders; --wait waits for a run that has not started"
         return wrong(f"{printable(str(folder))} {state}", hint, args.format)
-    return Watching(folder, _view(args.format)).to_the_end()
+    return RunWatcher(folder, _view(args.format)).watch_to_end()
 
 
-def _view(output_format: str) -> JsonView | Plain | WatchPanel:
+def _view(output_format: str) -> JsonView | PlainView | PanelView:
     if output_format == "json":
         return JsonView()
     console = Console(highlight=False)
-    return WatchPanel(console) if console.is_terminal and not console.is_dumb_terminal else Plain()
+    return PanelView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView()
 
 
-class Watching:
+class RunWatcher:
     """Follows a run and shows it in a view."""
 
-    def __init__(self, folder: Path, view: JsonView | Plain | WatchPanel) -> None:
+    def __init__(self, folder: Path, view: JsonView | PlainView | PanelView) -> None:
         self.folder, self.view = folder, view
         self.state, self.follower = RunState(folder), Follower(folder)
-        self.heard_s = time.monotonic()
+        self.last_item_s = time.monotonic()
 
-    def to_the_end(self) -> int:
+    def watch_to_end(self) -> int:
         """Follow the run until it ends. Returns its exit code."""
         is_first = True
         with self.view.opened():
@@ -94,28 +96,32 @@ class Watching:
                 for item in items:
                     self.state.take(item)
                 if items:
-                    self.heard_s = time.monotonic()
-                code = self._code(is_first=is_first)
+                    self.last_item_s = time.monotonic()
+                code = self._code_if_ended(is_first=is_first)
                 self.view.show(items, self.state, is_first=is_first, is_last=code is not None)
                 if code is not None:
                     return code
                 is_first = False
                 time.sleep(POLL_S)
 
-    def _code(self, *, is_first: bool) -> int | None:
+    def _code_if_ended(self, *, is_first: bool) -> int | None:
         """The exit code of the run if it has ended, else None."""
         state = self.state
         if state.end is not None and state.is_over:
             return _exit_code(state.end)
         if not state.counts and not state.row:
             return None
-        silent_s = BETWEEN_PHASES_S if state.end is not None else max(SILENT_S, SILENT_STEPS * (state.pace_s or 0.0))
-        silent_s = 0.0 if is_first and self._age_s() > silent_s else silent_s
-        if time.monotonic() - self.heard_s < silent_s or is_held(self.folder):
+        allowed_silence_s = (
+            BETWEEN_PHASES_S if state.end is not None else max(SILENT_S, SILENT_STEPS * (state.pace_s or 0.0))
+        )
+        allowed_silence_s = (
+            0.0 if is_first and self._age_s() > allowed_silence_s else allowed_silence_s
+        )  # it was silent before this command began
+        if time.monotonic() - self.last_item_s < allowed_silence_s or is_held(self.folder):
             return None
-        if state.end is not None:  # the end of a phase, and no other phase followed
+        if state.end is not None:  # a phase ended, and the next one did not start
             return _exit_code(state.end)
-        self.view.say("the run did not end, and no process holds its folder: its processes were killed")
+        self.view.say("the run wrote no end, and no process holds the lock of its folder: its processes were killed")
         return EXIT_KILLED
 
     def _age_s(self) -> float:
@@ -132,7 +138,7 @@ def _exit_code(end: Mapping[str, Any]) -> int:
 
 
 class JsonView:
-    """Prints every item as a line of JSON."""
+    """Prints each row and each event as a line of JSON."""
 
     def opened(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -146,8 +152,8 @@ class JsonView:
         print(f"error: {text}", file=sys.stderr)
 
 
-class Plain:
-    """Prints text lines: the first and last step, one every few seconds, and events."""
+class PlainView:
+    """Prints lines of text: for the first and the last step, for a step every few seconds, and for events."""
 
     def __init__(self) -> None:
         self.shown_s, self.step = -PLAIN_EVERY_S, 0
@@ -170,7 +176,7 @@ class Plain:
         print(f"error: {text}", file=sys.stderr)
 
 
-class WatchPanel:
+class PanelView:
     """The live view on a terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -192,7 +198,7 @@ class WatchPanel:
 
 
 def _event_lines(items: Iterable[FollowedItem], *, is_first: bool) -> list[str]:
-    """A line for each event since the last poll. Events before the first poll are history and not shown."""
+    """A line for each event since the last poll. Events from before the first poll are not shown."""
     if is_first:
         return []
     return [text for item in items if item.kind == "event" and (text := told(item.fields))]

@@ -1,6 +1,7 @@
 """A placement of a layer's experts: its sizes, its balance, and the moves between two placements. Imports no torch.
 
-Slot p is on device p // (experts / devices), device d on node d // (devices / nodes).
+A placement is an array `physical` with the expert of each slot. Slot p is on device p // (experts / devices), and
+device d is on node d // (devices / nodes).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """Sizes of a layer: experts in groups of neighbours, devices in nodes."""
+    """How many experts and groups a layer has, on how many nodes and devices. A group has consecutive experts."""
 
     experts: int
     groups: int
@@ -43,7 +44,7 @@ class ExpertLayout:
         return self.groups % self.nodes == 0
 
     def check(self) -> ExpertLayout:
-        """Return itself. Raises PlacementError if the sizes do not fit each other."""
+        """Return this layout. Raises PlacementError if a size is not possible or does not divide another."""
         for name in ("experts", "groups", "nodes", "devices"):
             if getattr(self, name) < 1:
                 raise PlacementError(f"{name} = {getattr(self, name)}: must be at least 1")
@@ -57,20 +58,22 @@ class ExpertLayout:
                 "--devices counts the devices of all nodes together",
             )
         if self.experts % self.groups:
-            raise PlacementError(f"groups = {self.groups} do not divide the {self.experts} experts of the load file")
+            raise PlacementError(
+                f"the {self.experts} experts of the load file do not divide into groups = {self.groups}"
+            )
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBalance:
-    """The largest load over the mean load, of devices and of nodes. 1 is perfect, and stands for no load."""
+    """The largest load over the mean load, of devices and of nodes. 1 is perfect. Without any load it is 1."""
 
     device: float
     node: float
 
 
 def device_loads(load: Floats, physical: Ints, devices: int) -> Floats:
-    """Tokens of each device. `physical`: the expert in each slot."""
+    """Tokens of each device, from the tokens of each expert."""
     loads: Floats = load[physical].reshape(devices, -1).sum(axis=1)
     return loads
 
@@ -82,7 +85,7 @@ def node_loads(device: Floats, nodes: int) -> Floats:
 
 
 def balance_of(load: Floats, physical: Ints, layout: ExpertLayout) -> LoadBalance:
-    """The balance of a placement."""
+    """How evenly a placement spreads a load."""
     total = load.sum()
     if total == 0:
         return LoadBalance(1.0, 1.0)
@@ -100,8 +103,8 @@ def default_placement(layout: ExpertLayout) -> Ints:
 
 def keeps_groups(physical: Ints, layout: ExpertLayout) -> bool:
     """Whether all experts of each group are on one node."""
-    slots_of_node, group_size = layout.experts // layout.nodes, layout.experts // layout.groups
-    node = np.arange(layout.experts) // slots_of_node
+    slots_per_node, group_size = layout.experts // layout.nodes, layout.experts // layout.groups
+    node = np.arange(layout.experts) // slots_per_node
     pairs = np.unique(physical // group_size * layout.nodes + node)
     return len(pairs) == layout.groups
 
@@ -120,18 +123,19 @@ class ExpertMove:
 
 
 def aligned(physical: Ints, now: Ints, layout: ExpertLayout) -> Ints:
-    """The placement with its nodes, and the devices of each, renamed to the ones in `now` that they resemble most.
+    """Renumber nodes, and devices within nodes, so that few experts have to move from the placement `now`.
 
-    The experts of each device are in ascending order. Loads do not change.
+    Nodes and devices take the numbers of those in `now` with which they share the most experts. The experts of each
+    device are in ascending order. The balance stays the same.
     """
     new, old = _held(physical, layout), _held(now, layout)
-    shared = new @ old.T  # [new device, old device] → experts of both
+    shared = new @ old.T  # [new device, old device] → number of experts that both have
     per_node = layout.devices // layout.nodes
     blocks = shared.reshape(layout.nodes, per_node, layout.nodes, per_node)
-    devices = np.empty(layout.devices, dtype=np.int64)  # old name → new device
+    devices = np.empty(layout.devices, dtype=np.int64)  # device in `now` → device in `physical`
     for new_node, old_node in _matched(blocks.max(axis=3).sum(axis=1)):
-        for mine, theirs in _matched(blocks[new_node, :, old_node, :]):
-            devices[old_node * per_node + theirs] = new_node * per_node + mine
+        for new_device, old_device in _matched(blocks[new_node, :, old_node, :]):
+            devices[old_node * per_node + old_device] = new_node * per_node + new_device
     return in_order(physical.reshape(layout.devices, -1)[devices].reshape(-1), layout)
 
 
@@ -142,7 +146,7 @@ def in_order(physical: Ints, layout: ExpertLayout) -> Ints:
 
 
 def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ExpertMove, ...]:
-    """The moves that lead from one placement to the other, by expert."""
+    """The moves that turn the placement `now` into `physical`, in the order of experts."""
     sources, targets = ((np.argsort(each) // layout.slots).tolist() for each in (now, physical))
     pairs = enumerate(zip(sources, targets, strict=True))
     return tuple(ExpertMove(expert, source, target) for expert, (source, target) in pairs if source != target)
@@ -156,7 +160,7 @@ def _held(physical: Ints, layout: ExpertLayout) -> Ints:
 
 
 def _matched(alike: Ints) -> list[tuple[int, int]]:
-    """(row, column) pairs of a square matrix, the most alike first, with each row and column once."""
+    """Pair rows and columns of a square matrix greedily: the largest entry with a free row and column is next."""
     size = len(alike)
     rows, columns, pairs = set(range(size)), set(range(size)), []
     for flat in np.argsort(-alike.reshape(-1), kind="stable").tolist():
@@ -173,29 +177,29 @@ def _matched(alike: Ints) -> list[tuple[int, int]]:
 # --- The traffic of a placement on the links: copies of a token to nodes and to devices
 #
 # A token goes to each node once, and from there to each device once, as in DeepSeek-V3 (arXiv 2412.19437, §3.2.2). A
-# load does not say how often two experts are chosen together. The estimate assumes that a token takes each group as
-# often as the group's load says, independently, and independent experts within its groups. Two bounds hold without
-# these assumptions: `least`, if experts of a node are chosen together as often as possible, and `most`, as rarely as
-# possible.
+# load does not say how often two experts are chosen together. The estimate assumes that a token chooses groups with a
+# probability in proportion to their load, independently of each other, and likewise experts within these groups. Two
+# bounds hold without these assumptions: `least` if the experts of a node are chosen together as often as possible, and
+# `most` if they are chosen together as rarely as possible.
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRouting:
-    """How a token chooses experts: `top_k` experts in `top_groups` groups; and the size of its copies."""
+    """How a token chooses experts: `top_k` experts in `top_groups` groups. Also the size of a copy of a token."""
 
     top_k: int
     top_groups: int
-    row_bytes: int  # of a copy to the experts and back
+    row_bytes: int  # of one copy, sent to the experts and back
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The average number of copies of a token."""
+    """How many copies of a token are sent, on average, to nodes or to devices."""
 
     expected: float
     least: float  # lower bound for any choice of experts with this load
     most: float  # upper bound, likewise
-    busiest: float  # share of the tokens of which the busiest node or device gets a copy
+    busiest: float  # share of all tokens that reach the busiest node or device
 
     def over_links(self, nodes: int) -> float:
         """The expected number of copies that leave the token's node, if tokens start evenly on all nodes."""
@@ -203,18 +207,19 @@ class Copies:
 
 
 def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRouting, parts: int) -> Copies:
-    """Copies of a token to the nodes (`parts` = nodes) or to the devices of a placement; zeros without load."""
+    """Estimate the copies of a token to nodes or to devices. `parts`: the number of nodes or of devices. All zero
+    without load."""
     total = float(load.sum())
     if total == 0:
         return Copies(0.0, 0.0, 0.0, 0.0)
-    chosen = np.minimum(1.0, load / total * routing.top_k)  # how often a token takes each expert
-    used = _used(chosen, layout, routing)
-    here = np.zeros((parts, layout.experts))  # [part, expert] → how often a token takes it there
+    chosen = np.minimum(1.0, load / total * routing.top_k)  # probability that a token chooses each expert
+    of_groups = _group_probabilities(chosen, layout, routing)
+    here = np.zeros((parts, layout.experts))  # [part, expert] → that probability if the part has the expert, else 0
     here[np.arange(layout.experts) // (layout.experts // parts), physical] = chosen[physical]
     size = layout.experts // layout.groups
-    of_group = np.repeat(used, size)
-    within = np.divide(here, of_group, out=np.zeros_like(here), where=of_group > 0)
-    missed = 1.0 - used * (1.0 - (1.0 - within).reshape(parts, layout.groups, size).prod(axis=2))
+    of_experts = np.repeat(of_groups, size)
+    within = np.divide(here, of_experts, out=np.zeros_like(here), where=of_experts > 0)  # if the group is chosen
+    missed = 1.0 - of_groups * (1.0 - (1.0 - within).reshape(parts, layout.groups, size).prod(axis=2))
     reached = 1.0 - missed.prod(axis=1)
     least, most = float(here.max(axis=1).sum()), float(np.minimum(1.0, here.sum(axis=1)).sum())
     whole = parts == layout.nodes and keeps_groups(physical, layout)  # then a token goes to no more nodes than groups
@@ -222,9 +227,9 @@ def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRou
     return Copies(min(float(reached.sum()), most), least, most, float(reached.max()))
 
 
-def _used(chosen: Floats, layout: ExpertLayout, routing: TokenRouting) -> Floats:
-    """The probability that a token takes each group: in proportion to load, `top_groups` in sum, and at most 1."""
+def _group_probabilities(chosen: Floats, layout: ExpertLayout, routing: TokenRouting) -> Floats:
+    """The probability that a token chooses each group: in proportion to load, with a sum of `top_groups`, at most 1."""
     group = chosen.reshape(layout.groups, -1)
-    used = np.minimum(1.0, group.sum(axis=1) * routing.top_groups / routing.top_k)
-    result: Floats = np.maximum(used, group.max(axis=1))
+    proportional = np.minimum(1.0, group.sum(axis=1) * routing.top_groups / routing.top_k)
+    result: Floats = np.maximum(proportional, group.max(axis=1))
     return result

@@ -1,7 +1,7 @@
-"""Reads the files of `dsc place`, strictly.
+"""Read and check the two kinds of files of `dsc place`.
 
-They are placements of experts on devices (compiler/ir/expert_placement.py), and loads, as a run writes them:
-`{"load": [[tokens of each expert], …]}` with one row per layer.
+A placement file says which experts each device has (compiler/ir/expert_placement.py). A load file, which a run writes,
+has the tokens of each expert, with one row per layer: `{"load": [[tokens of each expert], …]}`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOVE = re.compile(r"expert (\d{1,6}): device \d{1,6} → device (\d{1,6})")
 
 
 def physical_of(layer: LayerPlacement) -> Ints:
-    """Slot → logical expert."""
+    """The expert in each slot of a layer."""
     return np.array([expert for device in layer.devices for expert in device], dtype=np.int64)
 
 
@@ -36,7 +36,7 @@ def layer_placement(
 
 
 def read_placement(path: Path) -> Mapping[str, LayerPlacement]:
-    """The layers of a placement file, by name. Raises PlacementError with the mistake."""
+    """The layers of a placement file, by name. Raises PlacementError if the file is not valid."""
     document = read_json(path)
     try:
         layers = _layers(document)
@@ -66,16 +66,16 @@ def _layers(document: Any) -> dict[str, LayerPlacement]:
 def _layer(row: Any) -> LayerPlacement:
     if not isinstance(row, dict) or row.keys() - {"load"} != {"layer", "devices", "moves"}:
         raise PlacementError(
-            'a layer must be {"layer": …, "devices": […], "moves": […], "load": […]}, where the load may be missing'
+            'a layer must be {"layer": …, "devices": […], "moves": […], "load": […]}, and `load` is optional'
         )
     name, devices, moved, load = row["layer"], row["devices"], row["moves"], row.get("load", [])
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9.]{1,64}", name):
         raise PlacementError(f"{json.dumps(name)[:40]} is not the name of a layer, such as layers.3")
-    right = isinstance(devices, list) and all(isinstance(device, list) and device for device in devices) and devices
-    if not right or not all(_is_expert(expert) for device in devices for expert in device):
+    are_lists = isinstance(devices, list) and all(isinstance(device, list) and device for device in devices) and devices
+    if not are_lists or not all(_is_expert(expert) for device in devices for expert in device):
         raise PlacementError(f"{name}: `devices` must be a list of the experts of each device")
     if len({len(device) for device in devices}) > 1:
-        raise PlacementError(f"{name}: every device must have equally many experts")
+        raise PlacementError(f"{name}: every device must have the same number of experts")
     layer = LayerPlacement(name, tuple(map(tuple, devices)), tuple(moved) if isinstance(moved, list) else ())
     if "load" in row and (not isinstance(load, list) or len(load) != layer.num_experts):
         raise PlacementError(f"{name}: `load` must be the tokens of each of its {layer.num_experts} experts")
@@ -96,27 +96,27 @@ def _is_expert(value: Any) -> bool:
 
 
 def _check_move(layer: LayerPlacement, text: str) -> None:
-    """Check that a move ends on the device on which `devices` has the expert."""
+    """Check that a move ends on the device that has the expert by `devices`."""
     match = _MOVE.fullmatch(text)
     if match is None:
         raise PlacementError(f"{layer.layer}: {text[:60]!r} is not a move, such as 'expert 3: device 1 → device 0'")
-    expert, there = map(int, match.groups())
-    if there >= len(layer.devices) or expert not in layer.devices[there]:
+    expert, destination = map(int, match.groups())
+    if destination >= len(layer.devices) or expert not in layer.devices[destination]:
         raise PlacementError(
-            f"{layer.layer}: the move {text!r} contradicts `devices`, where expert {expert} is elsewhere",
-            "edit both, or remove the move",
+            f"{layer.layer}: the move {text!r} contradicts `devices`, which has expert {expert} on another device",
+            "correct the move or `devices`, or remove the move",
         )
 
 
-# ---------------------------------------------------------------- load files
+# --- Load files
 
 MAX_BYTES = 64 << 20
 MAX_LAYERS = 4096
-MAX_TOKENS = 1e18  # of an expert: three thousand years of a run of a trillion tokens a day
+MAX_TOKENS = 1e18  # of an expert; at a trillion tokens a day, this takes 2,700 years
 
 
 def read_load(path: Path) -> tuple[Floats, ...]:
-    """The tokens of each expert, one row per layer. Raises PlacementError with the mistake and its place."""
+    """The tokens of each expert, one row per layer. Raises PlacementError with the place of the first mistake."""
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("load"), list):
         raise PlacementError(f'{path}: expected {{"load": [[tokens of each expert], …]}}, with one row per layer')
@@ -149,7 +149,7 @@ def wrong_tokens(value: Any) -> str:
 
 
 def same_length(path: Path, rows: tuple[Floats, ...]) -> int:
-    """The number of experts in every row. Raises PlacementError if rows differ."""
+    """The number of experts, which must be the same in all rows. Raises PlacementError if it differs."""
     experts = len(rows[0])
     for index, row in enumerate(rows):
         if len(row) != experts:

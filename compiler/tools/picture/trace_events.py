@@ -1,4 +1,4 @@
-"""Pictures, and traced steps of runs, as Chrome trace events (JSON) for ui.perfetto.dev."""
+"""Pictures and traced steps of runs, as Chrome trace events: JSON that ui.perfetto.dev shows."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from compiler.tools.picture.palette import KINDS
 from compiler.tools.picture.recorded import Line, TraceError, read_trace
 from runtime.contract.actions import actions_of, parse_step
 
-# --- A picture as Chrome trace events (JSON), for ui.perfetto.dev: a process a rank, a thread of compute and one of
-# communication, messages as flows, activations as counters
+# --- A picture: each rank is a process with one thread for compute and one for communication. Messages are flows, and
+# activations are counters
 
 COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = range(4)  # threads of a rank
 _THREADS = ((COMPUTE, "compute"), (COMMUNICATION, "communication"))
-_OF_COPIES = ((TO_HOST, "to the host"), (FROM_HOST, "from the host"))  # where there are any
+_COPY_THREADS = ((TO_HOST, "to the host"), (FROM_HOST, "from the host"))  # only of ranks with such copies
 Event = dict[str, Any]
 
 
 def trace(picture: Picture) -> str:
-    """The file: an event a line. Times in microseconds; `otherData` says what one unit of the picture became.
+    """Return the text of the file, with one event per line.
 
-    A pair is two events of equal times, shown one below the other. Sorted by process, then as the rank runs.
+    Times are in microseconds; `otherData` says how many of them are one unit of the picture. An overlapped pair is two
+    events with equal times, which Perfetto shows one below the other. Events are sorted by process, and those of a
+    process are in the order in which the rank runs them.
     """
     events: list[Event] = []
     process, flow = 0, 0
     for panel in picture.panels:
-        named = f"{panel.name}, " if len(picture.panels) > 1 else ""
-        processes = {}
+        prefix = f"{panel.name}, " if len(picture.panels) > 1 else ""
+        processes = {}  # rank → process
         for row in panel.rows:
-            name = f"{named}rank {row.rank}{f' {row.track}' if row.track else ''}"
-            events += _process(process, name, _THREADS + _OF_COPIES if row.copies else _THREADS)
+            name = f"{prefix}rank {row.rank}{f' {row.track}' if row.track else ''}"
+            events += _process(process, name, _THREADS + _COPY_THREADS if row.copies else _THREADS)
             events += _steps(row, process, picture.us)
-            processes[row.rank] = process  # of tracks, the last: measured
+            processes[row.rank] = process  # if a rank has several tracks, the last: measured times
             process += 1
-        for event in _messages(panel, processes, flow, picture.us):
-            events.append(event)
+        events += _messages(panel, processes, flow, picture.us)
         flow += len(panel.messages)
     other = {
         "title": labels.clean(picture.title),
@@ -71,85 +72,88 @@ def _steps(row: BoxRow, pid: int, us: float) -> Iterator[Event]:
             if cell.error is not None:
                 args["error"] = round(cell.error, 4)
             yield {"ph": "X", "name": drawn.label, "cat": KINDS[drawn.kind], **place, "args": args}
-    for e in row.exchanges:
-        place = {"pid": pid, "tid": COMMUNICATION, "ts": _us(e.start, us), "dur": _us(e.end - e.start, us)}
-        yield {"ph": "X", "name": labels.clean(e.label), "cat": "communication", **place, "args": {}}
-    for c in row.copies:
-        thread = FROM_HOST if c.returns else TO_HOST
-        place = {"pid": pid, "tid": thread, "ts": _us(c.start, us), "dur": _us(c.end - c.start, us)}
-        yield {"ph": "X", "name": c.label, "cat": "copy", **place, "args": {}}
+    for exchange in row.exchanges:
+        duration = _us(exchange.end - exchange.start, us)
+        place = {"pid": pid, "tid": COMMUNICATION, "ts": _us(exchange.start, us), "dur": duration}
+        yield {"ph": "X", "name": labels.clean(exchange.label), "cat": "communication", **place, "args": {}}
+    for copy in row.copies:
+        thread = FROM_HOST if copy.returns else TO_HOST
+        place = {"pid": pid, "tid": thread, "ts": _us(copy.start, us), "dur": _us(copy.end - copy.start, us)}
+        yield {"ph": "X", "name": copy.label, "cat": "copy", **place, "args": {}}
     for time, amount in row.live:
         yield {"ph": "C", "pid": pid, "name": "activations", "ts": _us(time, us), "args": {"held": amount}}
 
 
 def _messages(panel: Panel, processes: dict[int, int], first: int, us: float) -> Iterator[Event]:
-    """A send on the sender's communication, a receive on the receiver's, and the flow from one to the other."""
-    for number, m in enumerate(panel.messages, first):
-        ends = (("s", "send", m.source, m.sent), ("f", "recv", m.target, m.arrived))
+    """For each message, a send in the sender's communication thread, a receive in the receiver's, and a flow between
+    them. `first`: the id of the first flow."""
+    for number, message in enumerate(panel.messages, first):
+        ends = (("s", "send", message.source, message.sent), ("f", "recv", message.target, message.arrived))
         for phase, verb, rank, time in ends:
             place = {"pid": processes[rank], "tid": COMMUNICATION, "ts": _us(time, us)}
-            yield {"ph": "X", "name": f"{verb} {m.label}", "cat": "message", **place, "dur": 0, "args": {}}
+            yield {"ph": "X", "name": f"{verb} {message.label}", "cat": "message", **place, "dur": 0, "args": {}}
             flow = {"ph": phase, "name": "message", "cat": "message", "id": number, **place}
             yield flow if phase == "s" else flow | {"bp": "e"}
 
 
 def _us(time: float, us: float) -> float:
-    """Microseconds to a nanosecond."""
+    """A time of the picture in microseconds, rounded to a nanosecond. `us`: microseconds per unit of the picture."""
     return round(time * us, 3)
 
 
-# --- One traced step of a run as Chrome trace events (JSON), for ui.perfetto.dev: a process a rank, an event an action
+# --- One traced step of a run: each rank is a process, and each action is an event
 
 
 def ranks_of(run: Path) -> int:
-    """How many ranks have left a trace. TraceError where there is none, or one is missing between them."""
+    """Return the number of ranks that wrote a trace. Raises TraceError if none did, or if the file of a lower rank is
+    missing."""
     names = (re.fullmatch(r"rank_(\d{1,6})\.jsonl", path.name, re.ASCII) for path in (run / "trace").glob("rank_*"))
     ranks = {int(name[1]) for name in names if name}
     missing = min(set(range(len(ranks) + 1)) - ranks)
     if not ranks or missing < max(ranks):
-        raise TraceError(f"{run / 'trace'} lacks rank_{missing}.jsonl: not every rank left a trace there")
+        raise TraceError(f"{run / 'trace'} lacks rank_{missing}.jsonl: not every rank wrote a trace")
     return len(ranks)
 
 
 def step_of(run: Path, step: int) -> list[Line]:
-    """What each rank ran in a step. TraceError says which steps were traced, if it is none of them."""
+    """Return the trace of a step, by rank. If the step was not traced, raises TraceError with the nearest that was."""
     ranks = read_trace(run, ranks_of(run))
-    whole = sorted(set.intersection(*(set(rank) for rank in ranks)))
-    if not whole:
-        raise TraceError("no step was traced by every rank yet")
-    if step not in whole:
-        nearest = min(whole, key=lambda other: (abs(other - step), other))
-        words = f"no trace of step {step:,}, the nearest is of step {nearest:,}"
-        raise TraceError(f"{words}: steps 1 to 32, 64, 128, 256, … are traced")
+    traced = sorted(set.intersection(*(set(rank) for rank in ranks)))  # by every rank
+    if not traced:
+        raise TraceError("no step has been traced by every rank yet")
+    if step not in traced:
+        nearest = min(traced, key=lambda other: (abs(other - step), other))
+        reason = f"step {step:,} was not traced; the nearest traced step is {nearest:,}"
+        raise TraceError(f"{reason} (a run traces steps 1 to 32, 64, 128, 256, …)")
     return [rank[step] for rank in ranks]
 
 
 def step_events(name: str, step: int, lines: Sequence[Line], row: Mapping[str, Any]) -> str:
-    """The file: an event a line, times in microseconds from the first action of all ranks.
+    """Return the text of the file, with one event per line. Times are µs from the first action of any rank.
 
-    `row`: that of the step in metrics.jsonl, empty where there is none. Times of ranks of several machines are of
-    several clocks. Where their actions do not overlap, each rank begins at 0.
+    `row`: the row of the step in metrics.jsonl; empty if there is none. Ranks on different machines have different
+    clocks. If no moment lies within the step of every rank, clocks differ, and each rank's times begin at 0.
     """
     begins = [line["actions"][0][1] if line["actions"] else 0 for line in lines]
     ends = [line["actions"][-1][2] if line["actions"] else 0 for line in lines]
-    shared = max(begins, default=0) <= min(ends, default=0)
+    one_clock = max(begins, default=0) <= min(ends, default=0)
     events: list[dict[str, Any]] = []
     for rank, line in enumerate(lines):
         events.append({"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": f"rank {rank}"}})
         events.append({"ph": "M", "pid": rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}})
-        origin = min(begins) if shared else begins[rank]
+        origin = min(begins) if one_clock else begins[rank]
         events += [_action(rank, label, start - origin, end - start) for label, start, end in line["actions"]]
-    about = {"title": f"{clean(name)}, step {step}", "program": clean(lines[0]["program"]), "one clock": shared}
+    about = {"title": f"{clean(name)}, step {step}", "program": clean(lines[0]["program"]), "one clock": one_clock}
     about |= {key: row[key] for key in ("spent_s", "spent_most_s", "slowest_rank", "step_s", "loss") if key in row}
     text = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n{text}\n]}}\n'
 
 
-def _action(rank: int, label: str, start: float, lasts: float) -> dict[str, Any]:
-    event = {"ph": "X", "pid": rank, "tid": 0, "ts": start, "dur": lasts, "name": clean(label)}
+def _action(rank: int, label: str, start: float, duration: float) -> dict[str, Any]:
+    event = {"ph": "X", "pid": rank, "tid": 0, "ts": start, "dur": duration, "name": clean(label)}
     try:
         actions = actions_of(parse_step(label))
-    except ValueError:  # of a later version
+    except ValueError:  # a label of a later version of dsc
         return event | {"cat": "action", "args": {}}
     kinds = " and ".join(KINDS.get(action.kind, action.kind) for action in actions)
     args = {"stages": [action.stage for action in actions], "micro_batches": [a.micro_batch for a in actions]}

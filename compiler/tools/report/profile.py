@@ -1,8 +1,8 @@
-"""The profile of a run: what its ranks measured (runtime/run/profile.py), with the work of each op from the op rules.
+"""The profile of a run: the times that its ranks measured (runtime/run/profile.py), and the FLOPs and bytes of each op.
 
     {"version": 1, "steps": 5, "device": "cpu", "gemm_flops_s": null, "ranks": [{"rank": 0, …, "rows": [{…}]}]}
 
-docs/profiling.md says what each field is.
+docs/profiling.md describes the fields.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dsl.schema import Spec
 from runtime.system.regular_files import read_bytes, write
 
 VERSION = 1
-MOST_BYTES = 1 << 30  # of what a rank left
-_TORCH = {"cat": "cat2"}  # ops that segments call by torch's names
+MAX_BYTES = 1 << 30  # of the profile of a rank
+_OPS = {"cat": "cat2"}  # function of torch that segments call → op
 
 Document = dict[str, Any]
 
 
 def write_run_profile(run: Path) -> Document:
-    """Join what the ranks of a run left in `run`/profile, and leave it in `run`/profile.json. OSError if it is not
-    there."""
+    """Join the profiles of the ranks in `run`/profile, write `run`/profile.json and return it. Raises OSError if a
+    profile is missing."""
     spec = load_with_files(run / "spec.resolved")
     plan = make_plan(spec)
     paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
-    ranks = [json.loads(read_bytes(path, MOST_BYTES)) for path in paths]
+    ranks = [json.loads(read_bytes(path, MAX_BYTES)) for path in paths]
     work = _OpWork(plan)
     for rank in ranks:
-        work.give(rank)
+        work.add_to(rank)
     document = {
         "version": VERSION,
         "steps": ranks[0]["steps"],
@@ -52,14 +52,14 @@ def write_run_profile(run: Path) -> Document:
 
 
 def _gemm_rate(spec: Spec) -> float | None:
-    """The best of a core's or device's products by the spec's own rate table, FLOP/s."""
+    """The highest rate of a matrix product on a core or device in the rate table that the spec names, in FLOP/s."""
     table, dtype = rate_table_of(spec), spec.precision.compute
     rates = [row.rate for row in table.rows if row.kind == "gemm" and row.dtype == dtype] if table else []
     return max((rate for rate in rates if rate), default=None)
 
 
 class _OpWork:
-    """FLOPs and bytes of the ops of every emitted segment."""
+    """The FLOPs and bytes of the ops of each emitted segment, by the rules of ops."""
 
     def __init__(self, plan: Plan) -> None:
         segments = {module_name(use.segment): use.segment for use in plan.uses}
@@ -71,8 +71,8 @@ class _OpWork:
             name: sorted({use.site.block for use in plan.uses if module_name(use.segment) == name}) for name in segments
         }
 
-    def give(self, rank: Document) -> None:
-        """Add `flops` and `bytes`, of all its calls, to the rows of a rank that are ops of a segment."""
+    def add_to(self, rank: Document) -> None:
+        """Add `flops` and `bytes`, as sums over all calls, to the rows of a rank that are ops of a segment."""
         called: Counter[tuple[str, str, str]] = Counter()
         for row in rank["rows"]:
             if row["kind"] == "python":
@@ -86,12 +86,12 @@ class _OpWork:
                 row["bytes"] = round(times * sum(cost.bytes + cost.bytes_row * rows for cost in costs))
 
     def _rows(self, segment: str, received: Mapping[str, tuple[int, int]]) -> float:
-        """Rows that a call of a segment received, in the mean."""
+        """The mean number of rows that a call of a segment received."""
         found = [received[site] for site in self._sites[segment] if site in received]
         calls = sum(calls for calls, _ in found)
         return sum(rows for _, rows in found) / calls if calls else 0.0
 
 
 def _base(name: str) -> str:
-    """The op of the rules that an emitted call is of."""
-    return _TORCH.get(name, name.removesuffix("_"))
+    """The op that an emitted call runs, by its name in the rules of ops."""
+    return _OPS.get(name, name.removesuffix("_"))

@@ -58,7 +58,9 @@ def test_what_is_read_is_not_written_over(command: str, folder: Path, capsys: Ca
     for out in (*READ[command], *(["name.of.spec"] if command == "plan" else [])):
         assert main([*COMMANDS[command], "-o", out]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"error: {out.removeprefix('./')} cannot be written: it is an input, or a spec"), said
+        assert said.startswith(f"error: {out.removeprefix('./')} cannot be written: it is an input file or a spec"), (
+            said
+        )
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -247,7 +247,7 @@ def test_no_edit_is_said_to_be_none() -> None:
     nothing = ways_to_fit(found, ranks, lambda more: None, resolved.origins)
     assert nothing == FittingEdits()
     lines = list(lines_of(why_of(found, ranks, nothing, resolved.origins), 60))
-    assert lines[-1] == ("none of the edits that were tried makes it fit", False)
+    assert lines[-1] == ("none of the edits that dsc tried makes it fit", False)
     assert max(len(line) for line, _ in lines) <= 60
 
 
@@ -282,6 +282,6 @@ def test_the_nearest_edit_says_what_still_lacks(num_devices: int, more: str) -> 
     found, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
     assert found.spec.cluster.world == 2
     last, before = reversed(why_of(found, memories(found), FittingEdits((), nearest), {}).lines[-2:])
-    assert before == "none of the edits that were tried makes it fit"
+    assert before == "none of the edits that dsc tried makes it fit"
     lacking = f"the closest still lacks 1.5 GiB (1,610,612,736 bytes) on pipeline rank 5{more}: "
     assert last == lacking + "parallel.pipeline = 8, train.micro_batch = 1"

@@ -63,11 +63,11 @@ def test_each_device_is_a_line() -> None:
             lambda d: d["layers"][0].update(devices=[[0, 10**9]]),
             "`devices` must be a list of the experts of each device",
         ),
-        (lambda d: d["layers"][0]["devices"][0].append(5), "equally many experts"),
+        (lambda d: d["layers"][0]["devices"][0].append(5), "the same number of experts"),
         (lambda d: d["layers"][0].update(devices=[[0, 4], [2, 3], [0, 5]]), "expert 1 is on no device"),
         (lambda d: d["layers"][0].update(moves=[3]), "`moves` must be a list of strings"),
         (lambda d: d["layers"][0].update(moves=["rm -rf"]), "is not a move, such as"),
-        (lambda d: d["layers"][0]["devices"].reverse(), "contradicts `devices`, where expert 1 is elsewhere"),
+        (lambda d: d["layers"][0]["devices"].reverse(), "contradicts `devices`, which has expert 1 on another device"),
     ],
 )
 def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], message: str) -> None:

@@ -67,7 +67,7 @@ def test_ranks_of_other_clocks_begin_at_zero(run: Path, lines: list[dict[int, di
 def test_what_is_not_there_is_said(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["trace", str(run), "50"]) == 2
     said = capsys.readouterr().err
-    assert "no trace of step 50, the nearest is of step 3" in said and "64, 128, 256" in said
+    assert "step 50 was not traced; the nearest traced step is 3" in said and "64, 128, 256" in said
     assert cli.main(["trace", str(tmp_path / "none"), "1"]) == 2
     assert cli.main(["trace", str(tmp_path), "1"]) == 2
     assert "lacks rank_0.jsonl" in capsys.readouterr().err
