@@ -41,7 +41,7 @@ NAMED_IN = {
     "compiler/tools/importers/first_run.py": "a template of specs",
     "compiler/tools/importers/plan_ledger.py": "the optimizer of plans of other systems",
     "compiler/tools/importers/torchtitan.py": "the name of a function of torchtitan",
-    "runtime/ops/native/library.py": "the signature of a function in C++",
+    "compiler/tools/exporters/planned.py": "what to write for other systems",
     "runtime/observe/calibrate.py": "a function of torch that streams like an update",
 }
 WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "or", "not", left * left, left**3))
@@ -57,7 +57,7 @@ def copy(tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
         begin, found, end = text.rpartition(MATRIX)
         assert found
         kept, _, last = end.partition("    def flops")
-        row.write_text(begin + kept + last[last.index("# What a run may name") :], "utf-8")
+        row.write_text(begin + kept + last[last.index("# Optimizers that a run may name") :], "utf-8")
     (tmp_path / "mine.dsc").write_text(SPEC, "utf-8")
     (tmp_path / "words.txt").write_text(WORDS, "utf-8")
     return copy

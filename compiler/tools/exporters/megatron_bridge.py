@@ -17,7 +17,7 @@ from compiler.tools.exporters.planned import (
     Ramped,
     SpecLedger,
     comments,
-    exported_adamw,
+    exported_optimizer,
     free_name,
     latent_attention,
     layers_of,
@@ -280,7 +280,7 @@ def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
 def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[str, Settings]:
     """The settings of each part of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    found, adam = ramped(planned, ledger, SYSTEM), exported_adamw(spec, ledger, SYSTEM)
+    found, adam = ramped(planned, ledger, SYSTEM), exported_optimizer(spec, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"this recipe has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")

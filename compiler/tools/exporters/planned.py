@@ -184,7 +184,7 @@ class ExportError(ValueError):
         self.hint = hint
 
 
-def exported_adamw(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
+def exported_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
     """The AdamW settings to export. If matrices have another optimizer, AdamW of the other parameters is used for all.
 
     Raises ExportError if there is no AdamW.

@@ -20,7 +20,7 @@ from compiler.tools.exporters.planned import (
     Ramped,
     SpecLedger,
     comments,
-    exported_adamw,
+    exported_optimizer,
     free_name,
     latent_attention,
     layers_of,
@@ -257,7 +257,7 @@ def _lost_mtp(spec: Spec, ledger: SpecLedger) -> tuple[str, ...]:
 
 def _optimizer(spec: Spec, found: Ramped, ledger: SpecLedger) -> PythonCall:
     """AdamW with two groups: norms and biases without weight decay, and all other parameters."""
-    adam = exported_adamw(spec, ledger, SYSTEM)
+    adam = exported_optimizer(spec, ledger, SYSTEM)
     kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
     def group(pattern: str, decay: float) -> PythonCall:

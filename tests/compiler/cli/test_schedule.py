@@ -317,7 +317,7 @@ def test_mistakes_say_what_to_change(words: tuple[str, ...], message: str, capsy
     [
         (b"\xff\xfe", "costs.json is not text in UTF-8"),
         (b'{"F": 1, "I": 1, "W": 1,\n"I": 2}', "costs.json:2:1: `I` is given twice"),
-        (b'{"F": 1, "I": 1, "W": 1, "stages": [1, 2]}', "weights of 2 stages, the schedule has 8"),
+        (b'{"F": 1, "I": 1, "W": 1, "stages": [1, 2]}', "weights of 2 stages, but the schedule has 8"),
         (b" " * ((1 << 20) + 1), "costs.json is larger than 1 MiB"),
     ],
 )

@@ -238,7 +238,7 @@ def test_what_a_run_wrote_is_shown_while_it_goes_on(
 
 
 def test_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder, said in ((tmp_path / "no", "is not there"), (tmp_path, "has no run")):
+    for folder, said in ((tmp_path / "no", "does not exist"), (tmp_path, "has no run")):
         assert main(["watch", str(folder)]) == 2
         assert f"{said}\n = hint: `dsc train` writes" in capsys.readouterr().err
 

@@ -55,7 +55,7 @@ def test_what_a_device_sends_is_said_of_that_which_sends_most() -> None:
     sent = [crossing_of(make_plan(spec), rank, micro_batches(spec)[-1]) for rank in range(2)]
     assert sent[0].gradients < sent[1].gradients and sent[0].weights < sent[1].weights
     found = said(spec, rank_rates(spec))
-    assert any(each.endswith(f"a device sends up to {gib(sent[1].gradients)} a step") for each in found)
+    assert any(each.endswith(f"a device sends up to {gib(sent[1].gradients)} per step") for each in found)
     assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} per step" in found
 
 

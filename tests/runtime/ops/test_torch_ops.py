@@ -140,7 +140,7 @@ def test_names_that_are_not_the_functions_are_refused() -> None:
     """Another op, other arguments, or another order of them."""
     linear = RULES["linear"]
     wrong: list[tuple[Rule, str]] = [
-        (replace(linear, args=("w", "x")), r"linear takes \['x', 'w'\]; the rule of linear gives it \('w', 'x'\)"),
+        (replace(linear, args=("w", "x")), r"linear takes \['x', 'w'\]; the rule of linear passes it \('w', 'x'\)"),
         (replace(linear, args=("x", "w", "bias")), "linear takes"),
     ]
     for field, changes in (

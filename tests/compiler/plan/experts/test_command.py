@@ -161,8 +161,8 @@ def test_a_load_of_nothing_is_said(tmp_path: Path, capsys: Shown) -> None:
     [
         (sizes(1, 1, 3), "experts = 8 cannot be spread evenly over devices = 3"),
         (sizes(1, 3, 4), "devices = 4 cannot be spread evenly over nodes = 3"),
-        (sizes(3, 1, 2), "groups = 3 do not divide the 8 experts"),
-        (sizes(0, 1, 2), "--groups 0: at least 1"),
+        (sizes(3, 1, 2), "the 8 experts of the load file do not divide into groups = 3"),
+        (sizes(0, 1, 2), "--groups 0: must be at least 1"),
         (("--groups", 8), "--devices is missing"),
         (("--devices", 2, "--nodes", 2, "--groups", 1, "--group-rule", "keep"), "--group-rule ignore"),
         (("--devices", 2, "-s", "a=1"), "-s overrides keys of a spec, and no spec is named"),

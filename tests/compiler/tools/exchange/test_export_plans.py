@@ -18,7 +18,7 @@ from compiler.tools.exporters.planned import (
     ExportError,
     PythonCall,
     SpecLedger,
-    exported_adamw,
+    exported_optimizer,
     free_name,
     layers_of,
     plain,
@@ -225,7 +225,7 @@ def test_an_optimizer_of_your_own_is_refused() -> None:
     row = SimpleNamespace(kind="lion", settings=dict)
     other = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
     with pytest.raises(ExportError, match="optimizer lion cannot be exported to Megatron"):
-        exported_adamw(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
+        exported_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- what is lost

@@ -105,7 +105,7 @@ NAME = "model.layers.0.mlp.down_proj.weight"
         ("shape", f"{NAME}_scale_inv is F32 of 2 × 1; such blocks need F32 of 2 × 2"),
         ("dtype", f"{NAME}_scale_inv is BF16 of 2 × 2; such blocks need F32 of 2 × 2"),
         ("config", "has no `quantization_config` with a `weight_block_size`"),
-        ("method", "`quantization_config` of 'gptq' are not read"),
+        ("method", "`quantization_config` 'gptq' are not supported"),
         ("sizes", "no `weight_block_size` of two numbers"),
         ("wide", f"{NAME}_scale_inv is not a tensor of this model"),
     ],

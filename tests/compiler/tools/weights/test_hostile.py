@@ -180,7 +180,7 @@ def test_everything_is_said_at_once(folder: Path, tmp_path: Path, capfd: pytest.
     tensors(folder, model__norm__weight=torch.ones(17), lm_head__weight=None, evil=torch.ones(1))
     assert import_(folder, tmp_path / "m.dsc") == 2
     said = capfd.readouterr().err
-    assert all(each in said for each in (f"{NORM} is 17", "lm_head.weight is missing", "evil is no tensor"))
+    assert all(each in said for each in (f"{NORM} is 17", "lm_head.weight is missing", "evil is not a tensor"))
 
 
 def test_a_cache_of_the_hub_has_links(folder: Path, tmp_path: Path) -> None:
