@@ -24,11 +24,11 @@ MESSAGES = {
     "the chat template fails: 'dict object' has no attribute 'content'": (*SHOW, 'data.source="without.jsonl"'),
     "45 of 45 train rows are longer than 10 tokens, and left out": (*SHOW, "train.sequence=10"),
     "adapters are on `q` and `kv_up`, which no layer of model qwen3_tiny has": (*CHECK, "adapter.on=[q,kv_up,out]"),
-    "conversations are in the tokens of the model that is tuned": (*CHECK, "data.tokenizer=train(300)"),
+    "conversations need the tokenizer of the model that is tuned": (*CHECK, "data.tokenizer=train(300)"),
 }
 OF_OTHER_TESTS = {
-    "is of adapters that fit other weights": "tests/compiler/tools/weights/test_adapters.py",
-    "has adapters, and the weights that they are beside": "tests/compiler/tools/weights/test_adapters.py",
+    "holds adapters for other weights": "tests/compiler/tools/weights/test_adapters.py",
+    "has adapters, and their base checkpoint cannot be used": "tests/compiler/tools/weights/test_adapters.py",
 }
 
 
