@@ -1,4 +1,4 @@
-"""What an order of micro-batches of unequal costs saves, beside random orders.
+"""Compare a searched order of micro-batches of unequal costs with random orders.
 
     python -m benchmarks.orders
 

@@ -127,7 +127,7 @@ def _head(fixed: Mapping[str, Any]) -> str:
 
 
 def _fixed(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
-    """What was fixed before the comparison, and how often the program changed with the answer in sight."""
+    """The section on values that were set before any result was compared, and on changes of the program after that."""
     stages = next(iter(found.values())).stages
     agrees = [list(row.layers) for row in stages] == fixed["layers"]
     return "\n".join(

@@ -48,7 +48,7 @@ def current() -> str:
 
 
 def compiled() -> Found:
-    """What kernels compile to, as `--facts` found it."""
+    """Read the machine-code figures that `--facts` wrote."""
     found: Found = json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {"triton": "", "cases": {}}
     return found
 
@@ -241,7 +241,7 @@ def bounds(part: Found) -> str:
 
 
 def code(facts: Found) -> str:
-    """What machine code takes, a row for each family of kernels."""
+    """The table of registers, shared memory and idle instructions, one row for each family of kernels."""
     by = (
         f"For sm_90 by Triton {facts['triton']}, at the sizes of one rank of DeepSeek-V3 with 64 expert ranks. "
         "A thread has at most 255\nregisters and an SM 227 KiB of shared memory. *programs an SM*: how many fit at the "

@@ -20,7 +20,7 @@ QUIET = tuple(name for name, info in Model.model_fields.items() if Quiet() in in
 
 
 def data_request(spec: Spec) -> contract.DataRequest:
-    """What preparing a run's data needs; it does not depend on a plan."""
+    """The data, vocabulary and seed from which the data of a run is prepared. It does not depend on a plan."""
     return contract.DataRequest(data(spec.data), spec.model.vocab, spec.train.seed)
 
 
@@ -152,7 +152,7 @@ def optimizer_state(spec: Spec) -> contract.OptimizerState:
 
 
 def host(spec: Spec, memories: Iterable[DeviceBytes]) -> contract.Host:
-    """What is kept in host memory. `memories`: those of a device of each pipeline rank."""
+    """The state in host memory. `memories`: the planned bytes of one device of each pipeline rank."""
     if not spec.offload and spec.train.ema is None:
         return contract.Host()
     held = tuple(memory.host for memory in memories) if spec.has_hosts else ()

@@ -178,7 +178,7 @@ def sources_digest(root: Path) -> str:
 
 
 def tools() -> str:
-    """What the emitted text depends on besides the segment: the digest of the sources, and versions."""
+    """The digest of the compiler's sources and the versions of packages, on which emitted text depends."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     python = ".".join(map(str, sys.version_info[:3]))
     return json.dumps([sources_digest(Path(__file__).parents[2]), python, versions])

@@ -110,7 +110,7 @@ def _layer_text(layer: LayerPlacement) -> str:
 
 
 class Received(NamedTuple):
-    """What a rank receives in one layer and micro-batch."""
+    """The rows that a rank receives in one layer and micro-batch."""
 
     rows: int  # R: rows for its experts, padding included
     copies: int = 0  # P: copies of tokens from its column, to be forwarded inside its node

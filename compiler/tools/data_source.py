@@ -93,7 +93,7 @@ def _too_short(files: Iterable[Path], spec: Spec) -> str:
 
 
 def _suffixes(data: Data) -> Sequence[str]:
-    """What the names of files end in that are read."""
+    """The suffixes of files that are read."""
     if data.chat is None and data.prompts is None:
         return corpus.SUFFIXES
     from runtime.data import chat, prompts  # with tokenizers, which documents need not wait for

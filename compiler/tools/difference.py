@@ -1,4 +1,4 @@
-"""What differs between two specs: values, and what follows from them (parameters, memory, stages, schedule).
+"""The differences of two specs: values, and what follows from them (parameters, memory, stages, schedule).
 
 Names of runs, models, clusters, precisions and devices, comments, order and how a value is written are no difference.
 """
@@ -127,7 +127,7 @@ def _texts(spec: Spec) -> dict[str, str]:
 
 
 def _layer_changes(before: Spec, after: Spec) -> Iterator[ValueChange]:
-    """What differs layer by layer, equal changes of consecutive layers as one. How ranges are cut is no difference."""
+    """The differences layer by layer; equal changes of consecutive layers are one. Only layers count, not ranges."""
     old, new = _layers(before), _layers(after)
     count = max(len(old), len(new))
     changes = [tuple(_layer_change(old.get(layer), new.get(layer))) for layer in range(count)]

@@ -168,7 +168,7 @@ def _compiling(command: Sequence[str], output: OutputLines, quiet: bool = False)
 
 
 def _line(descriptor: int) -> str:
-    """What a process that has ended has said."""
+    """The output of a process that has ended."""
     return os.read(descriptor, 4096).decode().strip()
 
 

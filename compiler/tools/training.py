@@ -255,7 +255,7 @@ def _cluster(build: Path) -> Cluster | None:
 
 
 def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
-    """What to know where a spec has several nodes and this process starts all ranks, or ""."""
+    """A note for specs of several nodes whose ranks all start on this machine, or ""."""
     nodes = sum(count for count, _ in cluster.parts)
     if nodes == 1 or "RANK" in os.environ:
         return ""

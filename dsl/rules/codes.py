@@ -185,8 +185,8 @@ MORE = {
     "checks a file without a spec.",
     "P0101": "`dsc place RUN -o FILE` writes such a file from the load of a run: for each layer the experts of each "
     "device, the moves that lead there, which must agree, and the load. It has the layers of the model, and as many "
-    "devices as `parallel.expert`; with `auto`, the file decides the degree. Replicas of an expert cannot be "
-    "trained; `dsc place --replicas` plans them for serving.",
+    "devices as `parallel.expert`; with `auto`, the file decides the degree. Each expert has one place: "
+    "replicas cannot be trained.",
     "R0101": "`dsc calibrate -o rates.json` measures one on this machine, and `--trace` makes one from a traced layer; "
     "docs/rates.md describes its format. Plans use it, and so do the split of layers over stages, the search for a "
     "schedule, and the order inside overlapped pairs.",

@@ -123,7 +123,7 @@ def make_board(world: int, rank: int) -> tuple[SharedBoard, int]:
 
 @dataclass
 class Peer:
-    """What this rank knows of another. `pidfd` and `board`: only for ranks that the same torchrun started."""
+    """Another rank, as this one sees it. `pidfd` and `board`: only for ranks that the same torchrun started."""
 
     rank: int
     beat: AgentBeat

@@ -100,7 +100,7 @@ def _names(data: Data) -> list[str]:
 
 
 def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
-    """What the filters removed, by source name. Sources without filters are absent."""
+    """Counts of removed documents by source name. Sources without filters are absent."""
     filters = prepared.meta.get("filters", {})
     return {name: filters[name] for name in _names(data) if name in filters}
 

@@ -118,8 +118,8 @@ class Sizes:
 ONE_ONLY = ("torch-csv", "megatron-layout")  # formats of a single schedule
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
-# `auto` tries all other schedules. That takes about as long as one schedule with this many stages per rank; fewer on
-# many ranks, whose steps are simulated together (schedules/rounds.py).
+# `auto` tries all other schedules. That takes about as long as one schedule with this many stages per rank; on many
+# ranks it tries fewer placements.
 PARTS_OF_AUTO, MANY_RANKS, PARTS_OF_MANY = 8, 256, 2
 MAX_CAP = 100_000_000
 
@@ -262,7 +262,7 @@ def _of_file(args: argparse.Namespace) -> Answer:
 
 
 def costs_of(args: argparse.Namespace) -> Costs | None:
-    """The costs of --costs, --pairs, --latency and --offload; None if none of them is given."""
+    """Build the costs from --costs, --pairs, --latency and --offload. None if the user gives none of these options."""
     text: str | None = args.costs
     if text is None and args.pairs is None and args.latency is None and args.offload is None:
         return None

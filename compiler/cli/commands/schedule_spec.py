@@ -68,7 +68,7 @@ class ScheduledRun:
 
     @property
     def tried(self) -> TriedSettings:
-        """What `auto` may try when it is compared with other schedules."""
+        """The copies and placements that `auto` searches when it is compared with other schedules."""
         schedule, placement = self.spec.schedule, self.plan.stage_placement
         if schedule.name != AUTO:
             return ANYTHING

@@ -14,8 +14,11 @@ MAX_CHUNKS = 64
 
 @dataclass(frozen=True)
 class TriedSettings:
-    """What `auto` may try. `chunks`: stages per rank, None for several; `copies`: maximum copies of a stage;
-    `placement`: a single placement, None for all."""
+    """Limits of the search for `auto`.
+
+    `chunks`: stages per rank, None for several; `copies`: maximum copies of a stage; `placement`: a single placement,
+    None for all.
+    """
 
     chunks: int | None = None
     copies: int = 2

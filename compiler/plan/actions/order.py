@@ -64,7 +64,7 @@ class Orders:
 
     @cached_property
     def _tools(self) -> list[object]:
-        """What decides an order besides the jobs: the digest of the search's source, and the version of Python."""
+        """The digest of the search's source and the version of Python. An order depends on them and the jobs."""
         return [hashlib.sha256(Path(lanes.__file__).read_bytes()).hexdigest(), sys.version_info[:3]]
 
 

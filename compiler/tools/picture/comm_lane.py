@@ -1,4 +1,4 @@
-"""What the communication lane does while an action or a pair runs, from the very instructions of its body."""
+"""The communication during an action or a pair, read from the instructions of its body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture of schedules shows: plain frozen values. Times are in the unit the picture names."""
+"""The contents of a picture of schedules, as frozen values. Times are in the unit the picture names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepCell:
 
 @dataclass(frozen=True, slots=True)
 class DrawnExchange:
-    """What the communication lane of a rank does from `start` to `end`."""
+    """One activity of the communication lane of a rank, from `start` to `end`."""
 
     label: str  # dispatch F3.0@L17
     direction: int
@@ -93,7 +93,7 @@ Lanes = tuple[tuple[str, tuple[ExchangeShare, ...]], ...]  # body, as F3 or F3_B
 
 @dataclass(frozen=True, slots=True)
 class DrawnMessage:
-    """What a rank's action sends to the next stage on another rank. `label`: the action that made it."""
+    """A message to the next stage on another rank. `label`: the action that computed it."""
 
     label: str
     kind: ActionKind  # F, or B for either kind of backward
@@ -122,7 +122,7 @@ class BoxRow:
 
     @cached_property
     def exchanges(self) -> tuple[DrawnExchange, ...]:
-        """What the communication lane does, in the order of the steps."""
+        """The activities of the communication lane, in the order of the steps."""
         lanes = dict(self.lanes)
         return tuple(
             DrawnExchange(

@@ -75,7 +75,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class RowLabel:
-    """What stands beside a row."""
+    """The label beside a row."""
 
     y: float  # of its middle
     name: str

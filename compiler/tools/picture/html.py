@@ -47,7 +47,7 @@ def html(picture: Picture) -> str:
 
 
 def data_of(picture: Picture) -> dict[str, Any]:
-    """What the script draws. Rows are placed by the geometry of all pictures; `t` indexes `times`, as do gaps `g`."""
+    """The data of the script. Rows are placed by the geometry of all pictures; `t` indexes `times`, as do gaps `g`."""
     times: dict[float, int] = {}
     top, panels = 0.0, []
     for panel in picture.panels:

@@ -62,7 +62,7 @@ def panel_of(
 
 
 def directions_of(schedule: Schedule) -> tuple[str, ...]:
-    """What direction 0, and 1 where there is one, means in words."""
+    """The names of directions 0 and, if there are two, 1."""
     if schedule.stage_placement == BIDIRECTIONAL:
         return ("from the first rank on", "from the last rank back")
     return ("stage",) if len(schedule.stages_of(0)) == 1 else ("even pass", "odd pass")
@@ -96,7 +96,7 @@ def _copies(schedule: Schedule, rank: int, timeline: Timeline) -> tuple[DrawnCop
 def _messages(
     schedule: Schedule, spans: tuple[tuple[tuple[float, float], ...], ...], costs: Costs
 ) -> tuple[DrawnMessage, ...]:
-    """What crosses between ranks, by rank and in the order of sending."""
+    """The messages between ranks, by rank and in the order of sending."""
     last = schedule.num_stages - 1
     found, times = [], dict[tuple[int, int], float]()
     for rank, steps in enumerate(schedule.actions):

@@ -1,4 +1,4 @@
-"""What a run's own trace says: when every action ran, and what actions cost here.
+"""The times of a run's own trace: when every action ran, and how long actions take.
 
 Reads `trace/rank_<r>.jsonl`, a line a traced step: {"step": 3, "program": "train_8", "of": digest of the build's
 programs, "actions": [["F0.0", start, end], …]}, times in µs of a clock that the ranks share.

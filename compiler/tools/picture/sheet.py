@@ -105,7 +105,7 @@ def text_width(line: str, size: float) -> float:
 
 
 def summary_of(picture: Picture) -> str:
-    """What a reader who cannot see the picture should know."""
+    """The description of the picture for screen readers."""
     parts = []
     for panel in picture.panels:
         ranks = len({row.rank for row in panel.rows})

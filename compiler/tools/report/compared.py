@@ -39,7 +39,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to; None where its rows do not say it. Losses in nats a token, times in seconds."""
+    """The results of a run; None for those that its rows lack. Losses are in nats per token, times in seconds."""
 
     steps: int
     tokens: int | None
@@ -72,7 +72,7 @@ class Compared:
 
 
 def read_run(folder: Path, name: str) -> ComparedRun:
-    """What a run folder left. TextFileError where it has no readable metrics.jsonl, ValueError where
+    """Read a run folder. TextFileError where it has no readable metrics.jsonl, ValueError where
     that has no step."""
     metrics, damaged = step_rows(folder / "metrics.jsonl")
     if not metrics:
@@ -178,7 +178,7 @@ HEADS = ("steps", "tokens", "loss", "loss at equal tokens", "validation", "token
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """What the template shows. A row of `table` has a cell for each of HEADS; `heads` leaves out those nobody has."""
+    """The values of the template. A row of `table` has a cell for each of HEADS; `heads` leaves out empty columns."""
 
     runs: tuple[tuple[str, str, str], ...]  # css class, name, folder
     heads: tuple[str, ...]
@@ -239,7 +239,7 @@ def cells_of(figures: Figures) -> tuple[str, ...]:
 
 
 def notes_of(compared: Compared) -> tuple[str, ...]:
-    """What is not as it should be in run folders."""
+    """Warnings about run folders."""
     notes = [
         f"{name}: its spec.resolved is missing or damaged, so its keys are not compared" for name in compared.unread
     ]

@@ -78,7 +78,7 @@ def step_bars(ranks: Sequence[RankTime]) -> Bars:
 
 
 def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
-    """What a micro-batch takes in each stage, segment by segment, and what goes on to the next."""
+    """The time of a micro-batch in each segment of each stage, and the message to the next stage."""
     rows = []
     for stage in stages:
         cells = [

@@ -1,4 +1,4 @@
-"""What `dsc place` found, as text for people: each layer before and after, how far from the best, what moves."""
+"""The text of `dsc place`: the balance of each layer before and after, its gap to the bound, and the moves."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _links(rows: Sequence[LayerRow]) -> Iterator[Text]:
 
 
 def _whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
-    """What it would be if no group were split."""
+    """The balance and traffic if no group were split."""
     split = sum(row.whole is not None for row in rows)
     found = [(row.links, row.links.to_nodes_whole or row.links.to_nodes) for row in rows if row.links is not None]
     sent = sum(copies.over_links(links.nodes) * links.row_bytes for links, copies in found)
@@ -135,7 +135,7 @@ def _whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
 
 
 def _range(found: Sequence[LinkBytes]) -> str:
-    """What holds whichever experts are chosen together."""
+    """The range of traffic that holds whichever experts are chosen together."""
     sides = [
         sum(getattr(each.to_nodes, name) * (each.nodes - 1) / each.nodes * each.row_bytes for each in found)
         for name in ("least", "most")

@@ -1,4 +1,4 @@
-"""What a run's values took, by the ledger of a step, beside the plan replayed with the rows it received."""
+"""The measured memory of a step, beside the plan replayed with the rows that the step received."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def _health(events: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...
 
 
 def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:
-    """What each phase of a run has come to; nothing of a run without phases."""
+    """The state of each phase of a run; empty for a run without phases."""
     facts = []
     for number in sorted({row["phase"] for row in metrics if type(row.get("phase")) is int}):
         rows = [row for row in metrics if row.get("phase") == number]
@@ -243,7 +243,7 @@ def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ..
 
 
 def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What meta.json says of the text, as far as it is there."""
+    """The facts about the text that meta.json has."""
     if not data:
         return ()
     facts = [("source", str(data["source"])), ("tokenizer", f"{data['tokenizer']['vocab']:,} tokens")]

@@ -61,7 +61,7 @@ def plan_html(found: TimedPlan, prediction: Prediction, why: Why | None = None) 
 
 
 def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
-    """What is said in words and numbers."""
+    """The text and numbers of the page."""
     ways = zip(why.ways, why.places, strict=True) if why else ()
     return Page(
         name=p.run,

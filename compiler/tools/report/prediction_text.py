@@ -185,7 +185,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
 
 
 def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
-    """What completions take, and what they are written with."""
+    """The time and memory of generating completions."""
     note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
     yield _fact("writing", seconds(found.seconds), f"{note}, if completions are as long as they may be")
     cache = f"keys and values of {plural(found.slots, 'completion')} at a time"
@@ -194,7 +194,7 @@ def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
 
 
 def _goodput(p: Prediction, found: Goodput) -> Text:
-    """What is left of the time beside failures, and which checkpoints leave most."""
+    """The goodput under failures, and the checkpoint interval with the best goodput."""
     run = span(p.whole.seconds / found.share) if found.share else "no end"
     best = f"saved every {plural(found.best_steps, 'step')}"
     best = best if found.of_spec is None else f"{found.best:.1%} if {best}"

@@ -60,7 +60,7 @@ class ExpertRow:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What a run left: the rows of metrics.jsonl, meta.json of its data, load.json; empty where there is none."""
+    """The files of a run: rows of metrics.jsonl, meta.json of its data, load.json. A missing file is empty."""
 
     metrics: tuple[Mapping[str, Any], ...]
     data: Mapping[str, Any]

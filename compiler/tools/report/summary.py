@@ -173,7 +173,7 @@ CAUSES = {"again": "trained again", "checkpoint": "checkpoints", "restart": "res
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run has come to, beside its plan. What its files do not say is None, or empty."""
+    """The results of a run beside its plan. Values that its files lack are None or empty."""
 
     steps: int | None
     tokens: int | None
@@ -214,7 +214,7 @@ class Summary:
         }
 
     def lines(self) -> Sequence[str]:
-        """What the terminal says at the end of a run."""
+        """The lines that the terminal shows at the end of a run."""
         speed = [f"{self.steps:,} steps"] if self.steps is not None else []
         speed += [f"{labels.number(self.tokens_per_s)} tokens/s"] if self.tokens_per_s else []
         speed += [f"MFU {self.mfu:.1%}"] if self.mfu is not None else []
@@ -226,7 +226,7 @@ class Summary:
         ]
 
     def facts(self) -> Sequence[tuple[str, str]]:
-        """What the page says of the time of the run."""
+        """The lines of the page about the time of the run."""
         facts = []
         if self.lost is not None:
             planned = self.planned_goodput

@@ -128,12 +128,15 @@ def has_bf16() -> bool:
 
 
 def _flags() -> frozenset[str]:
-    """What the kernel says of this processor; the words of /proc/cpuinfo."""
+    """The flags of this processor: all words of /proc/cpuinfo."""
     return frozenset(Path("/proc/cpuinfo").read_text("utf-8").split())
 
 
 def identity() -> str:
-    """What ops run on: the instructions and the beginning of the digest, or torch. Two of a kind give the same bits."""
+    """The name of the implementation of ops: the instructions and the start of the digest, or torch.
+
+    Equal names give equal bits.
+    """
     return "torch" if missing() else f"{instructions()} {compile_cpp.digest()[:12]}"
 
 
