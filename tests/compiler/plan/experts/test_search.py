@@ -159,7 +159,7 @@ def test_the_same_every_time() -> None:
     [
         (ExpertLayout(9, 1, 1, 2), "spread evenly over devices = 2"),
         (ExpertLayout(9, 1, 2, 3), "spread evenly over nodes = 2"),
-        (ExpertLayout(8, 3, 1, 2), "groups = 3 do not divide the 8 experts"),
+        (ExpertLayout(8, 3, 1, 2), "the 8 experts of the load file do not divide into groups = 3"),
         (ExpertLayout(8, 0, 1, 2), "groups = 0: must be at least 1"),
         (ExpertLayout(131072, 1, 1, 2), "too many: the limit is 65,536"),
     ],
