@@ -20,7 +20,7 @@ from compiler.plan.spec_files import schedule_of_file
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
-from dsl.closed_forms.memory import bytes_per_element
+from dsl.closed_forms.memory import bytes_per_element, kept_under_zero
 from dsl.schema import Spec
 from runtime.contract.actions import actions_of
 
@@ -65,11 +65,8 @@ def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[st
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
             size = sizes[optimizer.is_rest(param.matrices)]
-            part = elements // (copies * holders) if p.zero else elements
-            kept = [elements // holders if p.zero >= level else elements for level in (3, 2)]  # weights, gradients
-            trained = 0 if frozen else kept[1] * size.gradients + part * size.optimizer
-            held = kept[0] * size.weights + trained
-            found[tensor] = held + quantised.get(param.name, 0)
+            kept = kept_under_zero(p.zero, elements, elements // holders, elements // (copies * holders)).bytes(size)
+            found[tensor] = (kept.weights if frozen else kept.total) + quantised.get(param.name, 0)
     return found
 
 

@@ -23,6 +23,7 @@ from dsl.closed_forms.memory import (
     DeviceBytes,
     average_dtype,
     bytes_per_element,
+    kept_under_zero,
     offloaded_bytes,
     state_bytes,
 )
@@ -241,11 +242,11 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
         whole = is_whole(spec, bucket)
         owners = len(bucket.holders) if spec.parallel.zero and not whole else 1
         part = -(-sum(map(elements.__getitem__, bucket.replicas)) // owners)
-        kept = part * owners // bucket.parts
+        kept = kept_under_zero(spec.parallel.zero, part * owners, part * owners // bucket.parts, part)
         for rank in _pipeline_ranks(plan, bucket.holders):
-            weights[rank] += kept if spec.parallel.zero == 3 else part * owners
-            gradients[rank] += 0 if bucket.still else kept
-            (rest if bucket.rest else owned)[rank] += part
+            weights[rank] += kept.weights
+            gradients[rank] += 0 if bucket.still else kept.gradients
+            (rest if bucket.rest else owned)[rank] += kept.optimizer
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += sum(map(elements.__getitem__, bucket.replicas))

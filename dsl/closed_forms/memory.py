@@ -5,12 +5,15 @@ For comparison: ZeRO, arXiv 1910.02054, §3; DeepSeek-V3, arXiv 2412.19437, §3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Generic, TypeVar
 
 from dsl.closed_forms.counts import bias_parameters, hyper_parameters, mtp_parameters, parameters, routed_parameters
 from dsl.closed_forms.stages import has_both_ends, is_mirrored
 from dsl.schema import Dtype, Optimizer, Precision, Spec
+
+N = TypeVar("N", int, Fraction)  # elements; a mean over devices is a fraction
 
 HOST_PART = 2**22  # elements that an update or average copies between host and device at a time: 16 MiB in FP32
 HOST_SLOTS = 3  # parts on the device at once: one arrives, one is updated, one leaves
@@ -31,6 +34,41 @@ class DeviceBytes:
     @property
     def total(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class KeptElements(Generic[N]):
+    """Elements of some parameters for which a device keeps weights, gradients and optimizer state."""
+
+    weights: N
+    gradients: N
+    optimizer: N
+
+    def bytes(self, size: DeviceBytes) -> DeviceBytes:
+        """Their bytes, rounded down. `size`: bytes of one element (`bytes_per_element`)."""
+        return DeviceBytes(
+            weights=int(self.weights * size.weights),
+            gradients=int(self.gradients * size.gradients),
+            optimizer=int(self.optimizer * size.optimizer),
+            activations=0,
+            host=int(self.optimizer * size.host),
+        )
+
+
+def kept_under_zero(zero: int, whole: N, shard: N, owned: N) -> KeptElements[N]:
+    """What a holder of some parameters keeps under ZeRO (arXiv 1910.02054, §5).
+
+    Every holder has all weights, gradients and optimizer state, but from level 1 on only the optimizer state that it
+    updates, from level 2 on only its shard of the gradients, and at level 3 only its shard of the weights.
+
+    `whole`: elements of the parameters. `shard`: of a holder's shard. `owned`: that a holder updates; a second copy of
+    a stage is another holder, but has no other shards.
+    """
+    return KeptElements(
+        weights=shard if zero >= 3 else whole,
+        gradients=shard if zero >= 2 else whole,
+        optimizer=owned if zero >= 1 else whole,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +168,11 @@ def _memory(spec: Spec, held: _HeldParameters) -> DeviceBytes:
 
     rows = spec.train.optimizer.rows  # the one with the least state, as the parameters of each are not counted here
     size = bytes_per_element(spec, min(rows, key=lambda row: state_bytes(precision, row)))
-
-    def held_bytes(itemsize: int, zero: int, sharded: Fraction) -> int:
-        """Bytes of state that ZeRO shards from level `zero` on."""
-        return int(itemsize * (sharded if p.zero >= zero else whole))
-
+    if spec.adapter:  # gradients and state of adapters are not counted
+        size = replace(size, gradients=0, optimizer=0)
+    state = kept_under_zero(p.zero, whole, kept, owned).bytes(size)
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
-    return DeviceBytes(
-        weights=held_bytes(size.weights, 3, kept),
-        gradients=0 if spec.adapter else held_bytes(size.gradients, 2, kept),  # those of adapters are not counted
-        optimizer=0 if spec.adapter else held_bytes(size.optimizer, 1, owned),
-        activations=tokens * spec.model.stream_width * ITEMSIZE[precision.compute],
-    )
+    return replace(state, activations=tokens * spec.model.stream_width * ITEMSIZE[precision.compute], host=0)
 
 
 def sent_bytes(dtype: Dtype, precision: Precision) -> float:

@@ -73,22 +73,40 @@ class Jobs:
         return tuple(tails)
 
 
-def end_of(jobs: Jobs, order: Sequence[int]) -> int:
-    """When the last job of an order ends."""
-    if jobs.between:
-        return run_of(jobs, order).end
-    times, exchange, awaits = jobs.time, jobs.exchange, jobs.awaits
-    ends = [0] * len(times)
-    compute = link = 0
-    for job in order:
-        for other in awaits[job]:
-            if ends[other] > compute:
-                compute = ends[other]
-        if exchange[job]:
-            link = ends[job] = (link if link > compute else compute) + times[job]
+@dataclass(slots=True)
+class Lanes:
+    """The clocks of a rank's two lanes, which run what they are given in order. Times are nanoseconds."""
+
+    compute: int = 0  # when the last compute ends
+    link: int = 0  # when the last exchange or message ends
+    waited: int = 0  # for how long compute has waited
+
+    @property
+    def end(self) -> int:
+        """When both lanes have ended."""
+        return max(self.compute, self.link)
+
+    def wait(self, end: int) -> None:
+        """Let compute wait for an exchange that ends at `end`."""
+        if end > self.compute:
+            self.waited += end - self.compute
+            self.compute = end
+
+    def exchange(self, time: int) -> int:
+        """Start an exchange after the exchanges and the compute before it. Return its end."""
+        self.link = self.end + time
+        return self.link
+
+    def run(self, beside: int, between: int) -> int:
+        """Run a job that takes `beside` beside an exchange and `between` without. Return its end."""
+        left = self.link - self.compute  # for which exchanges go on
+        if left >= beside or beside == between:
+            self.compute += beside
+        elif left > 0:
+            self.compute += left + between * (beside - left) // beside
         else:
-            compute += times[job]
-    return max(compute, link)
+            self.compute += between
+        return self.compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +123,39 @@ def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingP
 
     A message occupies the communication lane as an exchange does, and no job waits for it.
     """
+    lanes, ends = Lanes(), [0] * len(jobs)
+    for job in order:
+        for other in jobs.awaits[job]:
+            lanes.wait(ends[other])
+        if jobs.exchange[job]:
+            ends[job] = lanes.exchange(jobs.time[job])
+        else:
+            lanes.run(jobs.time[job], jobs.least[job])
+        if job in sends:
+            lanes.exchange(sends[job])
+    return OrderEnd(lanes.end, lanes.compute - lanes.waited, jobs.total(exchange=True) + sum(sends.values()))
+
+
+def end_of(jobs: Jobs, order: Sequence[int]) -> int:
+    """Return `run_of(jobs, order).end`, in a third of the time: a search calls it some 10,000 times."""
     times, least, exchange, awaits = jobs.time, jobs.least, jobs.exchange, jobs.awaits
     ends = [0] * len(times)
-    compute = link = waited = 0
+    compute = link = 0
     for job in order:
         for other in awaits[job]:
             if ends[other] > compute:
-                waited += ends[other] - compute
                 compute = ends[other]
+        time = times[job]
         if exchange[job]:
-            link = ends[job] = (link if link > compute else compute) + times[job]
+            link = ends[job] = (link if link > compute else compute) + time
+        elif link <= compute:
+            compute += least[job]
+        elif link - compute >= time:
+            compute += time
         else:
-            compute += least[job] if link <= compute else computed(times[job], least[job], link - compute)
-        if job in sends:
-            link = (link if link > compute else compute) + sends[job]
-    return OrderEnd(max(compute, link), compute - waited, jobs.total(exchange=True) + sum(sends.values()))
-
-
-def computed(beside: int, between: int, left: int) -> int:
-    """The time of a job that takes `beside` beside an exchange and `between` without, if exchanges go on for `left`."""
-    if left >= beside or beside == between:
-        return beside
-    return left + between * (beside - left) // beside if left > 0 else between
+            left = link - compute
+            compute += left + least[job] * (time - left) // time
+    return compute if compute > link else link
 
 
 def least_end(jobs: Jobs, sends: Mapping[int, int] = MappingProxyType({})) -> int:
@@ -228,19 +257,18 @@ def _listed(jobs: Jobs, rule: Rule) -> list[int]:
     """List scheduling: jobs that can start without waiting go first, exchanges before compute, by urgency."""
     missing = [len(earlier) for earlier in jobs.after]
     ready = [job for job in range(len(jobs)) if not missing[job]]
-    ends = [0] * len(jobs)
+    lanes, ends = Lanes(), [0] * len(jobs)
     order: list[int] = []
-    compute = link = 0
     while ready:
         _, _, _, job = min(
-            (max(compute, *(ends[o] for o in jobs.awaits[job]), 0), not jobs.exchange[job], rule(job), job)
+            (max(lanes.compute, *(ends[o] for o in jobs.awaits[job]), 0), not jobs.exchange[job], rule(job), job)
             for job in ready
         )
-        compute = max(compute, *(ends[o] for o in jobs.awaits[job]), 0)
+        lanes.wait(max((ends[o] for o in jobs.awaits[job]), default=0))
         if jobs.exchange[job]:
-            link = ends[job] = max(link, compute) + jobs.time[job]
+            ends[job] = lanes.exchange(jobs.time[job])
         else:
-            compute += computed(jobs.time[job], jobs.least[job], link - compute)
+            lanes.run(jobs.time[job], jobs.least[job])
         order.append(job)
         ready.remove(job)
         for other in jobs.readers[job]:

@@ -18,7 +18,7 @@ from compiler.ir import Body, Instruction, Plan, Program
 from compiler.ir.expert_placement import Received
 from compiler.machine.topology.traffic import Messages, messages_of
 from compiler.plan.actions.chains import EXCHANGES, ChainNode, Chains, Key
-from compiler.plan.actions.lanes import computed
+from compiler.plan.actions.lanes import Lanes
 from compiler.plan.actions.order import paces, run_of_chains
 from compiler.program.lower.lowering import Lowering
 from compiler.schedule.costs import PAIR_KINDS, Costs
@@ -230,23 +230,22 @@ def held(
     on_lanes = [i for i in instructions if i.kind == "run" or i.kind in EXCHANGES]
     nodes = [times[i.kind, i.phase, i.site] for i in on_lanes]
     pace = zip(*paces(nodes, len({i.slot for i in on_lanes})), strict=True)
-    compute = link = 0
+    lanes = Lanes()
     ends: dict[tuple[int, str, str, str], int] = {}
     for i in instructions:
         key = (i.slot, i.wait or i.kind, i.phase, i.site)
         if i.kind == "wait":
-            compute = max(compute, ends[key])
+            lanes.wait(ends[key])
         elif i.kind in EXCHANGES:
-            start = max(link, compute)
-            link = ends[key] = start + next(pace)[0]
-            yield i, start, link
+            time, _ = next(pace)
+            ends[key] = lanes.exchange(time)
+            yield i, lanes.link - time, lanes.link
         elif i.kind == "send" and sends_ns and sends_ns[i.slot]:
-            start = max(link, compute)
-            link = start + sends_ns[i.slot]
-            yield i, start, link
+            lanes.exchange(sends_ns[i.slot])
+            yield i, lanes.link - sends_ns[i.slot], lanes.link
         elif i.kind == "run":
-            start, compute = compute, compute + computed(*next(pace), link - compute)
-            yield i, start, compute
+            start = lanes.compute
+            yield i, start, lanes.run(*next(pace))
 
 
 def overlaps_of(programs: Mapping[ProgramName, Program], times: Times | Sequence[Times]) -> dict[ProgramName, Overlap]:
