@@ -72,7 +72,7 @@ def test_a_new_schedule(tmp_path: Path) -> None:
     copy = copy_of(tmp_path, SCHEDULE)
     order = Schedule.from_text(copy.dsc("schedule", "--name", "eager", "--ranks", "2", "--micro-batches", "6"))
     assert sum(isinstance(step, Pair) for steps in order.actions for step in steps) == 3 + 5
-    assert "2 under eager, dualpipe and dualpipev" in copy.dsc("explain", "E0805")
+    assert "2 for eager, dualpipe and dualpipev" in copy.dsc("explain", "E0805")
     few = copy.dsc("check", MINE, "-s", "schedule.name=eager", "-s", "train.batch=3", code=2)
     assert "E0805" in few and "eager over 2 ranks needs 4 micro-batches" in few
     assert losses(copy, MINE, "schedule.name=eager") == losses(copy, MINE, "schedule.name=1f1b")
