@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runtime.comm.transport import ChannelError, Pending, RowLayout, Rows, Swap, Work, digest, empty_rows, raw
+from runtime.comm.transport import ChannelError, Pending, RowLayout, Rows, Swap, Work, as_words, digest, empty_rows
 from runtime.contract import MoeLayer
 from runtime.contract.names import ExchangeName
 
@@ -148,9 +148,9 @@ class RankExchange:
     def _start_rows(self, name: ExchangeName, tensor: Tensor, route: RankRoute, forward: bool) -> Pending:
         layout = route.received
         if forward:
-            outgoing, incoming = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_sources, layout)
+            outgoing, incoming = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_members, layout)
         else:
-            outgoing = Rows(tensor, layout.of_sources, layout)
+            outgoing = Rows(tensor, layout.of_members, layout)
             incoming = Rows(empty_rows(tensor, sum(route.sent)), route.sent)
         return Pending(
             self._started(self.rows.start(name, outgoing, incoming)), incoming.tensor, keep=(outgoing.tensor,)
@@ -181,10 +181,11 @@ class LocalRoute(Route):
         places_S, results = self.places_S(), list[Tensor]()
         for tensor in tensors:
             result = empty_rows(tensor, self.num_rows if forward else self.num_sent)
+            to, rows = as_words(result, tensor)
             if forward:
-                raw(result).zero_().index_copy_(0, places_S, raw(tensor))
+                to.zero_().index_copy_(0, places_S, rows)
             else:
-                torch.index_select(raw(tensor), 0, places_S, out=raw(result))
+                torch.index_select(rows, 0, places_S, out=to)
             results.append(result)
         return results
 

@@ -33,6 +33,7 @@ from runtime.comm.transport import (
     digest,
     empty_rows,
     raw,
+    select_rows,
 )
 from runtime.contract.names import ExchangeName
 
@@ -126,6 +127,11 @@ class NodePlace:
         """Ranks of the group on each node."""
         return self.size // self.nodes
 
+    @property
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        """The members of the group in the column of each rank of a node, which passes on their rows."""
+        return tuple(tuple(range(rank, self.size, self.on_node)) for rank in range(self.on_node))
+
 
 @dataclass
 class Counts:
@@ -165,7 +171,8 @@ class Counts:
         stamps = take(place.nodes + place.on_node)
         if len({*stamps}) > 1:
             raise ChannelError(f"{self.name}: members of the expert group are in different exchanges: {stamps}")
-        layout = RowLayout(tuple(take(self.num_experts // place.size) for _ in range(place.size)), alignment)
+        counts = tuple(take(self.num_experts // place.size) for _ in range(place.size))
+        layout = RowLayout(counts, alignment, place.columns)
         sent, copies_sent, copies = (take(place.nodes) for _ in range(3))
         rows = tuple(take(place.nodes) for _ in range(place.on_node))
         return NodeRoute(layout.num_rows, sent, layout, copies_sent, copies, rows)
@@ -310,13 +317,13 @@ class NodeExchange:
 
         def then(forwarded: Tensor) -> Pending:
             rows = Rows(_select(forwarded, source), tuple(map(sum, route.rows)))
-            return self.rows.swap("node", name, rows, self._with_experts(result, route))
+            return self.rows.swap("node", name, rows, Rows(result, route.received.of_members, route.received))
 
         return TwoHops(first, then), result
 
     def _back(self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor) -> Moved:
         rows = _room(tensor, [sum(of_rank) for of_rank in route.rows])
-        first = self.rows.swap("node", name, self._with_experts(tensor, route), rows)
+        first = self.rows.swap("node", name, Rows(tensor, route.received.of_members, route.received), rows)
         result = tensor.new_empty(sum(route.sent), *tensor.shape[1:])
 
         def then(forwarded: Tensor) -> Pending:
@@ -329,14 +336,6 @@ class NodeExchange:
             return Pending([_PlacedSums(came, copies, result)], result)
 
         return TwoHops(first, then), result
-
-    def _with_experts(self, tensor: Tensor, route: NodeRoute) -> Rows:
-        """Describe rows in the order of experts. Rows of a column go through its rank on this node."""
-        layout = route.received
-        on_node = self.place.on_node
-        columns = tuple(tuple(range(rank, self.size, on_node)) for rank in range(on_node))
-        counts = tuple(sum(layout.of_sources[source] for source in column) for column in columns)
-        return Rows(tensor, counts, layout, columns)
 
 
 @dataclass(frozen=True)
@@ -398,4 +397,4 @@ def _select(tensor: Tensor, index: Tensor) -> Tensor:
     """Select rows of a tensor. The result is column-major if the tensor is."""
     if tensor.dim() == 2 and tensor.shape[1] > 1 and tensor.stride(0) == 1:
         return raw(tensor).t().index_select(1, index).t().view(tensor.dtype)
-    return raw(tensor).index_select(0, index).view(tensor.dtype)
+    return select_rows(tensor, index)

@@ -37,6 +37,9 @@ class RowLayout:
 
     counts: tuple[tuple[int, ...], ...]  # [source][local expert]
     alignment: int = 1
+    members: tuple[tuple[int, ...], ...] = ()  # sources whose rows each member of the exchange passes on; (): its own
+    # By device, the places of `places` and of padding. All tensors of an exchange and of its way back share them.
+    _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -57,16 +60,47 @@ class RowLayout:
         return self.ends[-1]
 
     @cached_property
-    def of_sources(self) -> tuple[int, ...]:
-        """Rows that each source sends."""
-        return tuple(map(sum, self.counts))
+    def of_members(self) -> tuple[int, ...]:
+        """Rows that come from each member."""
+        return tuple(sum(sum(self.counts[source]) for source in member) for member in self.by_member)
+
+    @property
+    def by_member(self) -> tuple[tuple[int, ...], ...]:
+        """The sources of each member."""
+        return self.members or tuple((source,) for source in range(len(self.counts)))
 
     def empty(self, like: Tensor) -> Tensor:
         """Allocate a tensor for rows like those of `like`. Padding is zero, other rows are uninitialised."""
         tensor = empty_rows(like, self.num_rows)
-        padding = tensor.split(self.sizes)[len(self.counts) :: len(self.counts) + 1]
-        torch._foreach_zero_([raw(rows) for rows in padding])
+        if tensor.device.type != "cpu":
+            if self.num_rows > sum(self.of_members):
+                raw(tensor).index_fill_(0, self._table(tensor.device)[1], 0)
+        else:
+            padding = tensor.split(self.sizes)[len(self.counts) :: len(self.counts) + 1]
+            torch._foreach_zero_([raw(rows) for rows in padding])
         return tensor
+
+    def places(self, device: torch.device) -> Tensor:
+        """Return the place of each row, member after member (int64). The host does not wait for the device."""
+        return self._table(device)[0]
+
+    def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._tables:
+            step = len(self.counts) + 1
+            sources = [source for member in self.by_member for source in member]
+            pieces = [at for first in (*sources, step - 1) for at in range(first, len(self.sizes), step)]
+            sizes, starts = [self.sizes[piece] for piece in pieces], [0, *accumulate(self.sizes)]
+            ends = [*accumulate(sizes)]
+            shifts = [starts[piece] + size - end for piece, size, end in zip(pieces, sizes, ends, strict=True)]
+            numbers = torch.empty(2, len(pieces), dtype=torch.int64, pin_memory=True).copy_(
+                torch.tensor([ends, shifts])
+            )
+            ends_P, shifts_P = torch.empty_like(numbers, device=device).copy_(numbers, non_blocking=True)
+            row = torch.arange(self.num_rows, device=device)
+            table = row + shifts_P.index_select(0, torch.searchsorted(ends_P, row, right=True))
+            num_sent = sum(self.of_members)
+            self._tables[device] = table[:num_sent], table[num_sent:]
+        return self._tables[device]
 
 
 @dataclass(frozen=True)
@@ -76,20 +110,20 @@ class Rows:
     tensor: Tensor
     counts: tuple[int, ...]  # of each member
     layout: RowLayout | None = None  # None: rows are ordered member after member
-    sources: tuple[tuple[int, ...], ...] = ()  # by member, of a layout; (): itself
 
     def pieces(self) -> list[Sequence[Tensor]]:
         """Return the rows of each member, as views."""
         if self.layout is None:
             return [(rows,) for rows in self.tensor.split(self.counts)]
         pieces, step = self.tensor.split(self.layout.sizes), len(self.layout.counts) + 1
-        sources = self.sources or [(member,) for member in range(len(self.counts))]
-        return [[piece for source in each for piece in pieces[source::step]] for each in sources]
+        return [[piece for source in each for piece in pieces[source::step]] for each in self.layout.by_member]
 
     def packed(self) -> Tensor:
         """Return the rows in a contiguous tensor, member after member; copied only if the layout differs."""
         if self.layout is None:
             return self.tensor.contiguous()
+        if self.tensor.device.type != "cpu":
+            return select_rows(self.tensor, self.layout.places(self.tensor.device))
         packed = self.tensor.new_empty(sum(self.counts), *self.tensor.shape[1:])
         Rows(packed, self.counts).fill(self)
         return packed
@@ -101,13 +135,21 @@ class Rows:
         return self.tensor.new_empty(sum(self.counts), *self.tensor.shape[1:])
 
     def fill(self, source: Rows) -> None:
-        """Copy the rows of `source`, which has as many for each member, to their places."""
-        to: list[Tensor] = []
-        rows: list[Tensor] = []
-        for mine, theirs in zip(self.pieces(), source.pieces(), strict=True):
-            to += _cut_as(theirs, mine)
-            rows += _cut_as(mine, theirs)
-        torch._foreach_copy_(to, rows)
+        """Copy the rows of `source`, which has as many for each member, to their places.
+
+        A device moves all rows in one launch: there may be hundreds of pieces of a few rows."""
+        if self.tensor.device.type == "cpu":
+            to: list[Tensor] = []
+            rows: list[Tensor] = []
+            for mine, theirs in zip(self.pieces(), source.pieces(), strict=True):
+                to += _cut_as(theirs, mine)
+                rows += _cut_as(mine, theirs)
+            torch._foreach_copy_(to, rows)
+        elif self.layout is None:
+            self.tensor.copy_(source.packed())
+        else:
+            target, words = as_words(self.tensor, source.packed())
+            target.index_copy_(0, self.layout.places(self.tensor.device), words)
 
 
 def copy_rows(to: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
@@ -127,6 +169,27 @@ def _cut_as(others: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tens
 def raw(tensor: Tensor) -> Tensor:
     """View a tensor for copying: as uint8 if its elements have one byte."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+def as_words(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """View tensors of one dtype for moving their rows: as int64 if that divides the rows of all, else as in `raw`. A
+    thread of a device moves one element at a time, so wide elements take fewer."""
+    if all(_has_words(each) for each in tensors):
+        return tuple(each.view(torch.int64) for each in tensors)
+    return tuple(map(raw, tensors))
+
+
+def _has_words(tensor: Tensor) -> bool:
+    """Whether rows are contiguous, and begin and end at whole words of eight bytes."""
+    size = tensor.dtype.itemsize
+    starts, width = tensor.storage_offset() * size, tensor.shape[-1] * size
+    return tensor.dim() > 1 and tensor.is_contiguous() and starts % 8 == 0 and width % 8 == 0
+
+
+def select_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """Return the rows of a tensor at `index`, contiguous."""
+    (words,) = as_words(tensor)
+    return words.index_select(0, index).view(tensor.dtype)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

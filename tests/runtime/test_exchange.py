@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_both_hops_run_beside_compute(forward: bool) -> None:
         streams = {way: torch.cuda.Stream(DEVICE) for way in (True, False)}
         hops = Hops(Called("column"), Called("node"))  # type: ignore[arg-type]
         exchange = NodeExchange(hops, hops, place, HostReads(DEVICE), 1, streams)
-        layout = RowLayout(((2,), (0,)), 1)
+        layout = RowLayout(((2,), (0,)), 1, place.columns)
         route = NodeRoute(2, (2, 0), layout, (2, 0), (2, 0), ((2, 0),))
         tables = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
         rows = torch.ones(2, 4, device=DEVICE)
@@ -129,6 +130,55 @@ def test_both_hops_run_beside_compute(forward: bool) -> None:
         f"compute: stream waits for stream {side} up to an event",
         f"compute: stream waits {second}",
     ]
+
+
+class Packed:
+    """A swap that packs and fills rows as one over a network does, but sends nothing."""
+
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
+        outgoing.packed()
+        incoming.fill(Rows(incoming.room(), incoming.counts))
+        return []
+
+
+def calls_of_a_dispatch_and_its_combine(nodes: int, on_node: int) -> int:
+    """Calls of Python in runtime/comm for rows, scales by columns and gate weights: 4 experts of 2 rows per source."""
+    experts, each, num_calls = 4, 2, 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call") and "/runtime/comm/" in frame.f_code.co_filename
+
+    with pretended():
+        place = NodePlace(size=nodes * on_node, nodes=nodes, node=0, tokens=nodes * on_node * experts * each)
+        hops, streams = Hops(Packed(), Packed()), {way: torch.cuda.Stream(DEVICE) for way in (True, False)}
+        exchange = NodeExchange(hops, hops, place, HostReads(DEVICE), 128, streams)
+        layout = RowLayout(((each,) * experts,) * place.size, 128, place.columns)
+        to_nodes = (place.tokens // nodes,) * nodes
+        to_ranks = ((place.tokens // place.size,) * nodes,) * on_node
+        route = NodeRoute(layout.num_rows, to_nodes, layout, to_nodes, to_nodes, to_ranks)
+        index = torch.zeros(place.tokens, dtype=torch.int64, device=DEVICE)
+        tables = index, torch.stack([index, index])
+        rows, gate = torch.ones(place.tokens, 16, device=DEVICE), torch.ones(place.tokens, device=DEVICE)
+        scales = torch.ones(2, place.tokens, device=DEVICE).t()
+
+        def move() -> None:
+            exchange.start(DISPATCH, [rows, scales, gate, *tables], route, forward=True)
+            received = exchange.wait(DISPATCH)
+            exchange.start(DISPATCH, [received[0], received[2], *tables], route, forward=False)
+            exchange.wait(DISPATCH)
+
+        move()  # makes the tables of the layout
+        sys.setprofile(count)
+        move()
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_a_device_moves_rows_in_as_many_calls_for_64_ranks_as_for_4() -> None:
+    """One gather moves all rows of a tensor; moved piece by piece, the rows of 64 ranks took 5,306 calls."""
+    few, many = calls_of_a_dispatch_and_its_combine(2, 2), calls_of_a_dispatch_and_its_combine(8, 8)
+    assert few <= many < few + 40 < 500
 
 
 def test_sums_of_narrow_rows_are_rounded_once() -> None:
@@ -163,8 +213,8 @@ def test_layout(counts: list[list[int]], alignment: int) -> None:
     sent = [[f"{source} {expert}"] * n for source, of in enumerate(counts) for expert, n in enumerate(of)]
     numbered = {name: number for number, name in enumerate(sorted({name for rows in sent for name in rows}), 1)}
     packed = torch.tensor([numbered[name] for rows in sent for name in rows], dtype=torch.float64)
-    here = Rows(layout.empty(packed), layout.of_sources, layout)
-    here.fill(Rows(packed, layout.of_sources))
+    here = Rows(layout.empty(packed), layout.of_members, layout)
+    here.fill(Rows(packed, layout.of_members))
     rows, ends = list[int](), list[int]()
     for expert in range(len(counts[0])):
         for source in range(len(counts)):
@@ -173,6 +223,33 @@ def test_layout(counts: list[list[int]], alignment: int) -> None:
         ends.append(len(rows))
     assert here.tensor.tolist() == rows and layout.ends == ends and layout.num_rows == len(rows)
     assert torch.equal(here.packed(), packed)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    counts,
+    st.sampled_from([1, 8]),
+    st.sampled_from([torch.float64, torch.bfloat16, torch.uint8]),
+    st.sampled_from([(), (3,), (8,), (2, 4)]),
+    st.sampled_from([1, 2]),
+)
+def test_a_device_places_rows_as_a_cpu_does(
+    counts: list[list[int]], alignment: int, dtype: torch.dtype, shape: tuple[int, ...], columns: int
+) -> None:
+    """With rows of whole words or not, and members that pass on the rows of several sources."""
+    sources = [*range(len(counts))]
+    members = tuple(tuple(sources[at::columns]) for at in range(columns))
+    layout = RowLayout(tuple(map(tuple, counts)), alignment, members)
+    sent = torch.arange(1, 1 + sum(layout.of_members))
+    packed = sent.view(-1, *[1] * len(shape)).expand(-1, *shape).to(dtype)
+    on_cpu = Rows(layout.empty(packed), layout.of_members, layout)
+    on_cpu.fill(Rows(packed, layout.of_members))
+    with pretended():
+        there = Pretend(packed)
+        on_device = Rows(layout.empty(there), layout.of_members, layout)
+        on_device.fill(Rows(there, layout.of_members))
+        assert torch.equal(on_device.tensor.cpu(), on_cpu.tensor)
+        assert torch.equal(on_device.packed().cpu(), packed)
 
 
 @given(st.integers(0, 300), st.integers(1, 6), st.sampled_from([1, 2, 8, 128]), st.randoms(use_true_random=False))

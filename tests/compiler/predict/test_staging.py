@@ -155,7 +155,7 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
         most = live.most
         assert sum(each.nbytes for each in results) == values
     row_bytes = sum(each.nbytes // len(each) for each in tensors)
-    padding = (RECEIVED.num_rows - sum(RECEIVED.of_sources)) * row_bytes
+    padding = (RECEIVED.num_rows - sum(RECEIVED.of_members)) * row_bytes
     tables = 3 * 8 * forwarded + 3 * 8 * (copies + 1) if not forward else 0
     at_start = 0 if maps and forward else padding  # copies of tokens have none
     assert planned.held - at_start == between - values

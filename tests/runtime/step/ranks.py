@@ -125,7 +125,7 @@ class Routed:
     def wait_counts(self, name: ExchangeName) -> tuple[RankRoute, Tensor]:
         route, ends = self.wait(name)
         site, here = name.site, self.exchange.rows.index  # type: ignore[attr-defined]
-        both = route.sent, route.received.of_sources
+        both = route.sent, route.received.of_members
         if name.action.kind == "F":  # a backward may count them again
             moved = torch.tensor([sum(counts) - counts[here] for counts in both])
             self.rows[site] = self.rows.get(site, torch.zeros_like(moved)) + moved
