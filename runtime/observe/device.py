@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from runtime.contract import NodeKind
@@ -9,6 +11,17 @@ from runtime.observe.doctor.checks import CudaDevice, device_faults
 from runtime.system.outcome import ReportedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}  # of the process groups; NCCL needs one device per rank
+
+SETTINGS = {
+    # Connect every algorithm of NCCL when a channel opens. By default an operation connects the one that it needs at
+    # its first use, for which the host waits in the middle of a step.
+    "NCCL_RUNTIME_CONNECT": "0",
+    # A hardware queue for each stream: compute, host reads, second hops, copies, and one for each channel. Streams that
+    # share one of the default 8 wait for each other.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+# Rows of experts have other sizes in each step. In segments of fixed size, freed memory would be lost to fragmentation.
+ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 
 def choose(asked: str, ranks: int) -> str:
@@ -33,17 +46,32 @@ def take(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", 0 if kind == "shared" else local_rank)
+    set_up_cuda()
     torch.cuda.set_device(device)
     return device
+
+
+def set_up_cuda() -> None:
+    """Set defaults of CUDA, NCCL and torch's allocator for a rank. Variables that the user has set are kept.
+
+    Call it before the first use of CUDA, which reads them.
+    """
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if not ALLOCATOR & os.environ.keys():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def divide(device: torch.device, communication: int) -> None:
     """Reserve SMs of a CUDA device for communication in torch's matrix products, as emitted kernels do.
 
-    torch passes the number to cuBLAS, which treats it as a hint.
+    torch passes the number to cuBLASLt, which treats it as a hint. Products of two matrices go to cuBLAS by default,
+    to which torch 2.11 passes no number, so cuBLASLt is preferred.
     """
     if device.type == "cuda":
         torch._C._set_sm_carveout_experimental(communication or None)
+        if communication and torch.cuda.is_available():
+            torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def check_ranks(planned: NodeKind, ranks: int) -> None:

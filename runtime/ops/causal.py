@@ -131,7 +131,7 @@ class _Masks:
         self._future = future.repeat_interleave(self._r, dim=0) if self._r > 1 else future
 
     def blocks(self) -> Iterator[tuple[slice, slice, slice, slice]]:
-        """Yield, for each block, its heads, query rows, positions, and the keys that any of its queries sees."""
+        """Yield, for each block, its heads, query rows, positions, and keys that include all that its queries see."""
         keys = min(self._S, self._window + self._block_positions) if self._window else self._S
         heads = max(1, BLOCK_BYTES // (self._block_positions * self._r * keys * self._itemsize))
         for head in range(0, self._N, heads):
@@ -139,7 +139,9 @@ class _Masks:
             for start in range(0, self._Q, self._block_positions):
                 new = slice(start, min(start + self._block_positions, self._Q))
                 first, last = new.start, new.stop - 1
-                if self._positions_NQ is not None:
+                if self._positions_NQ is not None and not self._positions_NQ.is_cpu:
+                    first, last = 0, self._S - 1  # the host would wait for the device to know them
+                elif self._positions_NQ is not None:
                     positions = self._positions_NQ[n, new]
                     first, last = int(positions[:, 0].min()), int(positions[:, -1].max())
                 past = slice(max(0, first - self._window + 1) if self._window else 0, last + 1)

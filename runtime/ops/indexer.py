@@ -109,7 +109,7 @@ def blocks(
     starts: Tensor | None,
     positions: Tensor | None,
 ) -> Iterator[IndexBlock]:
-    """Yield blocks of all queries, except those that see no key."""
+    """Yield blocks of all queries, except those that are known to see no key."""
     keys = sequence // rate
     if not keys:
         return
@@ -123,7 +123,7 @@ def blocks(
             last = rows.stop - b * Q - 1
             if positions is not None:
                 position_R = positions[rows].long()
-                last = int(position_R.max())
+                last = int(position_R.max()) if q.is_cpu else sequence - 1  # without a wait for the device
             first_R = torch.zeros_like(position_R) if starts is None else (starts[rows].long() + rate - 1) // rate
             end_R = torch.maximum((position_R + 1) // rate, first_R)
             if seen := min(keys, (last + 1) // rate):
@@ -286,15 +286,15 @@ def chosen_attention_dgrad(
 
 
 def _blocks(chosen: Tensor, q_PQC: Tensor, k_PSC: Tensor, heads: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-    """Yield, for each block of queries, the heads of its sequence, its query rows, the keys up to the last that any of
-    them has chosen, and a mask of those that each query has not chosen."""
+    """Yield, for each block of queries, the heads of its sequence, its query rows, keys that include all that
+    they have chosen, and a mask of those that each query has not chosen."""
     (P, Q), S = q_PQC.shape[:2], k_PSC.shape[1]
     size = max(1, BLOCK_BYTES.get(q_PQC.device.type, ELSEWHERE) // (heads * S * q_PQC.itemsize))
     for b in range(P // heads):
         for first in range(0, Q, size):
             rows = slice(first, min(first + size, Q))
             block_chosen = chosen[b * Q + rows.start : b * Q + rows.stop]
-            keys = int(block_chosen.max()) + 1
+            keys = int(block_chosen.max()) + 1 if chosen.is_cpu else S  # without a wait for the device
             yield slice(b * heads, (b + 1) * heads), rows, slice(0, keys), ~is_chosen(block_chosen, keys)
 
 

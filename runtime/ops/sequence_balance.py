@@ -59,7 +59,9 @@ def choice_counts(expert_TK: Tensor, num_experts: int, rows: int) -> Tensor:
     """expert_TK (int64) -> [T / rows, E] (int64): for each block of `rows` tokens, how many choose each expert."""
     T, E = expert_TK.shape[0], num_experts
     first_T = torch.arange(T, device=expert_TK.device) // rows * E
-    return torch.bincount((expert_TK + first_T[:, None]).flatten(), minlength=T // rows * E).view(-1, E)
+    choices = (expert_TK + first_T[:, None]).flatten()
+    counts = choices.new_zeros(T // rows * E)  # bincount would make the host wait for a device
+    return counts.scatter_add_(0, choices, torch.ones_like(choices)).view(-1, E)
 
 
 def counted_balance(logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool) -> Tensor:

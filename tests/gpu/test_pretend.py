@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from compiler.emit.folder import write_build
+from compiler.emit.kernels.on_torch import ON_TORCH
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
+from runtime.observe import device as devices
 from runtime.observe.device import BACKENDS, choose, take
-from tests.gpu.pretend import DEVICE, pretended
+from runtime.ops import OPS
+from tests.gpu.pretend import DEVICE, Pretend, pretended
+from tests.runtime.ops.cases import ACCUMULATIONS, PURE, Args, Source, arguments, as_tuple, indexer_loss, select_keys
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import spec, with_host_state
 
@@ -75,7 +82,36 @@ def test_ranks_may_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("shared", 4) == "shared" and BACKENDS["shared"] == "gloo"
     taken: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(devices, "set_up_cuda", lambda: None)
     assert take("shared", 3) == torch.device("cuda", 0) == taken[0]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="no CUDA device"):
         choose("shared", 4)
+
+
+def of_some_rows(case: Callable[..., Args]) -> Args:
+    """Arguments of a forward op: rows of several documents, and not all of a sequence."""
+    return case(Source(torch.float32, seed=0), documents=True, some=True)
+
+
+WITHOUT_KERNEL: dict[str, Callable[[], Args]] = {
+    **{op: partial(arguments, op, torch.float32) for op in sorted({*PURE, *ACCUMULATIONS} & ON_TORCH.keys())},
+    "select_keys of some rows": partial(of_some_rows, select_keys),
+    "indexer_loss of some rows": partial(of_some_rows, indexer_loss),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNEL)
+def test_the_host_does_not_wait_in_ops_without_a_kernel(name: str) -> None:
+    """Results equal those of a CPU, and the host reads nothing from the device to learn a size."""
+    op, args = OPS[name.partition(" ")[0]], WITHOUT_KERNEL[name]
+    expected = as_tuple(op(*args()))
+    seen: list[str] = []
+    with pretended(lambda kind, what, _: seen.append(kind)):
+        there = [Pretend(each) if isinstance(each, Tensor) else each for each in args()]
+        seen.clear()
+        found = as_tuple(op(*there))
+        assert not {"host waits", "blocking copy"} & {*seen}
+        for result, right in zip(found, expected, strict=True):
+            if isinstance(right, Tensor):
+                torch.testing.assert_close(result.cpu(), right)

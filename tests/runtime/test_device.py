@@ -11,6 +11,7 @@ from runtime.comm import collective
 from runtime.comm.collective import Communicator
 from runtime.comm.connect import CPU, Endpoint
 from runtime.comm.transport import Channel
+from runtime.observe import device
 from runtime.observe.device import choose, divide, take
 
 
@@ -33,12 +34,29 @@ def test_the_cpu_is_always_there() -> None:
     assert take("cpu", 3) == torch.device("cpu")
 
 
-def test_products_leave_sms_to_communication() -> None:
-    cuda = torch.device("cuda", 0)
+@pytest.mark.parametrize("chosen", [{}, {"NCCL_RUNTIME_CONNECT": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}])
+def test_settings_of_cuda_are_defaults(monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]) -> None:
+    """Every algorithm of NCCL is connected when a channel opens, streams do not share queues, and segments expand,
+    unless the environment of a run says something else."""
+    environment = dict(chosen)
+    told: list[str] = []
+    monkeypatch.setattr(device.os, "environ", environment)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    device.set_up_cuda()
+    assert environment == {"NCCL_RUNTIME_CONNECT": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **chosen}
+    assert told == ([] if chosen else ["expandable_segments:True"])
+
+
+def test_products_leave_sms_to_communication(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, preferred = torch.device("cuda", 0), list[str]()
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred.append)
     assert torch._C._get_sm_carveout_experimental() is None
     try:
         divide(cuda, 20)
-        assert torch._C._get_sm_carveout_experimental() == 20
+        assert torch._C._get_sm_carveout_experimental() == 20 and not preferred
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        divide(cuda, 20)
+        assert preferred == ["cublaslt"]  # cuBLAS gets no number from torch 2.11
         divide(cuda, 0)
         assert torch._C._get_sm_carveout_experimental() is None
         divide(torch.device("cpu"), 20)
