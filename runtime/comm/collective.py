@@ -183,6 +183,13 @@ class Communicator:
         """Start a reduce-scatter of `whole` in equal parts. `mine` may be one of them. NCCL only."""
         return _work(self._group._reduce_scatter_base(mine, whole))
 
+    def reduce_to_owners(self, parts: Sequence[tuple[Tensor, int]]) -> Work:
+        """Start to sum each part to one member, given by its index, in one launch. NCCL only."""
+        self._group._start_coalescing()
+        for part, owner in parts:
+            self._group.reduce(part, owner)
+        return _work(self._group._end_coalescing())
+
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """All-gather `mine` into `rows`, one per member."""
         self.start_all_gather(rows, mine).wait()
@@ -446,7 +453,12 @@ class NcclSums:
         if even and all(len(share) == 1 for share in shares):
             (mine,) = shares[communicator.index_of(communicator.rank)]
             return communicator.reduce_scatter(flat[mine], flat)  # in place
-        return communicator.all_reduce(flat)  # shares of whole matrices are uneven
+        if not shares:
+            return communicator.all_reduce(flat)
+        # Shares of whole matrices are uneven. An all-reduce would move twice the bytes.
+        return communicator.reduce_to_owners(
+            [(flat[part], owner) for owner, share in enumerate(shares) for part in share if part.stop > part.start]
+        )
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         communicator = self.communicators["reduce", holders]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from runtime.comm import collective
-from runtime.comm.collective import Communicator
+from runtime.comm.collective import Communicator, NcclSums
 from runtime.comm.connect import CPU, Endpoint
-from runtime.comm.transport import Channel
+from runtime.comm.transport import Channel, Shares
 from runtime.observe import device
 from runtime.observe.device import choose, divide, take
 
@@ -91,3 +91,46 @@ def test_nccl_takes_no_more_sms_than_it_is_left(monkeypatch: pytest.MonkeyPatch,
     ctas = {name: config.max_ctas for name, config in made.items()}
     assert 1 <= ctas["reduce 0, 2, 4"] <= ctas["expert 2-3"]
     assert sms - (groups - 1) <= sum(ctas.values()) <= sms
+
+
+class NcclGroup:
+    """Records the calls that it gets, those of one launch in a list."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def _start_coalescing(self) -> None:
+        self.calls.append([])
+
+    def reduce(self, tensor: torch.Tensor, root: int) -> None:
+        self.calls[-1].append((tensor.tolist(), root))  # type: ignore[attr-defined]
+
+    def _end_coalescing(self) -> object:
+        return self
+
+    def _reduce_scatter_base(self, mine: torch.Tensor, whole: torch.Tensor) -> object:
+        self.calls.append(("reduce-scatter", mine.tolist()))
+        return self
+
+    def allreduce(self, tensors: list[torch.Tensor], op: object) -> object:
+        self.calls.append(("all-reduce", tensors[0].tolist()))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("shares", "calls"),
+    [
+        ((), [("all-reduce", [0, 1, 2, 3])]),
+        (((slice(0, 2),), (slice(2, 4),)), [("reduce-scatter", [2, 3])]),
+        # Each holder owns whole matrices: its own elements are summed to it alone, all in one launch.
+        (((slice(1, 4),), (slice(0, 1), slice(4, 4))), [[([1, 2, 3], 0), ([0], 1)]]),
+    ],
+)
+def test_a_gradient_goes_only_to_its_owner(shares: Shares, calls: list[object]) -> None:
+    group = NcclGroup()
+    communicator = object.__new__(Communicator)
+    communicator.rank, communicator.members, communicator._group = 7, (3, 7), group
+    sums = NcclSums(communicator, {("reduce", (3, 7)): communicator})
+    work: object = sums.start_reduce("flat", (3, 7), torch.arange(4), shares)
+    assert work is group
+    assert group.calls == calls
