@@ -255,7 +255,7 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overl
     plan = lowered.plan
     lines = [*plan_head(spec, lowered), ""]
     sizes = ", ".join(f"{n} from {s}" for s, n in lowered.batches)
-    lines += [f"sequences a step: {sizes}", ""] if len(lowered.batches) > 1 else []
+    lines += [f"sequences per step: {sizes}", ""] if len(lowered.batches) > 1 else []
     lines += [_stage_line(plan, stage) for stage in plan.stages]
     for name, certificate in lowered.certificates.items():
         overlap = _overlap_line(overlaps[name])
@@ -285,7 +285,7 @@ def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
         f"{spec.name}: {spec.model.name}, {total:,} parameters{with_mtp}{of_adapters}",
         f"mesh: {mesh.world:,} rank{'s' * (mesh.world > 1)} = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp}"
         f" · context {mesh.cp}, expert {mesh.ep}{slices}, zero {spec.parallel.zero}",
-        f"steps: {lowered.num_steps:,}; sequences a step: {sizes}",
+        f"steps: {lowered.num_steps:,}; sequences per step: {sizes}",
     ]
 
 

@@ -27,7 +27,7 @@ def summary(
     rank, memory = fullest(spec, lowered)
     lines = [
         *plan_head(spec, lowered),
-        f"schedule: {main.name}, {count(main.num_micro_batches, 'micro-batch')} a step",
+        f"schedule: {main.name}, {count(main.num_micro_batches, 'micro-batch')} per step",
         f"proven: {count(len(lowered.certificates), 'program')}, {num_instructions:,} instructions on all ranks",
     ]
     if overlap.total.communication:

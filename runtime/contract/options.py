@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda", "shared"),
         default="cpu",
-        help="cuda: one device a rank; auto: that where there are enough devices, else the CPU; shared: all ranks on"
+        help="cuda: one device per rank; auto: that where there are enough devices, else the CPU; shared: all ranks on"
         " one device, to try things out",
     )
     parser.add_argument(

@@ -17,7 +17,7 @@ SUM = "a sum of rows that I makes where it returns what is summed: between parts
 NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
 INDEX = "no kernel is written yet: products of the indexer, a choice of keys, and attention over them"
 STREAMS = "one pass over the residual streams in torch too, with small matrices of each token"
-POLICY = "no kernel is written yet: what a cross entropy computes of each row, and a few numbers a token"
+POLICY = "no kernel is written yet: what a cross entropy computes of each row, and a few numbers per token"
 PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
 
 

@@ -1,4 +1,4 @@
-"""The one drawing of a schedule: a row a rank, a box an action, a pair as two halves of one, time to the right.
+"""The one drawing of a schedule: a row per rank, a box per action, a pair as two halves of one, time to the right.
 
 Everything is in pixels; SVG and the report draw it as it is, and the HTML page takes the rows from `layout` and
 scales time itself. Bubbles are hatched. Below its boxes a rank has a thin lane of communication (exchanges of its

@@ -180,7 +180,7 @@ def _order(name: str) -> tuple[object, ...]:
 
 
 def _table(schedule: Schedule, costs: Costs, measured: RecordedTimes) -> TextTable:
-    """A row a kind of action and stage."""
+    """A row per kind of action and stage."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
         for step, times in zip(steps, samples, strict=True):

@@ -224,7 +224,7 @@ def figure_css() -> str:
 
 
 def bulk(figure: Figure) -> Iterable[tuple[str, str]]:
-    """(css, path) of all boxes of a colour, and of all bubbles: a few bytes a box."""
+    """(css, path) of all boxes of a colour, and of all bubbles: a few bytes per box."""
     areas = [(area.css, area.x, area.y, area.width, area.height) for area in (*figure.bubbles, *figure.lanes)]
     areas += [(box.css, box.x, box.y, box.width, box.height) for box in figure.boxes]
     for css, group in groupby(sorted(areas), key=lambda area: area[0]):

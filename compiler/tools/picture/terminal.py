@@ -1,4 +1,4 @@
-"""A picture as text as wide as the terminal: a line a rank, in colours where a person reads them.
+"""A picture as text as wide as the terminal: a line per rank, in colours where a person reads them.
 
 In colours a pair is an upper and a lower half block. Without them a forward is `f`, a backward `b`, its input half `i`,
 a weight gradient `w`, in capitals for direction 1, a pair `%`, and idle time is a dot.

@@ -18,17 +18,17 @@ LABEL_WIDTH, LABEL_HEIGHT = 128.0, 15.0  # of the names at the ends of curves
 PANELS = (
     ("completion_tokens", "Tokens of a completion", True),
     ("entropy", "Entropy of what tokens are drawn from, nats", True),
-    ("policy_kl", "Divergence from the weights that generated, nats a token", True),
-    ("reference_kl", "Divergence from the first weights, nats a token", True),
+    ("policy_kl", "Divergence from the weights that generated, nats per token", True),
+    ("reference_kl", "Divergence from the first weights, nats per token", True),
     ("clipped", "Share of tokens whose ratio is clipped", True),
     ("completion_longest", "Share of completions that are as long as may be", True),
-    ("tokens_per_s", "Tokens a second", True),
+    ("tokens_per_s", "Tokens per second", True),
     ("grad_norm", "Gradient norm, before clipping", True),
     ("rate", "Learning rate", True),
     ("imbalance", "Load of the busiest expert, over the mean", False),
-    ("mtp_loss", "Loss of multi-token prediction, nats a token", False),
+    ("mtp_loss", "Loss of multi-token prediction, nats per token", False),
     ("sequence_loss", "Sequence balance loss", True),
-    ("index_loss", "Loss of the indexers, nats a token", True),
+    ("index_loss", "Loss of the indexers, nats per token", True),
 )
 
 
@@ -95,7 +95,7 @@ def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None)
     if unigram_nats is not None:
         level = ((training[0][0], unigram_nats), (training[-1][0], unigram_nats))
         series.append(ChartSeries("unigram", f"unigram {unigram_nats:.2f}", level))
-    return chart("Loss, nats a token", series, 920, 300, from_zero=False, named=True)
+    return chart("Loss, nats per token", series, 920, 300, from_zero=False, named=True)
 
 
 def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
@@ -239,7 +239,7 @@ class LoadMap:
 
 
 def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap | None:
-    """A row a MoE layer, a column an expert, coloured by its tokens over the layer's mean. None without tokens.
+    """A row per MoE layer, a column per expert, coloured by its tokens over the layer's mean. None without tokens.
 
     Rows that `names` does not cover, as in the load of another build, get their number.
     """

@@ -173,7 +173,7 @@ COLOURS = 8  # of runs, in style.css; runs beyond these have the same ones, dash
 NAME = 20  # characters of a name beside its curve
 SCALES = ((1e9, "billion tokens"), (1e6, "million tokens"), (1e3, "thousand tokens"), (1, "tokens"))
 TIMES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
-HEADS = ("steps", "tokens", "loss", "loss at equal tokens", "validation", "tokens a second", "trained for", "goodput")
+HEADS = ("steps", "tokens", "loss", "loss at equal tokens", "validation", "tokens per second", "trained for", "goodput")
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> cha
         for i, (run, points) in enumerate(zip(runs, found, strict=True))
         if points
     ]
-    what = f"{title}, nats a token, over {unit}" + (" trained" if axis == "time" else "")
+    what = f"{title}, nats per token, over {unit}" + (" trained" if axis == "time" else "")
     height = max(300, charts.LABEL_HEIGHT * len(series) + 40)
     return charts.chart(what, series, 920, height, from_zero=False, named=True, whole=False)
 

@@ -118,10 +118,10 @@ def _links(rows: Sequence[LayerRow]) -> Iterator[Text]:
         return
     if max(links.nodes for links in found) > 1:
         between = _mean_bytes(found, "nodes", False)
-        yield _bold("between nodes", f"{between} a token and layer, there and back; {_range(found)}")
-        yield _bold("busiest node", f"{_mean_bytes(found, 'nodes', True)} a token and layer")
-    yield _bold("to devices", f"{_mean_bytes(found, 'devices', False)} a token and layer")
-    yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} a token and layer")
+        yield _bold("between nodes", f"{between} per token and layer, there and back; {_range(found)}")
+        yield _bold("busiest node", f"{_mean_bytes(found, 'nodes', True)} per token and layer")
+    yield _bold("to devices", f"{_mean_bytes(found, 'devices', False)} per token and layer")
+    yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} per token and layer")
 
 
 def _whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:

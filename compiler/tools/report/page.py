@@ -211,7 +211,7 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
     if tokens:
         facts.append(("tokens", labels.count(int(tokens[-1][1]))))
     if speed:
-        facts.append(("tokens a second, median", labels.number(statistics.median(value for _, value in speed))))
+        facts.append(("tokens per second, median", labels.number(statistics.median(value for _, value in speed))))
     return (*facts, *_phases(metrics))
 
 
@@ -237,7 +237,7 @@ def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ..
         if loss := charts.column(rows, "loss"):
             words.append(f"loss {loss[-1][1]:.3f}")
         if speed := charts.column(rows, "tokens_per_s"):
-            words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens a second")
+            words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens per second")
         facts.append((f"phase {number}", ", ".join(words)))
     return tuple(facts)
 

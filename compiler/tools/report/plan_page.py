@@ -94,10 +94,10 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
         ("degrees", degrees),
         ("step" if p.calibrated else "step, not calibrated for this machine", seconds(p.step.seconds)),
         *((("completions of a step", seconds(p.generation.seconds)),) if p.generation else ()),
-        ("tokens a second", count(p.step.tokens_per_second)),
+        ("tokens per second", count(p.step.tokens_per_second)),
         ("MFU, causal and full", f"{p.mfu.causal:.1%}, {p.mfu.full:.1%}" if p.mfu else "unknown"),
         ("run", f"{span(p.whole.seconds)}, {count(p.whole.tokens)} tokens"),
-        ("device hours, a trillion tokens", count(p.device_hours_per_trillion_tokens)),
+        ("device hours per trillion tokens", count(p.device_hours_per_trillion_tokens)),
     ]
     if p.goodput is not None:
         facts.append(("goodput, beside failures", f"{p.goodput.share:.1%}"))

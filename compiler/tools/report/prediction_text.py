@@ -153,7 +153,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     yield _fact("step", seconds(step.seconds), between)
     if not p.calibrated:
         yield Text(f"          `{CALIBRATE}` measures it", style=_quiet())
-    yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
+    yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} per step")
     if p.generation is not None:
         yield from _generation(p, p.generation)
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
@@ -164,14 +164,14 @@ def _headline(p: Prediction) -> Iterable[Text]:
         yield _fact("order", f"saves {gain.saved:.1%}", note)
     if p.goodput is not None:
         yield _goodput(p, p.goodput)
-    yield _fact("hours", count(p.device_hours_per_trillion_tokens), "of devices, for a trillion tokens")
+    yield _fact("hours", count(p.device_hours_per_trillion_tokens), "device hours per trillion tokens")
     if p.money.usd is None or p.money.usd_per_trillion_tokens is None:
         yield _fact("cost", unknown, "add `price = 2USD/h` to the device")
     else:
-        yield _fact("cost", f"${count(p.money.usd)}", f"${count(p.money.usd_per_trillion_tokens)} a trillion tokens")
+        yield _fact("cost", f"${count(p.money.usd)}", f"${count(p.money.usd_per_trillion_tokens)} per trillion tokens")
     if p.energy.kwh_per_trillion_tokens is not None and p.energy.watts is not None:
         energy = f"{count(p.energy.kwh_per_trillion_tokens * 1000)}Wh"
-        yield _fact("energy", energy, f"a trillion tokens, at {p.energy.watts:g} W a device")
+        yield _fact("energy", energy, f"per trillion tokens, at {p.energy.watts:g} W per device")
     worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     free = worst.capacity_bytes - worst.peak_bytes
     at = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")

@@ -54,7 +54,7 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     plain = [max(rank["plain"][field] for rank in ranks) / 1e6 for field in ("clock_ns", "processor_ns")]
     many = f"{len(ranks)} ranks, their mean" if len(ranks) > 1 else "1 rank"
     whole, python, its = (_sum(each, per) for each in (rows, _of(rows, "python"), _of(rows, "profile")))
-    yield _bold(f"{step_ms:.1f} ms a step, {whole.processor:.1f} of the processor", f"{steps} steps, {many}")
+    yield _bold(f"{step_ms:.1f} ms per step, {whole.processor:.1f} of the processor", f"{steps} steps, {many}")
     yield Text(f"at best {plain[0]:.1f} and {plain[1]:.1f} without the profile, of two steps", style=_quiet())
     shares = f"{python.clock / whole.clock:.1%} by the clock, {python.processor / whole.processor:.1%} of the processor"
     yield Text(f"Python: {shares}; the profile itself: {its.clock:.1f} ms", style=_quiet())

@@ -62,7 +62,7 @@ class DataForm(_Form):
 
 
 class LoadForm(_Form):
-    """load.json: tokens of each expert, a list a MoE layer."""
+    """load.json: tokens of each expert, a list per MoE layer."""
 
     load: list[list[Count]]
 

@@ -29,7 +29,7 @@ from runtime.contract.names import ProgramName
 
 @dataclass(frozen=True, slots=True)
 class StageLine:
-    """A stage, what it holds ("embed", "layers 0–2"), and its pipeline ranks: one a direction, the mirror second."""
+    """A stage, what it holds ("embed", "layers 0–2"), and its pipeline ranks: one per direction, the mirror second."""
 
     index: int
     holds: tuple[str, ...]
@@ -114,8 +114,8 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
         facts=(
             ("parameters", f"{sum(elements.values()):,}"),
             ("ranks", _degrees(plan.mesh)),
-            ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
-            ("tokens a sequence", f"{spec.train.sequence:,}"),
+            ("sequences per step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
+            ("tokens per sequence", f"{spec.train.sequence:,}"),
             ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
             ("idle in the schedule, predicted", f"{panel.idle:.1%}"),

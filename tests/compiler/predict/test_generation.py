@@ -75,7 +75,7 @@ def test_it_counts_in_what_a_run_takes() -> None:
 @pytest.mark.parametrize("model", ["llama", "v3"])
 def test_stages_divide_the_caches(model: str) -> None:
     of_two, of_one = (planned(rewarded(model, pp))[1].cache_bytes for pp in (2, 1))
-    assert of_two == of_one // 2, "two layers, one a stage"
+    assert of_two == of_one // 2, "two layers, one per stage"
 
 
 @pytest.mark.parametrize("model", ["llama", "v3"])
