@@ -261,7 +261,7 @@ def test_the_text_says_where_the_time_went() -> None:
     lines = [" ".join(line.split()) for line in text(document).splitlines()]
     assert lines[:3] == [
         "10.0 ms per step, 5.0 of the processor 2 steps, 1 rank",
-        "at best 9.0 and 4.5 without the profile, of two steps",
+        "without the profile: 9.0 and 4.5, the better of two steps",
         "Python: 20.0% by the clock, 20.0% of the processor; the profile itself: 0.0 ms",
     ]
     for line in (

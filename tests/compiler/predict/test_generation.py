@@ -56,7 +56,7 @@ def test_the_text_says_how_completions_are_written() -> None:
         lines = text(replace(found, generation=predicted), Screen(200)).splitlines()
         return next(line for line in lines if word in line)
 
-    assert "40 rounds of " in line(generation, "writing") and "if completions are as long as" in line(
+    assert "40 rounds of " in line(generation, "writing") and "if completions have the maximum" in line(
         generation, "writing"
     )
     assert line(generation, "keys and values").endswith("keys and values of 5 completions at a time")

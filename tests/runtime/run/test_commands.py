@@ -302,7 +302,9 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
     words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", tmp_path / "run")
     done = shop.dsc("train", *words)
     said = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
-    assert len(said) == 1 and said[0].endswith("/run/report.html is a folder, where the report belongs: move it away")
+    assert len(said) == 1 and said[0].endswith(
+        "/run/report.html is a folder, but the report is written there: move it away"
+    )
     assert done.stdout.endswith(f"report: dsc report {tmp_path}/run\nrun: {tmp_path}/run\n")
     assert saved(tmp_path / "run").step == 1
 
