@@ -316,8 +316,8 @@ def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
     (place.folder / "tiny.dsc").write_text(text)
     build = compile_spec(load(place.folder / "tiny.dsc"), segments=place.segments)
     write_build(place.folder / "build" / "tiny", build.files)
-    said = "cluster here has 2 nodes, and dsc train starts all ranks on this machine; to start them on 2: dsc compile,"
-    said += " then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
+    said = "cluster here has 2 nodes, but dsc train starts all ranks on this machine; to start them on 2 nodes: "
+    said += "dsc compile, then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
     done = place.dsc("train", "--steps", 1, "--out", "a")
     assert done.stdout.startswith(f"{said} a (docs/torchrun.md)\n")
     done = place.dsc("train", "build/tiny", "--steps", 1, "--out", "b")

@@ -142,4 +142,4 @@ def test_a_job_of_fewer_nodes_begins(job: Path) -> None:
     assert len(lines(job / "starts")) == 1
     environment |= {"SLURM_JOB_NUM_NODES": "3"}
     done = subprocess.run(batch, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: the run takes 1 to 2 nodes, and this job has 3\n")
+    assert (done.returncode, done.stderr) == (2, "error: the run needs 1 to 2 nodes, but this job has 3\n")
