@@ -52,7 +52,7 @@ def test_what_is_no_elastic_run(words: tuple[str, ...], said: str, two_nodes: Pa
 
 def test_one_node_is_not_elastic(one_node: Path, capsys: Captured) -> None:
     assert main(["launch", "torchrun", str(one_node), "--elastic", "1"]) == 2
-    assert "--elastic needs several nodes, and the build is for one" in capsys.readouterr().err
+    assert "--elastic needs several nodes, but the build is for one" in capsys.readouterr().err
 
 
 def test_what_sbatch_reads(two_nodes: Path, tmp_path: Path) -> None:
