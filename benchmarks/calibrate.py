@@ -114,7 +114,7 @@ def table(rows: list[Row]) -> str:
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores; "
         f"load of the machine at the end: {load_s:.1f}; goal: within {GOAL:.0%}",
         "",
-        f"{'ms a step':<16}{'ranks':>6}{'predicted':>11}{'median':>16}{'least':>16}"
+        f"{'ms per step':<16}{'ranks':>6}{'predicted':>11}{'median':>16}{'least':>16}"
         f"{'processor: pred.':>19}{'used':>16}",
     ]
     for row in rows:

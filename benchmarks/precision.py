@@ -58,7 +58,7 @@ def table(name: str, curves: Mapping[str, Curve]) -> str:
     """Losses at some steps, then a sentence on the distances of the curves."""
     fp32, bf16, larger = (curves[run] for run in RUNS)
     steps = sorted({round(k * (len(fp32) - 1) / (ROWS - 1)) for k in range(ROWS)})
-    lines = [f"{name}: training loss, nats a token", "", f"{'step':>6}" + "".join(f"{run:>22}" for run in RUNS)]
+    lines = [f"{name}: training loss, nats per token", "", f"{'step':>6}" + "".join(f"{run:>22}" for run in RUNS)]
     for k in steps:
         base, *others = (curve[k]["loss"] for curve in (fp32, bf16, larger))
         cells = "".join(f"{loss:>13.4f} ({loss - base:+.4f})" for loss in others)

@@ -233,7 +233,7 @@ def _flops(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
         rows += [
             f"| MFU predicted, {table['title']}, causal | {published['mfu']['causal']:.2%} | "
             f"{prediction.mfu.causal:.2%} |",
-            f"| device-hours a trillion tokens, {table['title']} | {count(hours)} | "
+            f"| device-hours per trillion tokens, {table['title']} | {count(hours)} | "
             f"{count(prediction.device_hours_per_trillion_tokens)} |",
         ]
     return "\n".join(rows)
@@ -296,7 +296,7 @@ def _v2(fixed: Mapping[str, Any], first: Mapping[str, Prediction], second: Mappi
     hours_of = [second[name].device_hours_per_trillion_tokens for name in names]
     ratios = [value / first[name].device_hours_per_trillion_tokens for name, value in zip(names, hours_of, strict=True)]
     rows.append(
-        f"| device-hours a trillion tokens | {hours / 1e3:.1f}K | "
+        f"| device-hours per trillion tokens | {hours / 1e3:.1f}K | "
         + " | ".join(f"{value / 1e3:.1f}K ({value / hours - 1:+.0%})" for value in hours_of)
         + " |"
     )

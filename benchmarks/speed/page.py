@@ -84,7 +84,7 @@ def _machine(found: Mapping[str, Any]) -> str:
     rates = [rate for contest in found["contests"] if (rate := _core_rate(contest))]
     return (
         f"- {found['processor']}, {found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GiB, products at "
-        f"{' and '.join(f'{rate / 1e9:.0f}' for rate in rates[:2])} GFLOP/s a core\n  in FP32 and BF16; "
+        f"{' and '.join(f'{rate / 1e9:.0f}' for rate in rates[:2])} GFLOP/s per core\n  in FP32 and BF16; "
         f"{packages}; {found['rounds']} rounds, {found['date']}"
     )
 
@@ -142,7 +142,7 @@ def _precisions(contest: Mapping[str, Any]) -> str:
     names = [row["title"] for row in contest["rows"] if row["name"].endswith(" on 1")]
     lines = [
         f"## {contest['title']}\n",
-        f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32: the ratio to the",
+        f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens per step. × FP32: the ratio to the",
         "same layout in FP32. CPUs cannot multiply numbers of 8 or 4 bits, so they are widened to FP32 or BF16.\n",
         "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process |",
         "|---|--:|--:|--:|--:|--:|",
@@ -179,7 +179,7 @@ def _of_limit(contest: Mapping[str, Any], limit: float) -> str:
     return (
         f"[{contest['spec']}](../{contest['spec']}): {flops / 1e9:.1f} GFLOP a step of {contest['tokens']:,} tokens, "
         f"{contest['product_flops'] / 1e9:.1f} of them in\nproducts, which one thread does at "
-        f"{rate / 1e9:.0f} GFLOP/s. Limit: {limit:,.0f} tokens/s a core."
+        f"{rate / 1e9:.0f} GFLOP/s. Limit: {limit:,.0f} tokens/s per core."
     )
 
 

@@ -130,9 +130,9 @@ def _table(study: Study, results: Results, there: Sequence[Variant]) -> str:
     random = chance(moe, tokens_of(study), steps)
     said = paragraph(f"""
         Load is the tokens of an expert divided by the mean of its layer: 1 is even. The first column is the busiest
-        expert of each step; the next two count all {steps} steps together. Losses are in nats a token; validation uses
-        held-out files at the end. Numbers are means of the layers and seeds, with the least and the greatest seed in
-        brackets.
+        expert of each step; the next two count all {steps} steps together. Losses are in nats per token; validation
+        uses held-out files at the end. Numbers are means of the layers and seeds, with the least and the greatest seed
+        in brackets.
     """)
     limits = paragraph(f"""
         With random choices, the busiest expert would have a load of {random.step:.2f} in a step, and of
@@ -216,6 +216,6 @@ def drawing(study: Study, results: Results) -> str:
     rows = [
         [picture.wide(title, picture.series(labels, whole, window))],
         *(halves[at : at + 2] for at in range(0, len(halves), 2)),
-        [picture.wide("Training loss by step, nats a token", picture.series(labels, loss, window))],
+        [picture.wide("Training loss by step, nats per token", picture.series(labels, loss, window))],
     ]
     return picture.svg(title, rows)

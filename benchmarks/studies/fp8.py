@@ -95,7 +95,7 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
         each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
         rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
     said = paragraph("""
-        *loss* is the mean training loss of these steps in nats a token: the mean of the seeds, with the least and the
+        *loss* is the mean training loss of these steps in nats per token: the mean of the seeds, with the least and the
         greatest in brackets. *to bf16* is the relative difference to bf16 with the same seed: the mean with its
         standard error, then each seed.
     """)
@@ -196,7 +196,7 @@ def drawing(study: Study, results: Results) -> str:
     rows = [[panel] for panel in (_panel(study, results, BF16), _panel(study, results, RECIPE)) if panel]
     if base := results.of(BF16):
         loss = picture.series(["bf16"], [mean_curve([record.loss for record in base])], window_of(results.steps))
-        rows.append([picture.wide("Training loss of bf16 by step, nats a token", loss)])
+        rows.append([picture.wide("Training loss of bf16 by step, nats per token", loss)])
     return picture.svg("Training loss beside that of bf16", rows)
 
 

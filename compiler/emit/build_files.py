@@ -255,7 +255,7 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overl
     plan = lowered.plan
     lines = [*plan_head(spec, lowered), ""]
     sizes = ", ".join(f"{n} from {s}" for s, n in lowered.batches)
-    lines += [f"sequences a step: {sizes}", ""] if len(lowered.batches) > 1 else []
+    lines += [f"sequences per step: {sizes}", ""] if len(lowered.batches) > 1 else []
     lines += [_stage_line(plan, stage) for stage in plan.stages]
     for name, certificate in lowered.certificates.items():
         overlap = _overlap_line(overlaps[name])
@@ -276,16 +276,16 @@ def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
     trained = sum(r.num_elements for r in held if r.role == "parameter")
     total = sum(r.num_elements for r in held)
     in_mtp = sum(r.num_elements for r in held if ParameterName(r.name).part == "mtp")
-    with_mtp = f", {in_mtp:,} of them of MTP alone" if in_mtp else ""
-    whose = "of adapters" if spec.adapter else "of indexers"
-    of_adapters = f"; trained are {trained:,} {whose}" if trained < total else ""
+    with_mtp = f", {in_mtp:,} of them only in MTP" if in_mtp else ""
+    where = "in adapters" if spec.adapter else "in indexers"
+    of_adapters = f"; trained: {trained:,} {where}" if trained < total else ""
     sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
     slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
     return [
         f"{spec.name}: {spec.model.name}, {total:,} parameters{with_mtp}{of_adapters}",
         f"mesh: {mesh.world:,} rank{'s' * (mesh.world > 1)} = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp}"
         f" · context {mesh.cp}, expert {mesh.ep}{slices}, zero {spec.parallel.zero}",
-        f"steps: {lowered.num_steps:,}; sequences a step: {sizes}",
+        f"steps: {lowered.num_steps:,}; sequences per step: {sizes}",
     ]
 
 
@@ -295,7 +295,7 @@ def _stage_line(plan: Plan, stage: Stage) -> str:
 
 
 def layers_of(stage: Stage) -> list[str]:
-    """The parts of a stage, in order and abbreviated: embed, layers 0–2, head."""
+    """Return the parts of a stage, in order and abbreviated: embed, layers 0–2, head."""
     blocks = dict.fromkeys(step.site.block for step in stage.steps)
     words: list[str] = []
     run: list[int] = []

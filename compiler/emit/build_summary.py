@@ -27,7 +27,7 @@ def summary(
     rank, memory = fullest(spec, lowered)
     lines = [
         *plan_head(spec, lowered),
-        f"schedule: {main.name}, {count(main.num_micro_batches, 'micro-batch')} a step",
+        f"schedule: {main.name}, {count(main.num_micro_batches, 'micro-batch')} per step",
         f"proven: {count(len(lowered.certificates), 'program')}, {num_instructions:,} instructions on all ranks",
     ]
     if overlap.total.communication:
@@ -94,20 +94,20 @@ def _of_largest(lowered: Lowered, rank: int) -> int:
 
 
 def count(number: int, word: str) -> str:
-    """`1 rank`, `2 ranks`, `3 batches`."""
+    """Return a number with its noun: `1 rank`, `2 ranks`, `3 batches`."""
     ending = "" if number == 1 else "es" if word.endswith("ch") else "s"
     return f"{number:,} {word}{ending}"
 
 
 def fullest(spec: Spec, lowered: Lowered) -> tuple[int, DeviceBytes]:
-    """The pipeline rank whose devices hold the most, and what they hold."""
+    """Return the pipeline rank whose devices hold the most, and their memory by kind."""
     memories = lowered.memories
     rank = max(range(len(memories)), key=lambda rank: memories[rank].total)
     return rank, memories[rank]
 
 
 def parts_of(memory: DeviceBytes) -> tuple[tuple[str, int], ...]:
-    """(kind, bytes), as shown."""
+    """Return (kind, bytes) in the order in which they are printed."""
     return (
         ("parameters", memory.weights),
         ("gradients", memory.gradients),

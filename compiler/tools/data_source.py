@@ -1,7 +1,7 @@
-"""The text that a run trains on, as far as `dsc check` looks: whether its source matches any file here.
+"""The checks of `dsc check` on the data of a run, such as whether its source matches any file here.
 
-A warning, not an error: the text may be on another machine, or in a folder that `dsc train --data` names. Training
-refuses a source that matches nothing. What matches is decided in one place, runtime/data/corpus.py.
+They give warnings, not errors: the text may be on another machine, or in a folder for `dsc train --data`. Training
+refuses a source that matches nothing. runtime/data/corpus.py decides which files match.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PLAIN_SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
 
 
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
-    """The warning that a source of a spec in `folder` matches nothing, or cannot be filtered, or that its chat template
-    cannot be used for its rows; empty where all is right."""
+    """Return warnings about the data of a spec in `folder`: sources that match nothing or cannot be filtered, and chat
+    templates that cannot render their rows."""
     reasons = {
         path: corpus.why_nothing(pattern, folder, _suffixes(spec.data)) for path, pattern in spec.data.patterns.items()
     }
     if any(reasons.values()):
-        hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"
+        hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` sets the root of paths"
         return tuple(
             Diagnostic("D0101", reason, origins.get(path), hint, severity="warning")
             for path, reason in reasons.items()
@@ -38,13 +38,13 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
     filters = [each.filters for each in request.sources] or [request.filters]
     for (path, pattern), chosen in zip(spec.data.patterns.items(), filters, strict=True):
         if chosen and corpus.token_files(pattern, folder):
-            message = f"{pattern!r} is files of token ids, which have no text to filter"
+            message = f"{pattern!r} has token ids, which have no text to filter"
             hint = "write `filters { }` in this source" if request.sources else "remove `filters`"
             at = origins.get(path) if request.sources else origins.get("data.filters")
             return (Diagnostic("D0103", message, at, hint, severity="warning"),)
     try:
         found = tuple(_of_files(spec, origins, folder))
-    except (DataError, OSError) as error:  # files that come and go while they are looked at
+    except (DataError, OSError) as error:  # files may change during the check
         at = origins.get(next(iter(spec.data.patterns), ""))
         found = (Diagnostic("D0104", str(error), at, severity="warning"),)
     message, hint = _template_fault(spec.data, folder)
@@ -55,7 +55,7 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
 
 
 def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator[Diagnostic]:
-    """Warnings of files that are not read, are in several sources, or are too few for a sample."""
+    """Yield warnings about files that are not read, are in several sources, or are too short for a sample."""
     found = {}
     for path, pattern in spec.data.patterns.items():
         if pattern == corpus.STDLIB:
@@ -66,10 +66,10 @@ def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator
             found[path] = corpus.find_by_name(pattern, folder, _suffixes(spec.data))
             files = [file.path for file in found[path].files]
             if message := corpus.said_of_skipped(pattern, len(files), dict(found[path].skipped)):
-                hint = "if that is meant, write a pattern that matches what is read, such as `notes/**/*.md`"
+                hint = "if that is intended, write a pattern that matches only files to read, such as `notes/**/*.md`"
                 yield Diagnostic("D0104", message, origins.get(path), hint, severity="warning")
         if message := _too_short(files, spec):
-            hint = "give it more text, or shorten `train.sequence`"
+            hint = "add more text, or shorten `train.sequence`"
             yield Diagnostic("D0106", f"{pattern!r}: {message}", origins.get(path), hint, severity="warning")
     names = dict(zip(spec.data.patterns, [each.name for each in spec.data.sources] or [""], strict=True))
     if message := corpus.said_of_shared({names[path]: each.files for path, each in found.items()}):
@@ -78,8 +78,8 @@ def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator
 
 
 def _too_short(files: Iterable[Path], spec: Spec) -> str:
-    """Say that files have fewer bytes than a sample has tokens, "" where they do not: no token is of less than a byte,
-    but for the one that ends a document. What is in compressed files and tables is not known from their size."""
+    """Return a message if files have fewer bytes than a sample has tokens, else "". Every token has at least a byte,
+    except for the token that ends a document. Compressed files and tables are not checked."""
     if spec.data.chat is not None or spec.data.prompts is not None:
         return ""
     needed, tokens = spec.train.sequence + EXTRA_TOKENS, 0
@@ -93,22 +93,22 @@ def _too_short(files: Iterable[Path], spec: Spec) -> str:
 
 
 def _suffixes(data: Data) -> Sequence[str]:
-    """The suffixes of files that are read."""
+    """Return the suffixes of files that are read."""
     if data.chat is None and data.prompts is None:
         return corpus.SUFFIXES
-    from runtime.data import chat, prompts  # with tokenizers, which documents need not wait for
+    from runtime.data import chat, prompts  # imports tokenizers, which documents do not need
 
     return prompts.SUFFIXES if data.prompts is not None else chat.SUFFIXES
 
 
 def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
-    """Why the first row cannot be read, or the chat template be used for it, and what to do; two empty texts where both
-    can, or where there is no tokenizer here."""
+    """Return why the first row cannot be read or rendered by the chat template, and a hint. Both are empty if there is
+    no fault, or no tokenizer here."""
     request = recipe.data(data)
     rows = request.chat or request.prompts
     if rows is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
         return "", ""
-    assert data.source is not None, "a rule of specs: conversations and prompts are of one source"
+    assert data.source is not None, "specs allow one source of conversations or prompts"
     from runtime.data import chat
     from runtime.data.prompts import reader_of
     from runtime.data.template_process import marks_assistant

@@ -1,6 +1,6 @@
-"""The differences of two specs: values, and what follows from them (parameters, memory, stages, schedule).
+"""The differences of two specs: values, and facts that follow from them (parameters, memory, stages, schedule).
 
-Names of runs, models, clusters, precisions and devices, comments, order and how a value is written are no difference.
+Names of runs, models, clusters, precisions and devices are not compared, nor comments, order and notation.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from dsl.leaves import leaves, origin_of
 from dsl.load import Resolved
 from dsl.schema import Dense, Moe, Spec
 
-MAX_SIMULATED = 2**15  # micro-batches of all stages; takes a second
+MAX_SIMULATED = 2**15  # micro-batches · stages, which take a second
 
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value as it is written in both specs; None where one has no such value. Layers are named as a range."""
+    """A value as written in both specs; None if a spec does not have it. Layers are named as a range."""
 
     path: str  # parallel.pipeline, model.layers.3..60.ffn.experts
     before: str | None
     after: str | None
-    derived: bool = False  # nobody wrote it: it follows from other values
+    derived: bool = False  # not written in a spec, but derived from other values
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number or a name that follows from the values of a spec; None where it is not known."""
+    """A number or a name that follows from the values of a spec; None if unknown."""
 
     name: str  # parameters.total
     before: int | float | str | None
@@ -52,7 +52,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class LayersMove:
-    """Layers `first` to `last` that another pipeline stage runs."""
+    """Layers `first` to `last`, which move to another pipeline stage."""
 
     first: int
     last: int
@@ -63,17 +63,17 @@ class LayersMove:
 @dataclass(frozen=True)
 class SpecDifference:
     values: tuple[ValueChange, ...]
-    facts: tuple[Fact, ...]  # those that differ
+    facts: tuple[Fact, ...]  # only those that differ
     moves: tuple[LayersMove, ...]
 
     @property
     def is_none(self) -> bool:
-        """What follows is the same where the values are."""
+        """Whether the specs are equal. Facts follow from values, so only values are compared."""
         return not self.values
 
 
 def difference(before: Resolved, after: Resolved) -> SpecDifference:
-    """Everything that differs. Pure and torch-free; the specs have the files that they name."""
+    """Return all differences. Pure and torch-free; the files that the specs name must be loaded."""
     values = (*_changes(before, after), *_layer_changes(before.spec, after.spec))
     tables = rate_table_of(before.spec), rate_table_of(after.spec)
     orders = schedule_of_file(before.spec), schedule_of_file(after.spec)
@@ -103,14 +103,14 @@ def _extent(schedule: Schedule) -> str:
 
 
 def _block_of(path: str) -> int:
-    """The order of blocks in a difference, which is that of the schema."""
+    """Return the position of a path's block in the schema."""
     return tuple(Spec.model_fields).index(path.partition(".")[0])
 
 
 def _changes(before: Resolved, after: Resolved) -> Iterator[ValueChange]:
     old, new = _texts(before.spec), _texts(after.spec)
     paths = list(old)
-    for previous, path in zip((None, *new), new, strict=False):  # what is new comes after what it follows in its spec
+    for previous, path in zip((None, *new), new, strict=False):  # a new value is placed as in its spec
         if path not in old:
             paths.insert(paths.index(previous) + 1 if previous else 0, path)
     for path in paths:
@@ -121,13 +121,13 @@ def _changes(before: Resolved, after: Resolved) -> Iterator[ValueChange]:
 
 
 def _texts(spec: Spec) -> dict[str, str]:
-    """The text of each value but names, and but those of layers."""
+    """Return the text of each value by path, without names and values of layers."""
     found = (leaf for leaf in leaves(spec) if not leaf.is_name)
     return {leaf.path: leaf.text for leaf in found if not leaf.path.startswith("model.layers.")}
 
 
 def _layer_changes(before: Spec, after: Spec) -> Iterator[ValueChange]:
-    """The differences layer by layer; equal changes of consecutive layers are one. Only layers count, not ranges."""
+    """Yield the changes of layers. Equal changes of consecutive layers are merged, however ranges are written."""
     old, new = _layers(before), _layers(after)
     count = max(len(old), len(new))
     changes = [tuple(_layer_change(old.get(layer), new.get(layer))) for layer in range(count)]
@@ -138,7 +138,7 @@ def _layer_changes(before: Spec, after: Spec) -> Iterator[ValueChange]:
 
 
 def _layers(spec: Spec) -> dict[int, dict[str, str]]:
-    """Values of the feed-forward part of each layer, and of an attention of its own, by layer."""
+    """Return values of each layer's feed-forward part, and of its attention if the layer sets one."""
     ranges: list[dict[str, str]] = [{} for _ in spec.model.layers]
     for leaf in leaves(spec):
         _, _, rest = leaf.path.partition("model.layers.")
@@ -151,7 +151,7 @@ def _layers(spec: Spec) -> dict[int, dict[str, str]]:
 def _layer_change(
     old: Mapping[str, str] | None, new: Mapping[str, str] | None
 ) -> Iterator[tuple[str, str | None, str | None]]:
-    """(key, before, after) of one layer; a layer that comes, goes or changes its kind is one change."""
+    """Return (key, before, after) of a layer. A layer that is new, removed or of another kind is one change."""
     if old is None or new is None or old["ffn.kind"] != new["ffn.kind"]:
         key = "" if old is None or new is None else ".ffn"
         yield key, None if old is None else _summary(old), None if new is None else _summary(new)
@@ -162,7 +162,7 @@ def _layer_change(
 
 
 def _summary(values: Mapping[str, str]) -> str:
-    """`dense 18432`, `moe 256 x 2048`, `custom layers.py:Mixer`."""
+    """Summarize a layer: `dense 18432`, `moe 256 x 2048`, `custom layers.py:Mixer`."""
     experts = f"{values['ffn.experts']} x " if "ffn.experts" in values else ""
     size = values["ffn.inner"] if "ffn.inner" in values else values["ffn.module"]
     return f"{values['ffn.kind']} {experts}{size}"
@@ -172,7 +172,7 @@ def _summary(values: Mapping[str, str]) -> str:
 
 
 def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
-    """(name, value, unit), the same names for every spec."""
+    """Yield (name, value, unit), with the same names for every spec."""
     counts, memory, growth = parameters(spec.model), lower_bound(spec), ramp.of(spec)
     yield "parameters.total", counts.total, ""
     yield "parameters.active", counts.active, ""
@@ -183,8 +183,8 @@ def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
     steps = growth.steps_for(spec.train.tokens)
     yield "layers.dense", sum(isinstance(spec.model.ffn(n), Dense) for n in range(spec.model.num_layers)), ""
     yield "layers.moe", sum(isinstance(spec.model.ffn(n), Moe) for n in range(spec.model.num_layers)), ""
-    given = schedule_of_file(spec)
-    yield "schedule.name", given.name if given else spec.schedule.name, ""
+    from_file = schedule_of_file(spec)
+    yield "schedule.name", from_file.name if from_file else spec.schedule.name, ""
     yield "schedule.stages", _num_stages(spec), ""
     yield "schedule.micro_batches", micro_batches, ""
     yield "schedule.batch_sizes", len([size for size in growth.sizes if size.first_step < steps]), ""
@@ -193,13 +193,13 @@ def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
 
 
 def _bubble(spec: Spec, micro_batches: int) -> float | None:
-    """The share of a step that pipeline ranks idle, where F, I and W take one unit of time each; None: not known."""
+    """Return the idle share of pipeline ranks in a step in which F, I and W take equal times; None if unknown."""
     ranks = spec.parallel.pipeline
     name, chunks = spec.schedule.name, spec.schedule.chunks or DEFAULT_CHUNKS
-    given = schedule_of_file(spec)
-    if (given is None and name not in SCHEDULES) or _num_stages(spec) * micro_batches > MAX_SIMULATED:
+    from_file = schedule_of_file(spec)
+    if (from_file is None and name not in SCHEDULES) or _num_stages(spec) * micro_batches > MAX_SIMULATED:
         return None
-    timeline = simulate(given or schedule_of(str(name), ranks, micro_batches, chunks), Costs())
+    timeline = simulate(from_file or schedule_of(str(name), ranks, micro_batches, chunks), Costs())
     return round(float(sum(timeline.idle, Fraction(0)) / (timeline.makespan * ranks)), 6)
 
 
@@ -208,7 +208,7 @@ def _num_stages(spec: Spec) -> int:
 
 
 def _stage_of_layers(spec: Spec) -> dict[int, int]:
-    """Which stage runs a layer, as the planner decides."""
+    """Return the stage of each layer, as planned."""
     return {
         use.site.layer: stage.index
         for stage in build_stages(cut_model(spec), _num_stages(spec), stage_placement_of_spec(spec))
@@ -218,7 +218,7 @@ def _stage_of_layers(spec: Spec) -> dict[int, int]:
 
 
 def _moves(old: Mapping[int, int], new: Mapping[int, int]) -> Iterator[LayersMove]:
-    """Layers of both specs whose stage differs, neighbours that move together as one."""
+    """Yield layers of both specs whose stage differs. Consecutive layers that move together are merged."""
     both = [layer for layer in sorted(old) if layer in new]
     for (before, after), run in groupby(both, key=lambda layer: (old[layer], new[layer])):
         layers = list(run)

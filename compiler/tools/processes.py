@@ -1,7 +1,7 @@
-"""The processes that commands start: for `dsc train` the compiler and the launcher of the ranks, and those that verify
-or convert what was trained.
+"""The processes that commands start: the compiler and the launcher of the ranks for `dsc train`, and processes that
+verify or convert a trained model.
 
-They end with this process, however it ends; SIGINT and SIGTERM are passed on to them. No torch.
+They end with this process, however it ends. SIGINT and SIGTERM are passed on to them. No torch.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Running = subprocess.Popen[bytes]
 
 
 class OutputLines:
-    """Where the lines of a command go, and those of the processes that it starts: to the streams of this process."""
+    """Prints the lines of a command, and of the processes that it starts, to the streams of this process."""
 
-    descriptor: int | None = None  # that the processes write to
+    descriptor: int | None = None  # the file descriptor that the processes write to
 
     def tell(self, text: str) -> None:
-        """Print a line. Where nobody reads or the disk is full, work goes on."""
+        """Print a line. A closed pipe or a full disk is ignored."""
         tell(text)
 
     def warn(self, text: str) -> None:
-        """Say what is wrong, in place of what a terminal shows of the progress."""
+        """Print a warning, which replaces the progress line on a terminal."""
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         with suppress(OSError):
             print(f"{clear}{text}", file=sys.stderr, flush=True)
 
 
 class Captured(OutputLines):
-    """Hands each line to `show` as it comes, and keeps it: for Python sessions, whose streams processes do not have."""
+    """Passes each line to `show` at once, and keeps it: for Python sessions, whose streams processes cannot use."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.lines = list[str]()
@@ -81,16 +81,16 @@ NAMES = {  # by module
 
 
 def call(command: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> int:
-    """Run `python -P -m COMMAND` to its end; its exit code. quiet: drop its stdout."""
-    with _started(command, output=output, quiet=quiet) as process, _forwarding(process) as asked:
-        return _code(process, asked, output)
+    """Run `python -P -m COMMAND` and return its exit code. quiet: drop its stdout."""
+    with _started(command, output=output, quiet=quiet) as process, _forwarding(process) as received:
+        return _code(process, received, output)
 
 
 def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -> tuple[int, Any]:
-    """Give a process a request on its stdin; its exit code, and its result, None where it has none.
+    """Send a request to a process on its stdin. Returns its exit code, and its result or None.
 
-    It prints lines of JSON: {"done": 3, "total": 7} now and then, and {"result": …} at last. `progress` is called with
-    the share that is done.
+    The process prints lines of JSON: {"done": 3, "total": 7} now and then, and {"result": …} at the end. `progress` is
+    called with the finished share.
     """
     with subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
@@ -101,7 +101,7 @@ def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -
     ) as process:
         assert process.stdout is not None
         result = None
-        with _forwarding(process) as asked:
+        with _forwarding(process) as received:
             _tell(process, request)
             assert process.stdin is not None
             with suppress(BrokenPipeError):
@@ -112,28 +112,28 @@ def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -
                 if "total" in said:
                     progress(f"{100 * said['done'] // max(said['total'], 1)}%")
             progress("")
-            return _code(process, asked, OWN_STREAMS), result
+            return _code(process, received, OWN_STREAMS), result
 
 
 def compiled(compiler: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> tuple[int, str]:
-    """Run a compilation to its end; its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
-    with _compiling(compiler, output, quiet) as (process, digest), _forwarding(process) as asked:
-        return _code(process, asked, output), _line(digest)
+    """Run a compilation. Returns its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
+    with _compiling(compiler, output, quiet) as (process, digest), _forwarding(process) as received:
+        return _code(process, received, output), _line(digest)
 
 
 def call_both(
     compiler: Sequence[str], launcher: Sequence[str], parts: str, *, output: OutputLines = OWN_STREAMS
 ) -> tuple[int, bool]:
-    """Run two commands at once, and the launcher alone when the compiler is done.
+    """Run the compiler and the launcher in parallel.
 
     The launcher reads `parts` as one line from its standard input, and the digest of the build as another line when the
-    compiler is done. If one of the two fails, the other is ended. Returns the exit code of the one that failed, or else
-    of the launcher; and whether the compiler came to its end, so that there may be a run.
+    compiler has ended. If one of the two fails, the other is stopped. Returns the exit code of the one that failed, or
+    else of the launcher; and whether the compiler ended, so that ranks may have started.
     """
     with (
         _compiling(compiler, output) as (compiling, digest),
         _started(launcher, output=output, stdin=subprocess.PIPE) as launching,
-        _forwarding(compiling, launching) as asked,
+        _forwarding(compiling, launching) as received,
     ):
         _tell(launching, parts)
         built = False
@@ -141,19 +141,19 @@ def call_both(
             compiling.terminate()
             compiling.wait()
             if output is OWN_STREAMS and sys.stderr.isatty():
-                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # what it was doing
-        elif code := _code(compiling, asked, output):
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear its progress line
+        elif code := _code(compiling, received, output):
             launching.terminate()
             return code, built
         else:
             built = True
             _tell(launching, _line(digest))
-        return _code(launching, asked, output), built
+        return _code(launching, received, output), built
 
 
 @contextmanager
 def _compiling(command: Sequence[str], output: OutputLines, quiet: bool = False) -> Iterator[tuple[Running, int]]:
-    """A compilation, and the descriptor on which it says the digest of its build."""
+    """Start a compilation. Yields its process, and the descriptor to which it writes the digest of its build."""
     said, saying = os.pipe()
     try:
         words = [*command, "--digest-to", str(saying)]
@@ -168,7 +168,7 @@ def _compiling(command: Sequence[str], output: OutputLines, quiet: bool = False)
 
 
 def _line(descriptor: int) -> str:
-    """The output of a process that has ended."""
+    """Return the output of a process that has ended."""
     return os.read(descriptor, 4096).decode().strip()
 
 
@@ -181,7 +181,7 @@ def _started(
     quiet: bool = False,
     descriptors: Sequence[int] = (),
 ) -> Iterator[Running]:
-    """A process that ends with this one, and that has ended afterwards. quiet: its stdout leads nowhere."""
+    """Start a process that ends with this one. It has ended when the context exits. quiet: drop its stdout."""
     with subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -200,27 +200,27 @@ def _die_with_parent() -> None:
 
 @contextmanager
 def _forwarding(*processes: Running) -> Iterator[set[int]]:
-    """Pass SIGINT and SIGTERM on; the set has what came. Only the main thread of a process may take signals."""
-    asked: set[int] = set()
+    """Pass SIGINT and SIGTERM on to processes. Yields the set of received signals. Only the main thread can do this."""
+    received: set[int] = set()
     if current_thread() is not main_thread():
-        yield asked
+        yield received
         return
 
     def forward(number: int, _: FrameType | None) -> None:
-        asked.add(number)
+        received.add(number)
         for process in processes:
             process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _first_to_end(*processes: Running) -> Running:
-    """The process that ends first; if several have ended, the first given."""
+    """Wait for a process to end and return it. If several have ended, return the first of the arguments."""
     descriptors = {os.pidfd_open(process.pid): process for process in processes}
     poll = select.poll()
     try:
@@ -235,18 +235,19 @@ def _first_to_end(*processes: Running) -> Running:
 
 def _tell(process: Running, line: str) -> None:
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended, and has said why
+    with suppress(BrokenPipeError):  # the process has ended, and has printed the reason
         process.stdin.write(line.encode() + b"\n")
         process.stdin.flush()
 
 
-def _code(process: Running, asked: set[int], output: OutputLines) -> int:
-    """The exit code of a process that ends: 128 + signal after a kill, which is reported if nobody asked for it."""
+def _code(process: Running, received: set[int], output: OutputLines) -> int:
+    """Return the exit code of a process: 128 + signal after a kill, which is reported if the signal is not
+    `received`."""
     code = process.wait()
     if code >= 0:
         return code
-    if -code not in asked:
+    if -code not in received:
         assert isinstance(process.args, list)
-        what = NAMES.get(process.args[3], process.args[3])
-        output.warn(f"error: {what} was {death_text(-code)}")
+        name = NAMES.get(process.args[3], process.args[3])
+        output.warn(f"error: {name} was {death_text(-code)}")
     return 128 - code

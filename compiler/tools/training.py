@@ -1,7 +1,7 @@
-"""Training on this machine: compile what is stale, start the ranks, and write the report when they have ended.
+"""Training on this machine: compile a stale build, start the ranks, and write the report when they have ended.
 
-`dsc train` and `dsc_trainer.train` call it. This process imports no torch: it starts the compiler, and the launcher of
-the ranks, which prepares the data meanwhile.
+`dsc train` and `dsc_trainer.train` call it. This process does not import torch. It starts the compiler, and the
+launcher of the ranks, which prepares the data during compilation.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from compiler.predict.choose import Chosen
 
 RESOLVED = "spec.resolved"
-TRIES = 20  # to compile and to start, where others compile into the same folder
+TRIES = 20  # attempts to compile and start while others compile into the same folder
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is asked for beyond the spec or build, as the options of `dsc train` say it (runtime/contract/options.py).
+    """The options of `dsc train` (runtime/contract/options.py).
 
-    out: the run folder, by default runs/RUN. data: the folder that the data's paths are relative to. changes: of the
-    spec, as `-s` takes them. cache: a folder of traced segments and prepared data that builds share.
+    out: the run folder, by default runs/RUN. data: the folder that paths of the data are relative to. changes: of the
+    spec, in the form of `-s`. cache: a folder of traced segments and prepared data that builds share.
     """
 
     out: Path | None = None
@@ -77,91 +77,92 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingEnd:
-    """The exit code of `dsc train` (runtime/system/outcome.py), and the run folder, which is there unless nothing was
-    launched."""
+    """The exit code of `dsc train` (runtime/system/outcome.py), and the run folder, which exists if ranks started."""
 
     code: int
     run: Path
 
 
-def train_build(asked: Training, build: Path) -> TrainingEnd:
-    """Train the build of a folder."""
-    out = _out(asked, _name(build))
+def train_build(options: Training, build: Path) -> TrainingEnd:
+    """Train an existing build."""
+    out = _out(options, _name(build))
     cluster = _cluster(build)
-    if cluster is not None and (said := _one_machine(cluster, build, out)):
-        asked.output.tell(said)
-    code = call(_launcher(asked, build, out, asked.data or Path.cwd(), resume=asked.resume), output=asked.output)
-    return _ended(asked, out, code)
+    if cluster is not None and (note := _one_machine(cluster, build, out)):
+        options.output.tell(note)
+    code = call(
+        _launcher(options, build, out, options.data or Path.cwd(), resume=options.resume), output=options.output
+    )
+    return _ended(options, out, code)
 
 
-def train_phases(asked: Training, phases: Sequence[Chosen]) -> TrainingEnd:
-    """Train a run, phase after phase; most runs have one."""
-    out = _out(asked, phases[0].spec.name)
-    code, launched = _train_phases(asked, phases, out)
-    return _ended(asked, out, code) if launched else TrainingEnd(code, out)
+def train_phases(options: Training, phases: Sequence[Chosen]) -> TrainingEnd:
+    """Train the phases of a run in order. Most runs have one."""
+    out = _out(options, phases[0].spec.name)
+    code, launched = _train_phases(options, phases, out)
+    return _ended(options, out, code) if launched else TrainingEnd(code, out)
 
 
-def _ended(asked: Training, out: Path, code: int) -> TrainingEnd:
-    """Say where the run is, unless nobody's report wants the numbers: those of a debug run."""
-    if not asked.debug and (out / "metrics.jsonl").is_file() and code not in (EXIT_USAGE, EXIT_RETRY):
-        _finish(asked, out, code)
+def _ended(options: Training, out: Path, code: int) -> TrainingEnd:
+    """Report the end of a run, unless it is a debug run."""
+    if not options.debug and (out / "metrics.jsonl").is_file() and code not in (EXIT_USAGE, EXIT_RETRY):
+        _finish(options, out, code)
     return TrainingEnd(code, out)
 
 
-def _out(asked: Training, name: str) -> Path:
-    """The run folder: all phases of a run have one."""
-    return asked.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * asked.debug)
+def _out(options: Training, name: str) -> Path:
+    """Return the run folder, which all phases of a run share."""
+    return options.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * options.debug)
 
 
-def _launcher(asked: Training, build: Path, out: Path, data: Path, *, resume: bool) -> list[str]:
-    """The command that starts the ranks of a build."""
+def _launcher(options: Training, build: Path, out: Path, data: Path, *, resume: bool) -> list[str]:
+    """Return the command that starts the ranks of a build."""
     launcher = ["runtime.run.train", str(build), "--out", str(out), "--data", str(data)]
-    launcher += ["--device", asked.device, "--transport", asked.transport]
-    launcher += ["--hang-timeout", str(asked.hang_timeout or "none")]
-    launcher += ["--start-timeout", str(asked.start_timeout or "none")]
-    launcher += ["--steps", str(asked.steps)] if asked.steps is not None else []
+    launcher += ["--device", options.device, "--transport", options.transport]
+    launcher += ["--hang-timeout", str(options.hang_timeout or "none")]
+    launcher += ["--start-timeout", str(options.start_timeout or "none")]
+    launcher += ["--steps", str(options.steps)] if options.steps is not None else []
     launcher += ["--resume"] if resume else []
-    launcher += ["--skip-batch"] if asked.skip_batch else []
-    launcher += ["--restarts", str(asked.restarts)] if asked.restarts else []
-    launcher += ["--elastic"] if asked.elastic else []
-    launcher += ["--no-copies"] if asked.no_copies else []
-    launcher += ["--profile", str(asked.profile)] if asked.profile is not None else []
-    launcher += ["--expect", asked.expect] if asked.expect is not None else []
-    launcher += ["--data-cache", str(cache)] if (cache := _data_cache(asked, build)) is not None else []
-    return launcher + (["--debug", "--debug-rank", str(asked.debug_rank)] if asked.debug else [])
+    launcher += ["--skip-batch"] if options.skip_batch else []
+    launcher += ["--restarts", str(options.restarts)] if options.restarts else []
+    launcher += ["--elastic"] if options.elastic else []
+    launcher += ["--no-copies"] if options.no_copies else []
+    launcher += ["--profile", str(options.profile)] if options.profile is not None else []
+    launcher += ["--expect", options.expect] if options.expect is not None else []
+    launcher += ["--data-cache", str(cache)] if (cache := _data_cache(options, build)) is not None else []
+    return launcher + (["--debug", "--debug-rank", str(options.debug_rank)] if options.debug else [])
 
 
-def _train_phases(asked: Training, phases: Sequence[Chosen], out: Path) -> tuple[int, bool]:
-    """Train phase after phase of a run, from the one on that it has come to; the exit code of the last that was
-    trained, and whether there may be a run."""
-    _, tokens = _reached(out) if asked.resume else (0, 0)
+def _train_phases(options: Training, phases: Sequence[Chosen], out: Path) -> tuple[int, bool]:
+    """Train the phases of a run from the one it has reached. Returns the exit code of the last phase that was trained,
+    and whether ranks were launched."""
+    _, tokens = _reached(out) if options.resume else (0, 0)
     index = sum(each.spec.train.first_token <= tokens for each in phases[1:])
-    resume = asked.resume
-    if not (asked.profile or asked.debug):
-        for each in phases[index + 1 :]:  # a proof that fails is known now, and not after days
-            is_reached = asked.steps is None or asked.steps > each.spec.train.first_step
-            code, _ = _compiled(asked, each) if is_reached else (0, "")
+    resume = options.resume
+    if not (options.profile or options.debug):
+        for each in phases[index + 1 :]:  # so that a proof of a later phase fails now, not after days
+            is_reached = options.steps is None or options.steps > each.spec.train.first_step
+            code, _ = _compiled(options, each) if is_reached else (0, "")
             if code:
                 return code, False
     while True:
         phase = phases[index]
         build = Path("build") / phase.spec.name
-        if said := _one_machine(phase.spec.cluster, build, out):
-            asked.output.tell(said)
-        launcher = _launcher(asked, build, out, asked.data or phase.path.parent, resume=resume or index > 0)
-        code, launched = _train(asked, phase, build, launcher)
-        if code == EXIT_EARLIER and index:  # the newest checkpoint is damaged, the one before is not so far
+        if note := _one_machine(phase.spec.cluster, build, out):
+            options.output.tell(note)
+        launcher = _launcher(options, build, out, options.data or phase.path.parent, resume=resume or index > 0)
+        code, launched = _train(options, phase, build, launcher)
+        if code == EXIT_EARLIER and index:  # the newest checkpoint is damaged, the one before is of an earlier phase
             index, resume = index - 1, True
             continue
-        is_over = asked.steps is not None and asked.steps <= _reached(out)[0]
-        if code or not launched or is_over or asked.profile or asked.debug or index + 1 == len(phases):
+        is_over = options.steps is not None and options.steps <= _reached(out)[0]
+        if code or not launched or is_over or options.profile or options.debug or index + 1 == len(phases):
             return code, launched
         index += 1
 
 
 def _reached(out: Path) -> tuple[int, int]:
-    """The step of the newest checkpoint of a run folder, and the tokens trained on; zeros where there is none. Its
-    shards are for the ranks to verify."""
+    """Return the step of the newest checkpoint of a run, and the tokens trained on; zeros if there is none. The ranks
+    verify its shards."""
     try:
         newest = find_manifest(out)[1]
     except CheckpointError:
@@ -169,75 +170,75 @@ def _reached(out: Path) -> tuple[int, int]:
     return newest.step, trained_tokens(newest.meta) or 0
 
 
-def _compiled(asked: Training, chosen: Chosen) -> tuple[int, str]:
-    """Compile a phase if its build is stale; the exit code of the compiler, and the digest of the build."""
+def _compiled(options: Training, chosen: Chosen) -> tuple[int, str]:
+    """Compile a phase if its build is stale. Returns the exit code of the compiler, and the digest of the build."""
     build = Path("build") / chosen.spec.name
     digest = fresh(build, chosen.spec)
-    return compiled(_compiler(asked, chosen, build), output=asked.output) if digest is None else (0, digest)
+    return compiled(_compiler(options, chosen, build), output=options.output) if digest is None else (0, digest)
 
 
-def _finish(asked: Training, out: Path, code: int) -> None:
-    """Say where the run is. After exit code 0 write its report first; whatever becomes of that, the run has ended well.
+def _finish(options: Training, out: Path, code: int) -> None:
+    """Print the run folder. After exit code 0, write the report first; if that fails, the run has still succeeded.
 
-    After a failure nothing is waited for: a restart loop, or whoever is on call, wants the exit code.
+    After a failure no report is written, so that a restart loop or an engineer gets the exit code at once.
     """
-    if code == 0 and os.environ.get("RANK", "0") == "0":  # under torchrun, one of its ranks
-        asked.output.tell(_report(asked, out))
+    if code == 0 and os.environ.get("RANK", "0") == "0":  # under torchrun, only one rank writes the report
+        options.output.tell(_report(options, out))
     elif code:
-        asked.output.tell(f"report: dsc report {shlex.quote(str(out))}")
-    asked.output.tell(f"run: {out}")
+        options.output.tell(f"report: dsc report {shlex.quote(str(out))}")
+    options.output.tell(f"run: {out}")
 
 
-def _report(asked: Training, out: Path) -> str:
-    """Write the report; the line that names it. A report that cannot be written is said on standard error."""
+def _report(options: Training, out: Path) -> str:
+    """Write the report, and return the line that names it. If that fails, the reason is printed to standard error."""
     try:
-        # until now it would only have kept the ranks waiting
+        # imported here, because importing them earlier would delay the start of the ranks
         from compiler.tools.report.run_page import write_run_report
         from compiler.tools.report.summary import summary_of
 
         path, report = write_run_report(out)
         if summary := summary_of(report):
-            asked.output.tell("\n".join(map(printable, summary.lines())))
-        if asked.profile is not None:
-            _say_profile(asked.output, out)
+            options.output.tell("\n".join(map(printable, summary.lines())))
+        if options.profile is not None:
+            _say_profile(options.output, out)
     except (Exception, KeyboardInterrupt) as error:
         plain = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
             plain = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        asked.output.warn(f"the report could not be written: {printable(plain)}")
+        options.output.warn(f"the report could not be written: {printable(plain)}")
         return f"report: dsc report {shlex.quote(str(out))}"
     return f"report: {path}"
 
 
-def _train(asked: Training, chosen: Chosen, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:
-    """Compile what is stale, and start the launcher; the exit code, and whether there may be a run.
+def _train(options: Training, chosen: Chosen, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:
+    """Compile a stale build, and start the launcher. Returns the exit code, and whether ranks were launched.
 
-    Others may compile another spec into the same folder: where its build is not the one that was compiled or found
-    fresh here, all this is done again, and nobody is told, for segments and data are there by then.
+    Another process may compile another spec into the same folder. If the launcher then finds another build than the
+    expected one, this is repeated silently; traced segments and data are cached by then.
     """
-    compiler = _compiler(asked, chosen, build)
+    compiler = _compiler(options, chosen, build)
     for attempt in range(TRIES):
         digest = fresh(build, chosen.spec)
-        if digest is None and attempt == 0 and not asked.debug and _can_begin(build):  # a debugger needs stdin
-            code, launched = call_both(compiler, [*launcher, "--unbuilt"], _request(chosen.spec), output=asked.output)
+        if digest is None and attempt == 0 and not options.debug and _can_begin(build):  # a debugger needs stdin
+            code, launched = call_both(compiler, [*launcher, "--unbuilt"], _request(chosen.spec), output=options.output)
             if not launched:
                 return code, False
         else:
             if digest is None:
-                code, digest = compiled(compiler, output=asked.output, quiet=attempt > 0)
+                code, digest = compiled(compiler, output=options.output, quiet=attempt > 0)
                 if code:
                     return code, False
-            code = call([*launcher, "--compiled", digest], output=asked.output)
+            code = call([*launcher, "--compiled", digest], output=options.output)
         if code != EXIT_REPLACED:
             return code, True
-    asked.output.warn(
-        f"error: others compile into {build} again and again: give this run another name, or compile it with -o"
+    options.output.warn(
+        f"error: other processes keep compiling into {build}: give this run another name, or compile it with -o"
     )
     return EXIT_USAGE, False
 
 
 def _say_profile(output: OutputLines, run: Path) -> None:
-    from compiler.tools.picture.formats import screen_of  # only a profile waits for these
+    from compiler.tools.picture.formats import screen_of  # imported here, as only a profile needs them
     from compiler.tools.report.profile import write_run_profile
     from compiler.tools.report.profile_text import text
 
@@ -245,7 +246,7 @@ def _say_profile(output: OutputLines, run: Path) -> None:
 
 
 def _cluster(build: Path) -> Cluster | None:
-    """The cluster that a build is for; None where that cannot be read: the ranks' launcher will say what is wrong."""
+    """Return the cluster of a build; None if it cannot be read, which the launcher of the ranks will report."""
     try:
         text, path = read(build, edited=True).files[RESOLVED].decode(), os.path.realpath(build / RESOLVED)
         (view,) = analyse(path, reader=over({path: text})).views
@@ -255,7 +256,7 @@ def _cluster(build: Path) -> Cluster | None:
 
 
 def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
-    """A note for specs of several nodes whose ranks all start on this machine, or ""."""
+    """Return a note if the spec has several nodes but all ranks start on this machine, else ""."""
     nodes = sum(count for count, _ in cluster.parts)
     if nodes == 1 or "RANK" in os.environ:
         return ""
@@ -263,14 +264,14 @@ def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
     devices = str(counts.pop()) if len(counts) == 1 else "DEVICES"
     train, run = shlex.quote(str(build / "train.py")), shlex.quote(str(out))
     return (
-        f"cluster {cluster.name} has {nodes:,} nodes, and dsc train starts all ranks on this machine; to start them on"
-        f" {nodes:,}: dsc compile, then on each"
+        f"cluster {cluster.name} has {nodes:,} nodes, but dsc train starts all ranks on this machine; to start them on"
+        f" {nodes:,} nodes: dsc compile, then on each"
         f" torchrun --nnodes {nodes} --nproc-per-node {devices} … {train} --out {run} (docs/torchrun.md)"
     )
 
 
 def _name(build: Path) -> str:
-    """The run of a build; if it cannot be read, the folder's name: the ranks' launcher will say what is wrong."""
+    """Return the run name of a build; the folder's name if the build cannot be read, which the launcher will report."""
     try:
         return RunPlan.from_json(read(build, edited=True).files["plan.json"]).run
     except (BuildError, FormError, KeyError):
@@ -278,8 +279,8 @@ def _name(build: Path) -> str:
 
 
 def fresh(build: Path, spec: Spec) -> str | None:
-    """The digest of the build in the folder; None where there is none, where it is of another spec, or where it was
-    emitted by other versions than are installed. Whether it is whole is for the launcher to say."""
+    """Return the digest of the build in a folder; None if there is none, or if another spec or other versions of
+    software made it. The launcher checks whether the build is complete."""
     try:
         found = read(build, edited=True)
     except BuildError:
@@ -289,30 +290,30 @@ def fresh(build: Path, spec: Spec) -> str | None:
     return found.digest if same and found.versions == versions() else None
 
 
-def _compiler(asked: Training, chosen: Chosen, build: Path) -> list[str]:
+def _compiler(options: Training, chosen: Chosen, build: Path) -> list[str]:
     command = ["compiler.cli.main", "compile", chosen.argument, "-o", str(build)]
-    command += ["--cache", str(asked.cache)] if asked.cache is not None else []
-    return [*command, *(word for override in asked.changes for word in ("-s", override))]
+    command += ["--cache", str(options.cache)] if options.cache is not None else []
+    return [*command, *(word for override in options.changes for word in ("-s", override))]
 
 
-def _data_cache(asked: Training, build: Path) -> Path | None:
-    """Where runs share prepared data: below --cache, or beside the builds that `dsc train` makes, in build/.data.
+def _data_cache(options: Training, build: Path) -> Path | None:
+    """Return the folder in which runs share prepared data: below --cache, or build/.data.
 
-    None for a build that is elsewhere: nothing is written beside that.
+    None for a build outside build/, as nothing is written beside it.
     """
-    if asked.cache is not None:
-        return Path(asked.cache) / "data"
+    if options.cache is not None:
+        return Path(options.cache) / "data"
     return build.parent / ".data" if build.parent.resolve() == Path("build").resolve() else None
 
 
 def _request(spec: Spec) -> str:
-    """The request by which the launcher prepares the data while there is no plan, as one line of JSON."""
+    """Return one line of JSON, by which the launcher prepares the data before there is a plan."""
     return json.dumps(tree(data_request(spec)))
 
 
 def _can_begin(build: Path) -> bool:
-    """Whether the data can be prepared while the spec is compiled. Not where the compiler will have nowhere to put the
-    build, and will say so; nor for one rank of torchrun's, which shares the data with others."""
+    """Whether the data can be prepared during compilation. It cannot if the compiler is unable to write the build,
+    which it will report, nor on a rank of torchrun, which shares the data with others."""
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return False
     try:

@@ -31,59 +31,59 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint of the run folder; begin if it has none"
+        "--resume", action="store_true", help="continue from the newest checkpoint of the run folder, if it has one"
     )
     parser.add_argument(
         "--skip-batch",
         action="store_true",
-        help="with --resume: leave out the samples on which the loss was not finite",
+        help="with --resume: skip the samples for which the loss was not finite",
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda", "shared"),
         default="cpu",
-        help="cuda: one device a rank; auto: that where there are enough devices, else the CPU; shared: all ranks on"
-        " one device, to try things out",
+        help="cuda: one device per rank; auto: cuda if there are enough devices, else cpu; shared: all ranks on one"
+        " device, for tests",
     )
     parser.add_argument(
         "--transport",
         choices=("auto", "memory", "gloo"),
         default="auto",
-        help="how ranks without a device each talk: memory that they share on one machine, or gloo; auto: memory inside"
-        " a machine, gloo between machines",
+        help="how ranks communicate if they have no device each: memory: shared memory of one machine; gloo; auto:"
+        " memory inside a machine, gloo between machines",
     )
     parser.add_argument(
         "--hang-timeout",
         type=_seconds,
         default=HANG_TIMEOUT_S,
         metavar="S",
-        help="end the run when no rank moves for S seconds; `none`: never",
+        help="end the run if no rank makes progress for S seconds; `none`: never",
     )
     parser.add_argument(
         "--start-timeout",
         type=_seconds,
         default=START_TIMEOUT_S,
         metavar="S",
-        help="end the run when a rank does not come to the start within S seconds of another; `none`: never",
+        help="end the run if a rank starts more than S seconds after another; `none`: never",
     )
     parser.add_argument(
         "--restarts",
         type=_restarts,
         default=0,
         metavar="N",
-        help="after a failure start the ranks again, up to N times without a new checkpoint between; default: 0",
+        help="after a failure restart the ranks, up to N times without a new checkpoint in between; default: 0",
     )
     parser.add_argument(
         "--elastic",
         action="store_true",
-        help="under torchrun: go on with as many ranks as it starts, compiling the run for them; implies --resume. With"
-        " --restarts: go on without the device of a rank that fails again and again",
+        help="under torchrun: continue with as many ranks as it starts, compiling the run for them; implies --resume."
+        " With --restarts: continue without the device of a rank that fails repeatedly",
     )
     parser.add_argument(
         "--no-copies",
         action="store_true",
-        help="leave the other places of `checkpoint { to }` alone: copy no checkpoint there, and take none from there",
+        help="do not use the places of `checkpoint { to }`: copy no checkpoint to them, and restore none from them",
     )
     parser.add_argument(
         "--profile",
@@ -91,32 +91,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         const=PROFILED,
         metavar="N",
-        help=f"say where the time of N steps goes ({PROFILED} if N is left out), after some of warm-up, and end",
+        help=f"profile N steps ({PROFILED} by default) after warm-up steps, print where their time goes, and end",
     )
     parser.add_argument(
         "--debug",
         action="store_true",
-        help="give one rank the terminal, for print and breakpoint() in an edited build; saves no checkpoint",
+        help="connect one rank to the terminal, for print and breakpoint() in an edited build; saves no checkpoint",
     )
     parser.add_argument(
-        "--debug-rank", type=_rank, default=0, metavar="R", help="the rank that --debug gives the terminal; default: 0"
+        "--debug-rank", type=_rank, default=0, metavar="R", help="the rank that --debug connects; default: 0"
     )
     parser.add_argument(
-        "--expect", type=_digest, metavar="SHA256", help="train only the build of this digest, which dsc compile prints"
+        "--expect", type=_digest, metavar="SHA256", help="train only the build with this digest, from dsc compile"
     )
 
 
 def _digest(text: str) -> str:
     if not re.fullmatch("[0-9a-f]{64}", text, re.ASCII):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the digest of a build: 64 digits, as dsc compile prints them"
+            f"{text!r} is not the digest of a build: 64 hexadecimal digits, as dsc compile prints them"
         )
     return text
 
 
 def _rank(text: str) -> int:
     if not re.fullmatch("[0-9]{1,7}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: they are counted from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: ranks are numbers from 0")
     return int(text)
 
 
@@ -157,11 +157,11 @@ def _seconds(text: str) -> float | None:
 
 def _restarts(text: str) -> int:
     if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts: an integer from 0")
     return int(text)
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: an integer from 1")
     return int(text)

@@ -369,4 +369,4 @@ def _check_grpo(plan: RunPlan) -> None:
 def demand(condition: object, place: str) -> None:
     """Raise FormError, with `place` as the part of the plan that is wrong, unless the condition holds."""
     if not condition:
-        raise FormError(f"{place}: not what a plan has there")
+        raise FormError(f"{place}: not valid for a plan")

@@ -23,7 +23,7 @@ from rich.text import Text
 from runtime.launch.heartbeat import Board
 from runtime.observe.watch.follow import Follower
 from runtime.observe.watch.run_state import RunState
-from runtime.observe.watch.view import has_blocks, line, panel, told
+from runtime.observe.watch.view import event_line, has_blocks, line, panel
 from runtime.system.lines import to_stderr
 from runtime.system.outcome import printable
 
@@ -107,7 +107,7 @@ class Progress:
             if item.kind == "row":
                 self._step = item.step
                 self._began = self._began or (item.step, self._clock())
-            elif item.fields.get("event") in OF_EXPORTERS and board.rank < 0 and (text := told(item.fields)):
+            elif item.fields.get("event") in OF_EXPORTERS and board.rank < 0 and (text := event_line(item.fields)):
                 self._tell(text)
 
     @property

@@ -62,7 +62,7 @@ class NoJsonError(FormError):
 class _PathError(Exception):
     """Path of a value in the text, and its error; `{thing}` stands for the kind of the text."""
 
-    def __init__(self, path: str, words: str = "is not what {thing} has there") -> None:
+    def __init__(self, path: str, words: str = "is not valid for {thing}") -> None:
         super().__init__(path, words)
         self.path, self.words = path, words
 
@@ -164,7 +164,7 @@ def _int(value: Any, path: str) -> Any:
 
 def _number(value: Any, path: str) -> Any:
     if type(value) is float and not math.isfinite(value):
-        raise _PathError(path, "is no number")
+        raise _PathError(path, "is not a number")
     if type(value) not in (int, float) or abs(value) > _MAX_FLOAT:  # an int may be too large for a float
         raise _PathError(path)
     return value
@@ -257,7 +257,7 @@ def _dataclass(form: Any) -> Reader:
         _check_object(value, path)
         for key in value:
             if key not in readers:
-                raise _PathError(_below(path, key), "is no key that {thing} has")
+                raise _PathError(_below(path, key), "is not a key of {thing}")
         values = {}
         for key, each in readers.items():
             if key not in value and defaults[key] is not MISSING:

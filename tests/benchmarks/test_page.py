@@ -82,7 +82,7 @@ def test_the_page_is_current(bless: bool) -> None:
 
 def test_a_row_says_medians_ratios_and_shares() -> None:
     text = table(contest())
-    assert "Limit: 1,000 tokens/s a core." in text and "100 GFLOP/s" in text
+    assert "Limit: 1,000 tokens/s per core." in text and "100 GFLOP/s" in text
     cells = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
     both = "| **dsc**, the both | one | 2 × 1 | 1,250 | 2.00 | 625 | 62% | 500 MB |"
     assert both in text and len(cells) > 5

@@ -75,7 +75,7 @@ class Mutant(NamedTuple):
 
 
 def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
-    """About `count` mutants of the product, at most one a line: by packages' lines that can be changed, LEAST at least.
+    """About `count` mutants, at most one per line: by packages' lines that can be changed, LEAST at least.
 
     A line is chosen by its text and the function it is in, and not by the path of its file: most of the mutants stay
     when the product changes, and when modules move. Of equal lines one is chosen. Of each package, the first ones are

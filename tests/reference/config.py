@@ -188,7 +188,7 @@ WHOLE = ("tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "lo
 
 @dataclass(frozen=True)
 class Config:
-    """A model and its sequence length. `layers` has one entry a layer; so has `attentions`, if they differ in it."""
+    """A model and its sequence length. `layers` has one entry per layer; so has `attentions`, if they differ in it."""
 
     vocab: int
     hidden: int

@@ -134,7 +134,7 @@ def test_a_step_is_the_composition_of_its_parts() -> None:
 
 
 def test_the_mtp_weight_follows_the_tokens_trained_on() -> None:
-    """24 tokens a step and weight 1 until 25 tokens: steps that begin after 0 and 24 tokens train MTP, later do not.
+    """24 tokens per step and weight 1 until 25 tokens: steps that begin after 0 and 24 tokens train MTP, later do not.
 
     Norms are not decayed, and with β1 = β2 = 0 there is no momentum: MTP's final norm moves just with its loss.
     """

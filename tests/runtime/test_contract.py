@@ -67,7 +67,7 @@ def test_a_damaged_program_is_refused_by_its_path() -> None:
         ('"placement": "loop(1)"', '"placement": "loop(1)\\n"', "placement"),
     ):
         assert text.count(old) == 1
-        with pytest.raises(FormError, match=rf"^{path} is not what a program has there$"):
+        with pytest.raises(FormError, match=rf"^{path} is not valid for a program$"):
             RunProgram.from_json(text.replace(old, new))
 
 
@@ -75,7 +75,7 @@ def test_a_field_that_has_its_default_is_left_out() -> None:
     text = PLANS[0].read_text("utf-8")
     layers = RunPlan.from_json(text).moe_layers
     assert layers and all(layer.slots is None for layer in layers) and '"slots"' not in text
-    with pytest.raises(FormError, match=r"^moe_layers\.slots is not what a plan has there$"):
+    with pytest.raises(FormError, match=r"^moe_layers\.slots is not valid for a plan$"):
         RunPlan.from_json(text.replace('"sequence_loss": 0.0,', '"sequence_loss": 0.0, "slots": null,', 1))
 
 
@@ -109,18 +109,18 @@ def without(path: str) -> Callable[[Any], None]:
 deep: Any = {}
 for _ in range(40):
     deep = {"a": deep}
-OTHER = "is not what a plan has there"
+OTHER = "is not valid for a plan"
 REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
-    "unknown key": (put("train.colour", 1), "train.colour is no key that a plan has"),
+    "unknown key": (put("train.colour", 1), "train.colour is not a key of a plan"),
     "missing key": (without("train.optimizer"), f"train.optimizer {OTHER}"),
     "missing key in a row": (without("buckets.0.parameters.0.decay"), f"buckets.parameters.decay {OTHER}"),
     "text for a number": (put("mesh.pp", "1"), f"mesh.pp {OTHER}"),
     "float for an int": (put("mesh.pp", 1.0), f"mesh.pp {OTHER}"),
     "bool for an int": (put("steps", True), f"steps {OTHER}"),
     "int for a bool": (put("buckets.0.parameters.0.decay", 1), f"buckets.parameters.decay {OTHER}"),
-    "NaN": (put("train.optimizer.settings.eps", float("nan")), "train.optimizer.settings.eps is no number"),
-    "infinity": (put("mtp_weight.0.value", float("inf")), "mtp_weight.value is no number"),
-    "NaN where nobody reads": (put("model.attention.heads", float("nan")), "model.attention.heads is no number"),
+    "NaN": (put("train.optimizer.settings.eps", float("nan")), "train.optimizer.settings.eps is not a number"),
+    "infinity": (put("mtp_weight.0.value", float("inf")), "mtp_weight.value is not a number"),
+    "NaN where nobody reads": (put("model.attention.heads", float("nan")), "model.attention.heads is not a number"),
     "a huge int": (put("train.tokens", 10**40), f"train.tokens {OTHER}"),
     "an int that no float holds": (
         put("train.optimizer.weight_decay", -(10**400)),
@@ -132,28 +132,28 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "a name with a line break": (put("run", "x\n"), f"run {OTHER}"),
     "an unknown word": (put("train.rate.0.shape", "wave"), f"train.rate.shape {OTHER}"),
     "a channel of an unknown kind": (put("openings", [["ring", [0], "all"]]), f"openings.kind {OTHER}"),
-    "an edge of three": (put("openings", [["edge", [0, 1, 2], "each"]]), "openings: not what a plan has there"),
+    "an edge of three": (put("openings", [["edge", [0, 1, 2], "each"]]), "openings: not valid for a plan"),
     "an object for an array": (put("records", {}), f"records {OTHER}"),
     "an array for an object": (put("mesh", []), f"mesh {OTHER}"),
     "a tokenizer of neither form": (put("data.tokenizer", 7), f"data.tokenizer {OTHER}"),
-    "a long key": (put("x" * 10_000, 1), f"{'x' * 60}…{'x' * 60} is no key that a plan has"),
-    "degrees that do not divide": (put("mesh.ep", 3), "mesh: not what a plan has there"),
+    "a long key": (put("x" * 10_000, 1), f"{'x' * 60}…{'x' * 60} is not a key of a plan"),
+    "degrees that do not divide": (put("mesh.ep", 3), "mesh: not valid for a plan"),
     "a weight of eight bits that is none": (
         put("quantised", [{"tensor": "none", "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]),
-        "quantised: not what a plan has there",
+        "quantised: not valid for a plan",
     ),
-    "a holder beyond the world": (put("biases.0.holders", [9]), "biases: holders: not what a plan has there"),
-    "holders out of order": (put("buckets.0.holders", [0, 0]), "buckets: holders: not what a plan has there"),
+    "a holder beyond the world": (put("biases.0.holders", [9]), "biases: holders: not valid for a plan"),
+    "holders out of order": (put("buckets.0.holders", [0, 0]), "buckets: holders: not valid for a plan"),
     "an owner where elements are shared out": (
         put("buckets.0.owners", [0]),
-        "buckets: owners: not what a plan has there",
+        "buckets: owners: not valid for a plan",
     ),
     "an optimizer that is a path": (put("train.optimizer.kind", "../x"), f"train.optimizer.kind {OTHER}"),
     "another unit": (put("optimizer.unit", "row"), f"optimizer.unit {OTHER}"),
-    "no rate": (put("train.rate", []), "train.rate: not what a plan has there"),
-    "a hole between layers": (put("model.layers.1.first", 2), "model.layers: not what a plan has there"),
-    "a step of no sequences": (put("batches.0.1", 0), "batches: not what a plan has there"),
-    "memory of other ranks": (put("memory", [1, 1]), "memory: not what a plan has there"),
+    "no rate": (put("train.rate", []), "train.rate: not valid for a plan"),
+    "a hole between layers": (put("model.layers.1.first", 2), "model.layers: not valid for a plan"),
+    "a step of no sequences": (put("batches.0.1", 0), "batches: not valid for a plan"),
+    "memory of other ranks": (put("memory", [1, 1]), "memory: not valid for a plan"),
 }
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_plan_is_refused_by_its_path(name: str) -> None:
         ('{"run": "a", "run": "b"}', "run is there twice"),
         ("[" * 100_000, "it is nested without end"),
         ("{", "it is no JSON: "),
-        ("[]", "it is not what a plan has there"),
+        ("[]", "it is not valid for a plan"),
         ("1" * 5000, "it is no JSON: "),
     ],
     ids=["a key twice", "brackets", "cut off", "no object", "an endless number"],
@@ -231,7 +231,7 @@ def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_tak
     if is_taken:
         assert RunPlan.from_json(json.dumps(whole)).clipped[0].rows[0].end == first + 4
     else:
-        with pytest.raises(FormError, match=r"^clipped: layers\.0: not what a plan has there$"):
+        with pytest.raises(FormError, match=r"^clipped: layers\.0: not valid for a plan$"):
             RunPlan.from_json(json.dumps(whole))
 
 
@@ -266,5 +266,5 @@ def test_weights_of_eight_bits_are_not_divided() -> None:
     whole["quantised"] = [{"tensor": tensor, "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]
     for zero in range(3):
         assert RunPlan.from_json(json.dumps(whole | {"zero": zero})).quantised[0].tensor == tensor
-    with pytest.raises(FormError, match=r"^quantised: not what a plan has there$"):
+    with pytest.raises(FormError, match=r"^quantised: not valid for a plan$"):
         RunPlan.from_json(json.dumps(whole | {"zero": 3}))

@@ -260,8 +260,8 @@ def test_the_text_says_where_the_time_went() -> None:
     document = {"steps": 2, "device": "cpu", "gemm_flops_s": 400e9, "ranks": [{**rank, "rows": rows}]}
     lines = [" ".join(line.split()) for line in text(document).splitlines()]
     assert lines[:3] == [
-        "10.0 ms a step, 5.0 of the processor 2 steps, 1 rank",
-        "at best 9.0 and 4.5 without the profile, of two steps",
+        "10.0 ms per step, 5.0 of the processor 2 steps, 1 rank",
+        "without the profile: 9.0 and 4.5, the better of two steps",
         "Python: 20.0% by the clock, 20.0% of the processor; the profile itself: 0.0 ms",
     ]
     for line in (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from compiler.tools.report.compared import Compared
 
 VERSION = 1  # of the JSON, docs/json.md
-MOST = 64  # runs: more curves cannot be told apart
+MOST = 64  # runs: more curves cannot be distinguished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if len(folders) < 2:
         return wrong("a comparison needs at least two runs", "name another run, or use dsc report RUN", args.format)
     if len(folders) > MOST:
-        return wrong(f"{len(folders)} runs are more than the {MOST} that can be told apart", "name fewer", args.format)
+        return wrong(f"{len(folders)} runs are more than the maximum of {MOST}", "name fewer", args.format)
     if any([is_missing(folder) for folder in folders]):
         return EXIT_SPEC
     from compiler.tools.report.compared import compare, names_of, read_run

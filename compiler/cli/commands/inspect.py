@@ -177,5 +177,5 @@ def _measured(
 def _costs(name: str, run: ScheduledRun) -> tuple[Costs, str]:
     """The costs, and a text that says where they come from."""
     if name == "plan":
-        return run.costs(), "what the plan predicts"
+        return run.costs(), "the plan's predictions"
     return shipped(name) if name in shipped_names() else costs_of_json(read_text(Path(name), MOST_BYTES), name), name

@@ -1,5 +1,5 @@
 """The kernels of a build, from its kernels.json: fused ops, kernel files, ops without a kernel, and kernels outside
-segments, which quantise weights or update them.
+segments, which quantize or update weights.
 """
 
 from __future__ import annotations

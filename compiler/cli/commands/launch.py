@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--restarts", type=restarts, metavar="N", help=text)
     elastic = parser.add_argument_group("torchrun and slurm").add_argument
     nodes = options.number(1, 10**6, "a number of nodes")
-    text = "after losing nodes, go on with at least MIN of them, and use the others again when they return"
+    text = "after losing nodes, continue with at least MIN of them, and use the others again when they return"
     elastic("--elastic", type=nodes, metavar="MIN", help=text)
     seconds = options.number(1, 3600, "a number of seconds")
     text = "with --elastic: once MIN nodes are there, wait S seconds for more; default: 30"
@@ -204,9 +204,9 @@ def _no_elastic(least: int, needs: Sequence[Needs]) -> tuple[str, str] | None:
     if len(needs) > 1:
         return "--elastic is for a single build: a node that returns would start with the first phase", "name one build"
     if (nodes := needs[0].nodes) == 1:
-        return "--elastic needs several nodes, and the build is for one", "leave it out"
+        return "--elastic needs several nodes, but the build is for one", "leave it out"
     if least > nodes:
-        return f"--elastic {least} is more than the {nodes} nodes of the build", f"give 1 to {nodes}"
+        return f"--elastic {least} is more than the {nodes} nodes of the build", f"use 1 to {nodes}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""`dsc plan [SPEC[:RUN]] [-s key=value] [--rates FILE] [--format …]`: predict what a run takes, before it starts.
+"""`dsc plan [SPEC[:RUN]] [-s key=value] [--rates FILE] [--format …]`: predict a run's time, cost and memory.
 
 dsc plan                                     the spec in the current folder
 dsc plan specs/deepseek-v3.dsc               time, cost and memory on 2,048 devices, in a second on a laptop
@@ -9,8 +9,8 @@ dsc plan spec.dsc --format html -o plan.html pictures of placement, memory over 
 
 For a run with phases, each phase is planned and the totals are added up; SPEC:RUN.2 plans only the second phase.
 
-A spec that cannot be trained yet has a plan too. If a plan does not fit, edits that make it fit are planned, and the
-fastest are shown. The assumptions are listed at the end.
+A spec that cannot be trained yet can be planned too. If a plan does not fit, edits that make it fit are planned, and
+the fastest are shown. The assumptions are listed at the end.
 
 Exit codes: 0 planned, whether or not it fits: programs read `memory.fits` of the JSON · 2 the spec or the command line
 is wrong

@@ -1,7 +1,7 @@
 """`dsc replay RUN STEP`: train a step of a run again, from the last checkpoint before it, and compare.
 
 dsc replay runs/quickstart 57             starts from step 50; compares losses, gradient norms, loads
-dsc replay runs/quickstart 57 --swap all  and again with each rank on the device of the next: is a device faulty?
+dsc replay runs/quickstart 57 --swap all  also with each rank on the device of the next, to find a faulty device
 dsc replay runs/quickstart 57 --swap 1,3  the same, with the devices of ranks 1 and 3 exchanged
 dsc replay runs/quickstart 57 --out why   keep the results in the folder why
 
@@ -12,8 +12,8 @@ rolled it back can be trained again too. In a run with phases, the phase of the 
 With --swap the step is trained twice: on the devices of the run, and with devices exchanged. The verdict is one of:
 
     real       the same bits on both: the number comes from the weights and the data
-    transient  the devices now compute other bits than in the run: a transient error
-    device     other bits on another device: the suspect device is named
+    transient  the devices now compute different bits than in the run: a transient error
+    device     different bits on another device: the suspect device is named
     unknown    build or versions differ from the run's, or no two trainings agree
 
 In --swap, numbers past the last rank name devices of this machine that no rank uses: --swap 1,4. On CPUs a device is a

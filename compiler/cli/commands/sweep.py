@@ -297,7 +297,7 @@ def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[PlannedVar
             return each.exit_code
         if each.exit_code:
             worst = EXIT_DIFFERS
-            say(f"warning: {each.variant.name} failed with exit code {each.exit_code}; the sweep goes on")
+            say(f"warning: {each.variant.name} failed with exit code {each.exit_code}; the sweep continues")
     _record(top, args.spec, planned)
     _compare(top, [each for each in fitting if each.exit_code == 0])
     return worst

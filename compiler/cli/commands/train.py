@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, even if the reader of the output goes away.
+    """Train, even if the output pipe is closed.
 
     Returns the exit code of the ranks (see runtime/system/outcome.py), or 2 if there is nothing to train.
     """

@@ -31,7 +31,7 @@ from compiler.cli.commands.common import wrong
 from runtime.observe.watch.dashboard import dashboard, rules
 from runtime.observe.watch.follow import FollowedItem, Follower
 from runtime.observe.watch.run_state import RunState, is_held
-from runtime.observe.watch.view import has_blocks, line, panel, told
+from runtime.observe.watch.view import event_line, has_blocks, line, panel
 from runtime.system.outcome import printable
 
 POLL_S = 0.25
@@ -169,7 +169,7 @@ class PlainView:
             self.shown_s, self.step = now, step
             print(line(state, state.last_step, left_s=None if is_last else state.left_s))
         if is_last and is_first and state.end is not None:
-            print(told(state.end))
+            print(event_line(state.end))
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
@@ -190,7 +190,7 @@ class PanelView:
         for text in _event_lines(items, is_first=is_first):
             self.console.print(Text(text))
         waiting = "" if state.row else "waiting for the first step"
-        note = (told(state.end) if state.end is not None else None) or waiting
+        note = (event_line(state.end) if state.end is not None else None) or waiting
         self.live.update(panel(state, state.last_step, note=note, blocks=has_blocks(self.console)), refresh=True)
 
     def say(self, text: str) -> None:
@@ -201,4 +201,4 @@ def _event_lines(items: Iterable[FollowedItem], *, is_first: bool) -> list[str]:
     """A line for each event since the last poll. Events from before the first poll are not shown."""
     if is_first:
         return []
-    return [text for item in items if item.kind == "event" and (text := told(item.fields))]
+    return [text for item in items if item.kind == "event" and (text := event_line(item.fields))]

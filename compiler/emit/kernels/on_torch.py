@@ -8,21 +8,21 @@ from dsl.facts.formats import FP8, PRODUCTS
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
 PRODUCT = "a matrix product: torch calls cuBLAS"
-COMPRESSED = "nobody has written one yet: torch makes the scores of a few queries at a time, in products of cuBLAS"
-PASS = "one pass over its operands in torch too"
+COMPRESSED = "no kernel yet: torch computes the scores of a few queries at a time, in products of cuBLAS"
+PASS = "one pass over its operands, as in a kernel"
 VIEW = "a view, which computes nothing"
-SCORES = "small beside the products around it"
-SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
+SCORES = "small compared to the matrix products around it"
+SUM = "a sum of rows, in I where I returns its operand: between parts that tensor ranks split"
 
-NORM = "small beside the attention behind it: queries and keys, of models that norm all heads as one"
-INDEX = "no kernel is written yet: products of the indexer, a choice of keys, and attention over them"
-STREAMS = "one pass over the residual streams in torch too, with small matrices of each token"
-POLICY = "no kernel is written yet: what a cross entropy computes of each row, and a few numbers a token"
-PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
+NORM = "small compared to attention: the norm of queries and keys in models that norm all heads together"
+INDEX = "no kernel yet: products of the indexer, the selection of keys, and attention over them"
+STREAMS = "one pass over the residual streams, as in a kernel, with small matrices for each token"
+POLICY = "no kernel yet: a cross entropy of each row, and a few numbers per token"
+PARTS = "a few numbers per row: one of each tensor rank, and the logit of the target"
 
 
-RECURRENCE = "chunks of products that torch batches; a state goes from chunk to chunk, without a kernel so far"
-AROUND = "one pass over its operands in torch, beside a delta rule that has no kernel"
+RECURRENCE = "no kernel yet: batched products of chunks, with a state passed from chunk to chunk"
+AROUND = "one pass over its operands, beside a delta rule that has no kernel"
 
 
 def _with_gradients(*ops: str) -> tuple[str, ...]:

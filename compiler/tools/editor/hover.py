@@ -44,7 +44,7 @@ def _model(model: Model) -> str:
     kinds = Counter(model.ffn(layer).kind for layer in range(model.num_layers))
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     lines = [
-        f"{found.total:,} parameters, {found.active:,} active for a token",
+        f"{found.total:,} parameters, {found.active:,} active per token",
         f"{model.num_layers} layers ({layers}), hidden {model.hidden:,}, attention {model.attention.kind}",
     ]
     if model.mtp is not None:
@@ -57,7 +57,7 @@ def _cluster(cluster: Cluster) -> str:
     for count, node in cluster.parts:
         nodes = "1 node" if count == 1 else f"{count:,} nodes"
         lines.append(f"{count * node.devices:,} × {node.device.name}: {nodes} of {node.devices:,}")
-        lines.append(f"{units.write(node.device.memory, 'byte')} a device")
+        lines.append(f"{units.write(node.device.memory, 'byte')} per device")
     return _list(lines)
 
 

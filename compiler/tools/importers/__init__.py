@@ -1,1 +1,1 @@
-"""Configurations of other programs → specs."""
+"""Imports configurations of other programs as specs."""

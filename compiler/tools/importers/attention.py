@@ -149,7 +149,7 @@ def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | N
     if not used or (isinstance(length, int) and length >= context):
         return None
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        meaning = f"attention to the last {shown(length)} tokens, which is not a number of tokens"
+        meaning = f"the window must be a number of tokens, not {shown(length)}"
         reader.refuse("attention", "sliding_window", meaning)
         return None
     if window is not None:
@@ -167,7 +167,7 @@ def _layers_without_rotation(reader: ConfigReader, family: ConfigFamily, num_lay
         return {*range(every - 1, num_layers, every)}
     turned = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
     if len(turned) < num_layers or any(each not in (0, 1) for each in turned):
-        text = f"`no_rope_layers` has a 0 or a 1 for each of {num_layers} layers, {shown(listed)} has not"
+        text = f"`no_rope_layers` must have a 0 or a 1 for each of {num_layers} layers, unlike {shown(listed)}"
         reader.complain("I0203", text, listed.span)
     return {layer for layer, each in enumerate(turned[:num_layers]) if not each}
 

@@ -64,7 +64,7 @@ def _moe(reader: ConfigReader) -> Moe:
         reader.refuse("ffn", "scoring_func", f"the scores of such a model are one of {', '.join(SCORE)}")
         word = "sqrtsoftplus"
     if method != "noaux_tc":
-        reader.refuse("ffn", "topk_method", "such a model chooses by scores and a bias, as noaux_tc does")
+        reader.refuse("ffn", "topk_method", "such a model chooses experts by scores plus a bias, as noaux_tc does")
     if (normalized := reader.get("norm_topk_prob")) is not None and normalized.value is not True:
         text = "norm_topk_prob = false is left out: deepseek_v4 always divides the chosen scores by their sum"
         reader.warn("I0303", "ffn", text, reader.place("norm_topk_prob"))
@@ -74,7 +74,7 @@ def _moe(reader: ConfigReader) -> Moe:
         reader.warn(
             "I0303", "balance", f"{text}; this spec has a loss per sequence", reader.place("router_aux_loss_coef")
         )
-    reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is that of DeepSeek-V4"))
+    reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is DeepSeek-V4's"))
     return Moe(
         experts=reader.number(f"{at}.experts", Moe, "experts", "n_routed_experts", "num_local_experts"),
         shared=reader.number(f"{at}.shared", Moe, "shared", "n_shared_experts"),
@@ -133,7 +133,7 @@ def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
     found = [OF_RATIO.get(value) if type(value) is int else None for value in values[:num_layers]]
     kinds = [kind for kind in found if kind is not None]
     if len(kinds) < num_layers:
-        text = f"`compress_ratios` has 0, 4 or 128 for each of {num_layers} layers, {shown(ratios)} has not"
+        text = f"`compress_ratios` must have 0, 4 or 128 for each of {num_layers} layers, unlike {shown(ratios)}"
         reader.complain("I0203", text, ratios.span)
         return [WINDOW] * num_layers
     return kinds
@@ -213,7 +213,7 @@ def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
     reader.used.add("partial_rotary_factor")
     share = found.value if found is not None else 1 / 8
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        text = f"`partial_rotary_factor` is above 0 and at most 1, {shown(share)} is not"
+        text = f"`partial_rotary_factor` must be above 0 and at most 1, not {shown(share)}"
         reader.complain("I0203", text, found.span if found else None)
         share = 1
     return int(

@@ -35,7 +35,7 @@ class ConfigFamily:
     skips_rotation: int = 0  # without no_rope_layers, every N-th layer has no RoPE
     scale: str = ""  # the key of the scale of attention scores, or of the number whose square root divides them
     softcap: bool = False  # attn_logit_softcapping is read
-    linear: Literal["", "qwen", "kimi"] = ""  # has linear attention layers; whose names their sizes have
+    linear: Literal["", "qwen", "kimi"] = ""  # has linear attention layers, whose sizes have Qwen's or Kimi's names
     rotates: bool = True  # queries and keys have RoPE
     output_gate: bool = False  # the output of softmax attention is multiplied by a sigmoid gate
     renamed: Mapping[str, str] = field(default_factory=dict)  # key → name of the same key in other types
@@ -52,7 +52,7 @@ class ConfigFamily:
 
 
 # The defaults are those of the configuration classes of `transformers` 5.23; a test compares them. What those classes
-# lack (the loss that balances experts, scores, how groups are chosen; the types `deepseek` and `kimi_k2`) follows
+# lack (the balancing loss, scores, the choice of groups; the types `deepseek` and `kimi_k2`) follows
 # DeepSeek's configuration_deepseek.py, published with the weights; Kimi K2's file is a copy of DeepSeek-V3's.
 # Sizes have no default here: a config without them is refused.
 _ALL: Defaults = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
@@ -329,10 +329,10 @@ OTHER_TYPES = {
     "gemma": "norm gains stored as their difference from 1",
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",
-    "kimi_k25": "images; its `text_config` is a model of its own",
-    "kimi_vl": "images; its `text_config` is a model of its own",
+    "kimi_k25": "images; its `text_config` is a separate model",
+    "kimi_vl": "images; its `text_config` is a separate model",
     "llama4": "images and chunked attention",
     "llama4_text": "chunked attention, and layers without rotation",
     "phi3": "fused projections and long-context factors",
-    "qwen3_vl_moe": "images; its `text_config` is a model of its own",
+    "qwen3_vl_moe": "images; its `text_config` is a separate model",
 }

@@ -21,7 +21,7 @@ NODE = (  # an H100 and its links
     "nic = 50GB/s",
 )
 MEMORY = 80e9  # bytes per device
-ROOM = 0.45  # share of the memory kept for activations and all else that the lower bound leaves out
+ROOM = 0.45  # share of the memory for activations and everything else that the lower bound leaves out
 INDENTED = "\n    ".join(NODE)
 LAPTOP = 50_000_000  # parameters that a laptop can train in FP32, at 16 bytes each
 FEWEST_TRAINED = 257  # smallest vocabulary of a trained tokenizer: 256 bytes and the end of a document
@@ -111,7 +111,7 @@ def _cluster(model: Model, context: int, place: ModelSpread, start: RunBeginning
 # A starting point, not a recipe: the smallest cluster of this kind that fits the model, and common learning rates.
 run pretrain {{
   model = {model.name}
-  cluster = h100 # yours: nodes, devices, their memory
+  cluster = h100 # change it to your nodes, devices and memory
   precision = bf16
 
   parallel {{ pipeline = {place.parallel.pipeline}{expert}, data = auto, zero = 1 }}
@@ -120,8 +120,8 @@ run pretrain {{
   train {{
     sequence = {context}
     micro_batch = 1
-    batch = {place.batch} # sequences of a step: {tokens:,} tokens
-    steps = {number(STEPS)} # {tokens * STEPS / 1e9:,.0f}B tokens; set what your data gives
+    batch = {place.batch} # sequences per step: {tokens:,} tokens
+    steps = {number(STEPS)} # {tokens * STEPS / 1e9:,.0f}B tokens; change it to what your data has
     optimizer adamw {{ beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 }}
     rate {{
       warmup 2000 steps to 3e-4

@@ -29,7 +29,7 @@ LONGEST = 4096  # longest suggested training sequence in tokens, even if the con
 
 @dataclass(frozen=True)
 class ImportedConfig:
-    """The model that a config describes, and what was noticed on the way."""
+    """The model that a config describes, with the remarks and diagnostics of the import."""
 
     model_type: str
     model: Model | None  # None if the config has errors
@@ -94,21 +94,21 @@ def _model_type(reader: ConfigReader) -> str:
     found = reader.members.get("model_type")
     families = ", ".join(FAMILIES)
     if found is None or not isinstance(found.value, str):
-        what = "`model_type` is missing" if found is None else f"`model_type` is a text, {shown(found)} is not"
+        message = "`model_type` is missing" if found is None else f"`model_type` must be a text, not {shown(found)}"
         code = "I0202" if found is None else "I0203"
-        reader.complain(code, what, found.span if found else reader.origins[""], f"one of {families}")
+        reader.complain(code, message, found.span if found else reader.origins[""], f"one of {families}")
         return ""
     name = found.value
     if name not in FAMILIES:
         text = reader.members.get("text_config")
         inner = text.value.get("model_type") if text and isinstance(text.value, Mapping) else None
         if inner is not None and isinstance(inner.value, str) and inner.value in FAMILIES:
-            hint = "its `text_config` can be: put that object into a file of its own"
+            hint = "its `text_config` can be imported: put that object into a separate file"
         else:
             hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
         why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
         message = f"a model of type {shown(name)} cannot be written as a spec{why}"
-        reader.complain("I0201", message, found.span, hint or f"these can: {families}")
+        reader.complain("I0201", message, found.span, hint or f"supported types: {families}")
     reader.used.add("model_type")
     return name
 

@@ -18,10 +18,10 @@ import yaml
 from compiler.tools.importers.json_text import JsonValue
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
-# --- Values: texts with their variables replaced, and values that are unknown without running a program
+# --- Values: text with its variables replaced, and values that are unknown without running a program
 #
-# A text becomes the number, boolean or string that it looks like. A value that only running a program would yield is a
-# `ComputedValue`: the ledger lists it, and a warning points at it.
+# Text that looks like a number or a boolean becomes one; other text is a string. A value that is known only by
+# running a program is a `ComputedValue`: the ledger lists it, and a warning points to it.
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(:?[-=](?:\$\{[^{}]*\}|[^{}])*)?\}|(\w+))")
 UNKNOWN = re.compile(r"\$[\w({@*#?!$]|`")  # variables and commands that were not replaced
@@ -31,7 +31,7 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 @dataclass(frozen=True)
 class ComputedValue:
-    """The source text of a value that only running a program would yield."""
+    """The source text of a value that is known only by running a program."""
 
     text: str
 
@@ -75,7 +75,7 @@ def typed(text: str) -> Any:
 def unknown(name: str, text: str, place: Span, source_text: str) -> Diagnostic:
     """A warning that a key's text has unknown variables. `source_text`: the text before any were replaced."""
     found = VARIABLE.search(source_text)
-    hint = f"give it: -D {found[1] or found[3]}=VALUE" if found and not found[0].strip("${}").isdecimal() else ""
+    hint = f"set it: -D {found[1] or found[3]}=VALUE" if found and not found[0].strip("${}").isdecimal() else ""
     message = f"`{name}` is {text[:80]}, and nothing is executed here"
     return Diagnostic("I0104", message, place, hint or "write its value", severity="warning")
 
@@ -152,7 +152,7 @@ class _Yaml:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(each, depth + 1) for each in node.value]
         if isinstance(node, yaml.MappingNode):
-            return "{…}"  # its keys have entries of their own
+            return "{…}"  # its keys have separate entries
         if node.tag == NULL:
             return None
         if node.tag == TRUTH:

@@ -81,7 +81,7 @@ def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
         return None
     values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
     if len(values) != num_layers or any(each not in (FULL, LINEAR) for each in values):
-        text = f"`layer_types` has {FULL} or {LINEAR} for each of {num_layers} layers, {shown(listed)} has not"
+        text = f"`layer_types` must have {FULL} or {LINEAR} for each of {num_layers} layers, unlike {shown(listed)}"
         reader.complain("I0203", text, listed.span)
     return {layer for layer, kind in enumerate(values[:num_layers]) if kind == LINEAR}
 
@@ -93,7 +93,7 @@ def _counted(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: 
         return None
     found = {each.value - 1 for each in listed.value if type(each.value) is int}
     if len(found) != len(listed.value) or not found <= {*range(num_layers)}:
-        text = f"`kda_layers` has numbers of layers, 1 to {num_layers}, {shown(listed)} has others"
+        text = f"`kda_layers` must have numbers of layers, 1 to {num_layers}, unlike {shown(listed)}"
         reader.complain("I0203", text, listed.span)
     return found & {*range(num_layers)}
 
@@ -111,7 +111,7 @@ def _qwen(reader: ConfigReader) -> DeltaNet:
 
 
 def _kimi(reader: ConfigReader, nested: Mapping[str, JsonValue]) -> DeltaNet:
-    """The sizes of Kimi Delta Attention: in an object of their own as published, at the top level in `transformers`."""
+    """The sizes of Kimi Delta Attention: in a nested object as published, at the top level in `transformers`."""
     names = {"heads": "num_heads", "key_dim": "head_dim", "convolution": "short_conv_kernel_size"}
     plain = {"heads": "linear_num_heads", "key_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
     inner = (
@@ -180,7 +180,7 @@ def _deepseek_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int
     if family.lists_ffn and (listed := reader.get("mlp_layer_types")) is not None:
         kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
         if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
-            text = f"`mlp_layer_types` has dense or sparse for each of {num_layers} layers, {shown(listed)} has not"
+            text = f"`mlp_layer_types` must have dense or sparse for all {num_layers} layers, unlike {shown(listed)}"
             reader.complain("I0203", text, listed.span)
         reader.used.add("first_k_dense_replace")
         return [kind == "sparse" for kind in kinds] if len(kinds) == num_layers else [True] * num_layers
@@ -193,7 +193,7 @@ def _qwen_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     listed = reader.get("mlp_only_layers")
     dense = [each.value for each in listed.value] if listed is not None and isinstance(listed.value, tuple) else []
     if listed is not None and (not isinstance(listed.value, tuple) or not all(type(each) is int for each in dense)):
-        reader.complain("I0203", f"`mlp_only_layers` is a list of layers, {shown(listed)} is not", listed.span)
+        reader.complain("I0203", f"`mlp_only_layers` must be a list of layers, not {shown(listed)}", listed.span)
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
 

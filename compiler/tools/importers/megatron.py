@@ -54,11 +54,11 @@ def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
     if vocab is None:
         if keys.peek("vocab_size", None) is None:
             text = "the vocabulary size comes from the tokenizer, which is not read"
-            keys.mistakes.append(Diagnostic("I0202", text, None, "give the padded size: --vocab N"))
+            keys.mistakes.append(Diagnostic("I0202", text, None, "set the padded size: --vocab N"))
         vocab = keys.take("vocab_size", "model.vocab", 1)
     else:
         keys.note("assumed", "vocab_size", vocab, "model.vocab, by --vocab")
-        keys.lose("vocab_size", "--vocab says another", (vocab,))
+        keys.lose("vocab_size", "--vocab overrides it", (vocab,))
     keys.lose("make_vocab_size_divisible_by", "padding of the vocabulary: `vocab` is the padded size", kind="no effect")
     eps = keys.take("norm_epsilon", "model.norm_eps", 1e-5)
     std = keys.take("init_method_std", "model.init_std", 0.02)
@@ -166,7 +166,7 @@ def _layers(keys: Keys, layers: int, inner: int) -> list[str]:
     chosen = keys.take("moe_router_topk", f"{at}.top_k", 2)
     score = keys.take("moe_router_score_function", f"{at}.score", "softmax")
     if score not in ("sigmoid", "softmax"):
-        keys.mistakes.append(Diagnostic("I0203", f"scores are sigmoid or softmax, {shown(score)} is neither", None))
+        keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {shown(score)}", None))
         score = "softmax"
     before = keys.take("moe_router_pre_softmax", f"{at}.normalize", False)
     normal = score == "sigmoid" or not before

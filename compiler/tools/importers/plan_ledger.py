@@ -1,4 +1,4 @@
-"""The ledger of a plan import: what became of each key of the other system's configuration. None is dropped."""
+"""The ledger of a plan import: the result for each key of the other system's configuration. No key is dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANGES = ("not expressible", "approximated", "computed")
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What became of one key, or of a default that stands in for an absent key."""
+    """The result for one key, or for the default of an absent key."""
 
     kind: Kind
     key: str
@@ -100,7 +100,7 @@ class Keys:
         if not of_kind and first.value is not None:
             names = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
             noun = names.get(kinds, "a number") if isinstance(kinds, type) else "a number"
-            self.mistakes.append(Diagnostic("I0203", f"`{name}` is {noun}, {shown(first.value)} is not", first.span))
+            self.mistakes.append(Diagnostic("I0203", f"`{name}` must be {noun}, not {shown(first.value)}", first.span))
             return default
         if type(first.value) in (int, float):
             least = int(type(default) is int and default >= 1) if least is None else least
@@ -115,7 +115,7 @@ class Keys:
         """Record that the spec does not express a key. A value in `harmless` is recorded as having no effect."""
         for each in self._left.pop(name, ()):
             is_off = any(each.value == value and type(each.value) is type(value) for value in (None, *harmless))
-            self._say("no effect" if is_off else kind, name, each, "as it always is here" if is_off else why)
+            self._say("no effect" if is_off else kind, name, each, "always so here" if is_off else why)
 
     def note(self, kind: Kind, key: str, value: Any, why: str) -> None:
         """Record an entry that does not stand for a single key."""
@@ -194,7 +194,7 @@ def spec_of(
     nodes, per_node = (world // DEVICES, DEVICES) if world % DEVICES == 0 else (1, world)
     ledger, (built_in, changes) = keys.ledger(), precision
     lines = [
-        *comment(f"Imported from a configuration of {system}. What became of each of its keys:"),
+        *comment(f"Imported from a configuration of {system}. The result for each of its keys:"),
         *(line for entry in ledger for line in comment(str(entry))),
         f"run {name} {{",
         f"model = {name}_model",
@@ -205,7 +205,7 @@ def spec_of(
         "}",
         *model,
         *([f"precision {name}_precision {{", *changes, "}"] if changes else []),
-        f"cluster {name}_cluster {{ # yours: nodes, devices, their memory",
+        f"cluster {name}_cluster {{ # change it to your nodes, devices and memory",
         f"nodes = {nodes}",
         f"node {{ devices = {per_node}",
         *NODE,

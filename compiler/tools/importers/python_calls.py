@@ -1,7 +1,7 @@
 """Reads the arguments of the calls that a Python function returns, by their paths, without running it.
 
-`return Config(training=Training(steps=3))` becomes `training.steps = 3`. Names are resolved to what the function or
-the module assigns to them, and calls of the module's functions to what these return.
+`return Config(training=Training(steps=3))` becomes `training.steps = 3`. Names are replaced by the values that the
+function or the module assigns to them, and calls of the module's functions by the values that they return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 # --- Python literals as values, without running anything
 #
 # Numbers, strings, lists, tuples, names, sums and products of lists count as literals; so does a call, whose keyword
-# arguments become keys of their own. The value of any other expression is unknown here.
+# arguments become separate keys. The value of any other expression is unknown here.
 
 MAX_LIST = 10_000  # items of a list written as a product
 

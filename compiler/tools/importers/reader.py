@@ -87,7 +87,7 @@ class ConfigReader:
         whole = int in fields_of(cls)[field].types
         if isinstance(found.value, bool) or not isinstance(found.value, (int,) if whole else (int, float)):
             kind = "a whole number" if whole else "a number"
-            self.complain("I0203", f"`{name}` is {kind}, {shown(found)} is not", found.span)
+            self.complain("I0203", f"`{name}` must be {kind}, not {shown(found)}", found.span)
             return low
         if not all(_holds(found.value, bound) for bound in cls.model_fields[field].metadata):
             message = f"`{name}` = {shown(found)} is out of bounds: {_interval(cls, field)}"
@@ -104,7 +104,7 @@ class ConfigReader:
             meant: int = self._default(names, default)
             return self._missing((name,), low) if meant is REQUIRED else meant
         if isinstance(found.value, bool) or not isinstance(found.value, int) or not low <= found.value <= high:
-            message = f"`{name}` is a whole number from {low:,} to {high:,}, {shown(found)} is not"
+            message = f"`{name}` must be a whole number from {low:,} to {high:,}, not {shown(found)}"
             self.complain("I0203", message, found.span)
             return low
         return found.value
@@ -114,7 +114,7 @@ class ConfigReader:
         if found is None:
             return bool(self._default((name,), default))
         if not isinstance(found.value, bool):
-            self.complain("I0203", f"`{name}` is true or false, {shown(found)} is not", found.span)
+            self.complain("I0203", f"`{name}` must be true or false, not {shown(found)}", found.span)
             return default
         return found.value
 
@@ -123,7 +123,7 @@ class ConfigReader:
         if found is None:
             return str(self._default((name,), default))
         if not isinstance(found.value, str):
-            self.complain("I0203", f"`{name}` is a text, {shown(found)} is not", found.span)
+            self.complain("I0203", f"`{name}` must be a text, not {shown(found)}", found.span)
             return default
         return found.value
 
@@ -133,7 +133,7 @@ class ConfigReader:
         if found is None:
             return {}
         if not isinstance(found.value, Mapping):
-            self.complain("I0203", f"`{name}` is an object, {shown(found)} is not", found.span)
+            self.complain("I0203", f"`{name}` must be an object, not {shown(found)}", found.span)
             return {}
         return found.value
 
@@ -223,7 +223,7 @@ def _holds(value: Any, bound: object) -> bool:
 # key → why it does not affect training
 IRRELEVANT = {
     "architectures": "the class of the model; model_type says the same",
-    "auto_map": "where the code of the class is",
+    "auto_map": "the place of the class's code",
     "base_model_tp_plan": "how inference splits the weights",
     "bos_token_id": "the tokenizer's",
     "cache_implementation": "how inference keeps keys and values",
@@ -236,7 +236,7 @@ IRRELEVANT = {
     "initial_context_length": "the context before it was extended; rope_scaling says the same",
     "is_encoder_decoder": "false for these models",
     "label2id": "for classification",
-    "max_position_embeddings": "a run says how long its sequences are",
+    "max_position_embeddings": "a run sets the length of its sequences",
     "max_window_layers": "the first layer with a window, read only by some types",
     "num_return_sequences": "for generation",
     "output_attentions": "what inference returns",
@@ -252,7 +252,7 @@ IRRELEVANT = {
     "rope_interleave": "the order of rotated pairs, which does not matter when training from scratch",
     "tokenizer_class": "the tokenizer's",
     "torch_dtype": "how the published weights are stored",
-    "transformers_version": "who wrote the file",
+    "transformers_version": "the version that wrote the file",
     "use_cache": "for generation",
 }
 # key → the key whose value it repeats in published configurations
@@ -270,7 +270,7 @@ OF_TYPES: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
 }
 MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_linear")
-REMOTE = ("deepseek", "kimi_k2")  # types whose code is published with the weights: which keys it reads is unknown here
+REMOTE = ("deepseek", "kimi_k2")  # types whose code is published with the weights; the keys it reads are unknown here
 
 
 @dataclass(frozen=True)

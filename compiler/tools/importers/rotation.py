@@ -113,7 +113,7 @@ def _rotated_width(
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         reader.complain(
             "I0203",
-            f"`partial_rotary_factor` is above 0 and at most 1, {shown(share)} is not",
+            f"`partial_rotary_factor` must be above 0 and at most 1, not {shown(share)}",
             found.span if found else None,
         )
         return None
@@ -140,8 +140,8 @@ ROPE_KEYS = ("rope_type", "type", "rope_theta", "factor", "original_max_position
 def scaling_of(
     reader: ConfigReader, name: str, part: Mapping[str, JsonValue]
 ) -> tuple[LinearScaling | Llama3Scaling | YarnScaling | None, int | None]:
-    """The scaling in a `rope_scaling` object, and the context length before the extension: 0 if the object does not say
-    it, None if there is no extension."""
+    """The scaling in a `rope_scaling` object, and the context length before the extension: 0 if the object lacks it,
+    None if there is no extension."""
     kinds = [part[key].value for key in ("rope_type", "type") if key in part and part[key].value is not None]
     kind = kinds[0] if kinds else "default"
     if kind != "default" and (not isinstance(kind, str) or kind not in {*SCALINGS, *EXTENSIONS}):

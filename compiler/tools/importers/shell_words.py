@@ -98,7 +98,7 @@ class _ScriptReader:
         before, text = self.variables.get(name, ""), replaced(text, self.variables)
         if before and not more and before not in text:
             message = f"`{name}` is {text[:80]} from here on, and was {before[:80]}: branches are not followed"
-            self.mistakes.append(Diagnostic("I0104", message, place, f"say which: -D {name}=VALUE", severity="warning"))
+            self.mistakes.append(Diagnostic("I0104", message, place, f"set it: -D {name}=VALUE", severity="warning"))
         text = f"{before} {text}" if more and bracket else before + text if more else text
         self.variables.pop(name, "")
         if is_known(text) or HOLDS.search(text):
@@ -131,7 +131,7 @@ class _ScriptReader:
             self.values.append(text)
         elif has_program and (unread := REFERENCE.fullmatch(text)):
             message = f"the arguments in {text} are not read: nothing is executed here"
-            hint = f"give it: -D {unread[1]}='--name value'" if unread[1].isidentifier() else "write them out"
+            hint = f"set it: -D {unread[1]}='--name value'" if unread[1].isidentifier() else "write them out"
             self.mistakes.append(Diagnostic("I0104", message, self._place(text), hint, severity="warning"))
         return has_program
 

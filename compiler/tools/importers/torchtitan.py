@@ -85,7 +85,7 @@ def optimizer(keys: Keys, steps: int) -> list[str]:
         settings = _settings(keys, at)
         _groups(keys, groups, settings)
     else:
-        keys.lose(at, "another optimizer", (DottedName("default_adamw()"),))
+        keys.lose(at, "not AdamW", (DottedName("default_adamw()"),))
         keys.lose("optimizer.name", "replaced by AdamW", ("AdamW",), "approximated")
         settings = _settings(keys, at)
         why = "there, norm weights decay too; here, they do not"
@@ -104,7 +104,7 @@ def _settings(keys: Keys, at: str) -> dict[str, float]:
         usual = [value for *_, value in _BETAS]
         betas = keys.take(f"{at}.betas", "train.optimizer.beta1, beta2", usual, list)
         if len(betas) != 2 or any(type(each) not in (int, float) for each in betas):
-            keys.mistakes.append(Diagnostic("I0203", f"`betas` are two numbers, {shown(betas)} are not", None))
+            keys.mistakes.append(Diagnostic("I0203", f"`betas` must be two numbers, not {shown(betas)}", None))
             betas = usual
     else:
         betas = [keys.take(f"{at}.beta{n}", path, value) for n, path, value in _BETAS]
@@ -298,7 +298,7 @@ def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, int]:
         shards = keys.take(_SHARDS, "parallel.data", 1)
         data = copies * shards
         if devices is not None and devices != pp * tp * cp * data:
-            text = f"the degrees need {pp * tp * cp * data} devices, --devices says {devices}"
+            text = f"the degrees need {pp * tp * cp * data} devices, but --devices is {devices}"
             keys.mistakes.append(Diagnostic("I0203", text, None, "leave --devices out"))
     when = keys.take("parallelism.fsdp_reshard_after_forward", "parallel.zero", "default")
     if copies > 1 and shards > 1:

@@ -235,7 +235,7 @@ def _layers(keys: Keys, size: Any) -> Iterator[str]:
     inner, chosen = size(f"{LAYERS}.moe_hidden_dim", f"{at}.inner"), size(f"{LAYERS}.router_top_k", f"{at}.top_k")
     score = keys.take(f"{LAYERS}.router_score_func", f"{at}.score", "sigmoid")
     if score not in ("sigmoid", "softmax"):
-        keys.mistakes.append(Diagnostic("I0203", f"scores are sigmoid or softmax, {shown(score)} is neither", None))
+        keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {shown(score)}", None))
         score = "softmax"
     groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{at}.groups", 1, int)
     top = keys.take(f"{LAYERS}.router_num_limited_groups", f"{at}.top_groups", 1, int)

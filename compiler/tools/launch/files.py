@@ -1,4 +1,4 @@
-"""The files of each launcher. `LAUNCHERS` lists the launchers with the options that they take and need."""
+"""The files of each launcher. `LAUNCHERS` has the launchers, with the options that they take and need."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from compiler.tools.launch.job import Job, LaunchError
 from compiler.tools.launch.manifests import Pods, Sky, documents
 from compiler.tools.launch.options import checked_line, enroot_image, of_devices, registry_image, seconds_of
 
-# --- Shell scripts from templates. A template can print numbers and quoted words, and nothing else: a name in a spec, a
-# path or an option never becomes code
+# --- Shell scripts from templates. A template can print only numbers and quoted words, so that no name in a spec, path
+# or option becomes code
 
 
 class Quoted(str):
-    """A text that is already quoted for a shell: one word, or several."""
+    """Text that is already quoted for a shell: one word, or several."""
 
 
 def quoted(text: str) -> Quoted:
     """Quote a text as one shell word."""
-    assert "\0" not in text, "no argument of a process holds a NUL"
+    assert "\0" not in text, "an argument of a process cannot contain a NUL"
     return Quoted(shlex.quote(text))
 
 
 def script(template: str, **values: Any) -> str:
-    """The text of a script. Jinja's errors are ours: every value is there, and is quoted where it is a text."""
+    """Return the text of a script. All values of the template must be given; text must be `Quoted`."""
     return _environment().get_template(template).render(**values)
 
 
@@ -45,7 +45,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # it would escape for HTML; `_checked` refuses what is not quoted for a shell
+        autoescape=False,  # it would escape for HTML; `_checked` refuses text that is not quoted for a shell
     )
     found.filters["q"] = quoted
     return found
@@ -74,7 +74,7 @@ class LaunchFile:
 
 @dataclass(frozen=True)
 class LaunchFiles:
-    """Files, and the commands by which a person then starts the run; `folder` is that of the files."""
+    """Files, and the commands with which a person then starts the run."""
 
     files: tuple[LaunchFile, ...]
     commands: tuple[str, ...]
@@ -82,9 +82,9 @@ class LaunchFiles:
 
 @dataclass(frozen=True)
 class Launcher:
-    """`takes`: options that this launcher has and others have not; `needs`: those of them that have no default.
+    """A launcher. `takes`: options that not all launchers have; `needs`: required options, with descriptions.
 
-    `is_remote`: nodes do not see the folders of this machine, so files are on a volume that they share.
+    `is_remote`: nodes do not see the folders of this machine, so files are on a shared volume.
     """
 
     what: str
@@ -95,35 +95,31 @@ class Launcher:
 
 
 def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """A script to start on each node, by hand or over ssh."""
+    """Return a script to start on each node, by hand or over ssh."""
     several = job.needs.nodes > 1
     last = job.needs.nodes - 1
     start = f"{quoted(str(folder / NODE_SCRIPT))} {'HOST NODE' if several else ''}".rstrip()
-    note = (
-        f"  # on every node: HOST is the first of them, NODE is 0 there and up to {last} on the others"
-        if several
-        else ""
-    )
+    note = f"  # on every node: HOST is the first node, NODE is 0 on it, up to {last} on the others" if several else ""
     return LaunchFiles((_node_script(job, "words", restarts=args.restarts),), (start + note,))
 
 
 def slurm(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """A batch script that starts one task per node."""
+    """Return a batch script that starts one task per node."""
     limit = seconds_of(args.time)
     if limit is not None and args.lead >= limit:
         raise LaunchError(
-            f"--lead {args.lead} is not below --time {args.time}: the signal would come before the job",
-            "give a longer --time, or a shorter --lead",
+            f"--lead {args.lead} is not below --time {args.time}: the signal would precede the job",
+            "use a longer --time or a shorter --lead",
         )
     needs = job.needs
-    given = {
+    values = {
         "partition": args.partition,
         "account": args.account,
         "qos": args.qos,
         "constraint": args.constraint,
         "gres": args.gres,
     }
-    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in given.items() if value is not None]
+    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in values.items() if value is not None]
     has_devices = args.gres is not None and of_devices(args.gres, 0 if needs.is_cpu else needs.ranks_per_node)
     batch = script(
         "job.sbatch.j2",
@@ -139,14 +135,14 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
         run=job.run,
         restarts=args.restarts,
     )
-    job_file = LaunchFile("job.sbatch", batch, "what sbatch submits", is_program=True)
+    job_file = LaunchFile("job.sbatch", batch, "the script that sbatch submits", is_program=True)
     return LaunchFiles((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
 
 
 def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
-    """The words in front of a task that make srun run it in the image: Apptainer for a .sif, else options of Pyxis.
+    """Return the words before a task that make srun run it in the image: Apptainer for a .sif, else options of Pyxis.
 
-    The container has the folders of the job at their own paths, and the one of --mount.
+    The container mounts the folders of the job at their own paths, and the folder of --mount.
     """
     if args.image is None:
         return Quoted("")
@@ -156,7 +152,7 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
     for each in folders:
         if not each.startswith("/") or set(each) & set(",:"):
             raise LaunchError(
-                f"the folder {each!r} cannot be mounted in a container: it needs a path from / without comma or colon",
+                f"the folder {each!r} cannot be mounted: a path must be absolute, without comma or colon",
                 "give absolute paths to --out, --run-folder, --build-path and --data",
             )
     mounts = ",".join(f"{each}:{each}" for each in folders)
@@ -168,34 +164,34 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
 
 
 def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """A JobSet, with the script of a node in a ConfigMap."""
+    """Return a JobSet, with the script of a node in a ConfigMap."""
     resources = dict(args.resource)
     fields = manifests.checked_fields(dict(args.field), manifests.POD_FIELDS, "a pod")
     image = registry_image(args.image)
     pods = Pods(image, args.namespace, args.volume, args.mount, resources, fields, args.grace, args.restarts)
     values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
-    written = LaunchFile("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
-    return LaunchFiles((written,), (f"kubectl apply -f {quoted(str(folder / written.name))}",))
+    manifest = LaunchFile("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
+    return LaunchFiles((manifest,), (f"kubectl apply -f {quoted(str(folder / manifest.name))}",))
 
 
 def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
-    """A managed job."""
+    """Return a managed job."""
     accelerator = args.accelerator or CLOUD_NAMES.get(job.needs.device.lower(), "")
     if not accelerator and not job.needs.is_cpu:
         raise LaunchError(
-            f"device {job.needs.device} of the spec has no SkyPilot name known to dsc",
+            f"dsc knows no SkyPilot name for the spec's device {job.needs.device}",
             "name it with --accelerator: `sky show-gpus` lists them",
         )
     fields = manifests.checked_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")
     sky = Sky(registry_image(args.image), args.infra, accelerator, args.volume, args.mount, fields, args.restarts)
     task = manifests.sky_task(job, sky, _node_script(job, "skypilot").text)
-    written = LaunchFile("task.yaml", documents(task), "a task of SkyPilot")
-    return LaunchFiles((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
+    manifest = LaunchFile("task.yaml", documents(task), "a task of SkyPilot")
+    return LaunchFiles((manifest,), (f"sky jobs launch {quoted(str(folder / manifest.name))}",))
 
 
 def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> LaunchFile:
-    """The script that every node runs. `place`: from where it takes the first node and its own number. `restarts`: of
-    torchrun, which starts ranks again; those of an elastic job otherwise."""
+    """Return the script that every node runs. `place`: where it finds the first node and its own number. `restarts`: of
+    torchrun; for an elastic job, those of the job."""
     needs = job.needs
     restarts = job.elastic.restarts if job.elastic else restarts
     device = "cpu" if needs.is_cpu else "cuda"
@@ -218,7 +214,7 @@ def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> Lau
         environment=sorted(job.environment.items()),
         arguments=[Quoted(line) for line in lines],
     )
-    return LaunchFile(NODE_SCRIPT, text, "what every node runs", is_program=True)
+    return LaunchFile(NODE_SCRIPT, text, "the script that every node runs", is_program=True)
 
 
 LAUNCHERS = {

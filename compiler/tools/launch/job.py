@@ -1,4 +1,4 @@
-"""A job of `dsc launch`: what its builds need from a cluster, and paths on the nodes."""
+"""A job of `dsc launch`: the needs of its builds, and paths on the nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESOLVED = "spec.resolved"
 
 
 class LaunchError(Exception):
-    """Files cannot be written for this build or option. `hint`: how to change the command line."""
+    """No files can be written for a build or option. `hint`: how to change the command line."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -30,10 +30,10 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a build needs: nodes of equal counts of devices, one rank on each device.
+    """The needs of a build: nodes with equal numbers of devices, and one rank on each device.
 
-    `memory_bytes`: of a device, by the spec. `digest`: of the build's manifest. `finds_text`: the data is Python's
-    own source, which every node has.
+    `memory_bytes`: of a device, by the spec. `digest`: of the build's manifest. `finds_text`: whether the data is
+    Python's own source, which every node has.
     """
 
     run: str
@@ -56,8 +56,8 @@ class Needs:
 
 @dataclass(frozen=True)
 class Elastic:
-    """Settings of a run that continues without lost nodes. `least`: minimum nodes; `restarts`: restarts of ranks and of
-    each node; `gather_s`: seconds to wait for more nodes once `least` are there."""
+    """Settings of a run that continues without lost nodes. `least`: minimum nodes; `restarts`: maximum restarts of the
+    ranks and of each node; `gather_s`: seconds to wait for more nodes once `least` are there."""
 
     least: int
     restarts: int
@@ -66,12 +66,12 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Job:
-    """A build, or those of the phases of a run, with everything that a node has to know.
+    """A job that trains a build, or the builds of a run's phases. Paths are those on the nodes.
 
-    `needs`: of the first build, which the others equal in nodes and devices. `builds`: each a folder as the nodes see
-    it, and its digest. `run`, `data`: folders as the nodes see them. `python`: the interpreter on the nodes. `port`: a
-    free one of the first node, as are those that follow, one for each further build. `environment`: variables of every
-    rank. `arguments`: further options of train.py, each with its value. `elastic`: None where the run needs all nodes.
+    `needs`: of the first build; all builds need equal nodes. `builds`: (folder, digest). `run`, `data`: folders.
+    `python`: the interpreter on the nodes. `port`: a free port of the first node; each further build uses the next
+    one. `environment`: variables of every rank. `arguments`: further options of train.py, each with its value.
+    `elastic`: None if the run needs all nodes.
     """
 
     needs: Needs
@@ -87,20 +87,20 @@ class Job:
 
 
 def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:
-    """The needs of the builds of a run's phases, in order. Raises LaunchError if they are not consecutive phases of one
-    run, or if they need different nodes."""
+    """Return the needs of the builds of a run's phases, in order. Raises LaunchError if they are not consecutive phases
+    of one run, or if they need different nodes."""
     found = tuple(map(needs_of, builds))
     for (before, each), build in zip(pairwise(found), builds[1:], strict=True):
         if (run_name(each.run), each.phase) != (run_name(before.run), before.phase + 1):
             raise LaunchError(
-                f"{build} is not the phase that follows phase {before.phase} of run {run_name(before.run)}",
-                "name the builds of one run's phases in order, or write the files of each build separately",
+                f"{build} is not the phase after phase {before.phase} of run {run_name(before.run)}",
+                "name the builds of one run's phases in order, or write files for each build separately",
             )
         if _nodes(each) != _nodes(before):
             raise LaunchError(
-                f"phase {each.phase} takes {_nodes(each)}, and phase {before.phase} {_nodes(before)}: one job has the"
-                " same nodes from its beginning to its end",
-                "write the files of each phase by itself, and start them one after the other",
+                f"phase {each.phase} needs {_nodes(each)}, and phase {before.phase} {_nodes(before)}: a job cannot"
+                " change its nodes",
+                "write files for each phase separately, and start them one after the other",
             )
     return found
 
@@ -110,8 +110,8 @@ def _nodes(needs: Needs) -> str:
 
 
 def needs_of(build: Path) -> Needs:
-    """The needs of a build. Raises LaunchError if the build is damaged, or if its nodes differ in their device
-    counts."""
+    """Return the needs of a build. Raises LaunchError if the build is damaged, or if its nodes have different numbers
+    of devices."""
     try:
         found = read(build)
         plan = RunPlan.from_json(found.files["plan.json"])
@@ -120,15 +120,15 @@ def needs_of(build: Path) -> Needs:
         raise LaunchError(str(error), "name the folder that `dsc compile` wrote: dsc launch slurm build/NAME") from None
     except (KeyError, ValueError, NoJsonError, FormError, SpecError):
         raise LaunchError(
-            f"{build} cannot be read: its plan or its spec is of another version of dsc", "run `dsc compile` again"
+            f"{build} cannot be read: another version of dsc wrote its plan or its spec", "run `dsc compile` again"
         ) from None
     counts = {machine.devices for _, machine in cluster.parts}
     if len(counts) > 1 or cluster.world != plan.mesh.world:
         listed = ", ".join(f"{nodes} of {machine.devices}" for nodes, machine in cluster.parts)
         raise LaunchError(
-            f"the nodes of cluster {cluster.name} differ in their devices ({listed}), and a launcher starts as many"
-            " ranks on each",
-            "describe the cluster as nodes of equal counts, or start torchrun by hand: docs/torchrun.md",
+            f"the nodes of cluster {cluster.name} have different numbers of devices ({listed}), but a launcher starts"
+            " equally many ranks on each node",
+            "describe the cluster as nodes with equal numbers of devices, or start torchrun by hand: docs/torchrun.md",
         )
     device = cluster.node.device
     is_cpu, within = device.bf16 is None, plan.train.within

@@ -1,8 +1,8 @@
-"""Manifests of Kubernetes and of SkyPilot, as plain values.
+"""Manifests of Kubernetes and SkyPilot, as plain values.
 
-Kubernetes: a JobSet (jobset.x-k8s.io/v1alpha2), with the script of a node in a ConfigMap: a container's `command` and
-`env` would have every `$(NAME)` in them replaced. `tests/compiler/tools/launch/schemas` has what the published pages of
-these, and of SkyPilot, say of the fields that are used here.
+Kubernetes: a JobSet (jobset.x-k8s.io/v1alpha2). The script of a node is in a ConfigMap, because Kubernetes replaces
+every `$(NAME)` in a container's `command` and `env`. `tests/compiler/tools/launch/schemas` has the published schemas of
+the fields that are used here.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import yaml
 
 from compiler.tools.launch.job import Job, LaunchError, Needs
 
-# --- YAML from plain values, so that every reader of YAML 1.1 or 1.2 finds the same values in it
+# --- YAML from plain values, which every parser of YAML 1.1 or 1.2 reads as the same values
 #
-# A word is plain only if no version of YAML could take it for something else than text. All other texts are in double
-# quotes: `1e3`, `y` and a digest such as `12e45` are numbers and truths to some readers.
+# A word is unquoted only if it is text in all versions of YAML. All other texts are in double quotes: `1e3`, `y` and a
+# digest such as `12e45` are numbers or booleans to some parsers.
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z_./-]*")
-_BREAKS = re.compile("[\r\x85\u2028\u2029]")  # a reader of YAML 1.1 takes these for ends of lines, and makes them \\n
+_BREAKS = re.compile("[\r\x85\u2028\u2029]")  # line breaks to a parser of YAML 1.1, which makes them \\n
 _TRUTHS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 
 
 class _Dumper(yaml.SafeDumper):
-    """Strings as above; lists are indented below their key."""
+    """Quotes strings as above, and indents lists below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -49,7 +49,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def documents(*values: dict[str, Any]) -> str:
-    """The text of one or several documents, keys in their order."""
+    """Return the YAML of one or several documents, with keys in their order."""
     return yaml.dump_all(
         values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**20, explicit_start=len(values) > 1
     )
@@ -58,24 +58,24 @@ def documents(*values: dict[str, Any]) -> str:
 # --- manifests
 
 Manifest = dict[str, Any]
-SCRIPTS = "/etc/dsc"  # where containers find the script of a node
+SCRIPTS = "/etc/dsc"  # folder of the node script in containers
 SCRIPT = "node.sh"
-# Fields that --field may set: of a pod, and of the resources of a task of SkyPilot.
+# Fields that --field may set, of a pod and of the resources of a SkyPilot task.
 POD_FIELDS = (
     *("affinity", "dnsPolicy", "hostNetwork", "imagePullSecrets", "nodeSelector", "priorityClassName"),
     *("runtimeClassName", "schedulerName", "schedulingGates", "securityContext", "serviceAccountName", "tolerations"),
     "topologySpreadConstraints",
 )
 SKY_FIELDS = ("disk_size", "disk_tier", "instance_type", "labels", "network_tier", "use_spot")
-NODE = "node"  # the replicated job and its container
+NODE = "node"  # name of the replicated job and of its container
 
 
 @dataclass(frozen=True)
 class Pods:
-    """What containers need beside the job.
+    """Settings of pods that are not part of the job.
 
-    `claim`: a PersistentVolumeClaim that all pods can write to, mounted at `mount`. `resources`: further ones of a
-    pod, such as rdma/ib. `fields`: further ones of a pod. `grace`: seconds between SIGTERM and SIGKILL.
+    `claim`: a PersistentVolumeClaim that all pods can write to, mounted at `mount`. `resources`: additional resources
+    of a pod, such as rdma/ib. `fields`: additional fields of a pod. `grace`: seconds between SIGTERM and SIGKILL.
     """
 
     image: str
@@ -89,27 +89,27 @@ class Pods:
 
     @property
     def pins_memory(self) -> bool:
-        """Whether pods pin memory, as RDMA does: what a pod asks for beside GPUs is taken for adapters."""
+        """Whether pods pin memory, as RDMA does. All resources besides GPUs are assumed to be network adapters."""
         return any(not name.endswith("/gpu") for name in self.resources)
 
 
-def checked_fields(fields: Mapping[str, Any], settable: Sequence[str], what: str) -> Mapping[str, Any]:
-    """The fields. Raises LaunchError where one is not settable."""
+def checked_fields(fields: Mapping[str, Any], settable: Sequence[str], owner: str) -> Mapping[str, Any]:
+    """Return the fields. Raises LaunchError if one is not settable."""
     for name in fields:
         if name not in settable:
             raise LaunchError(
-                f"--field {name} is not a field of {what} that can be set", f"those are {', '.join(settable)}"
+                f"--field {name} is not a field of {owner} that can be set", f"use one of {', '.join(settable)}"
             )
     return fields
 
 
 def first_host(job: Job) -> str:
-    """The name of the first pod of a JobSet, in the headless service that the JobSet makes."""
+    """Return the name of the first pod of a JobSet, in the headless service of the JobSet."""
     return f"{job.name}-{NODE}-0-0.{job.name}"
 
 
 def jobset(job: Job, pods: Pods, script: str) -> tuple[Manifest, ...]:
-    """A ConfigMap and a JobSet: an indexed Job with a pod a node. A pod that ends before the run does restarts all."""
+    """Return a ConfigMap and a JobSet: an indexed Job with one pod per node. If a pod fails, all pods restart."""
     container = {
         "name": NODE,
         "image": pods.image,
@@ -147,19 +147,19 @@ def _metadata(name: str, pods: Pods) -> Manifest:
 
 
 def _resources(needs: Needs, pods: Pods) -> Manifest:
-    """Requests and limits of a pod. Memory is for the scheduler to find where ranks compute on CPUs."""
+    """Return requests and limits of a pod. Memory is requested only for ranks on CPUs."""
     wanted: dict[str, Any] = dict(pods.resources)
     if needs.is_cpu:
         wanted |= {"cpu": needs.cores_per_node, "memory": str(needs.memory_bytes * needs.ranks_per_node)}
     else:
-        given = {name: count for name, count in wanted.items() if name.endswith("/gpu")}
-        if given and sum(given.values()) != needs.ranks_per_node:
-            said = ", ".join(f"{name}={count}" for name, count in given.items())
+        gpus = {name: count for name, count in wanted.items() if name.endswith("/gpu")}
+        if gpus and sum(gpus.values()) != needs.ranks_per_node:
+            listed = ", ".join(f"{name}={count}" for name, count in gpus.items())
             raise LaunchError(
-                f"--resource {said} is not the {needs.ranks_per_node} devices that the build takes on each node",
-                "leave it out, or give as many",
+                f"--resource {listed} differs from the {needs.ranks_per_node} devices that the build needs per node",
+                "remove the option, or use as many",
             )
-        if not given:
+        if not gpus:
             wanted["amd.com/gpu" if needs.is_amd else "nvidia.com/gpu"] = needs.ranks_per_node
     return {"requests": wanted, "limits": wanted}
 
@@ -173,7 +173,7 @@ def _mounts(pods: Pods) -> list[Manifest]:
 
 
 def _volumes(job: Job, pods: Pods) -> list[Manifest]:
-    """The script, the claim, and shared memory for NCCL, of which a container has 64 MiB otherwise."""
+    """Return the script, the claim, and shared memory for NCCL, since a container has only 64 MiB by default."""
     return [
         {"name": "scripts", "configMap": {"name": f"{job.name}-scripts"}},
         {"name": "files", "persistentVolumeClaim": {"claimName": pods.claim}},
@@ -184,19 +184,20 @@ def _volumes(job: Job, pods: Pods) -> list[Manifest]:
 # ---------------------------------------------------------------- SkyPilot
 @dataclass(frozen=True)
 class Sky:
-    """What SkyPilot needs beside the job. `volume`: a volume of SkyPilot that all nodes can write to, at `mount`."""
+    """Settings of SkyPilot that are not part of the job. `volume`: a SkyPilot volume that all nodes can write to,
+    mounted at `mount`."""
 
     image: str
     infra: str | None
     accelerator: str
     volume: str
     mount: str
-    fields: Mapping[str, Any]  # further ones of its resources
+    fields: Mapping[str, Any]  # additional fields of its resources
     restarts: int
 
 
 def sky_task(job: Job, sky: Sky, script: str) -> Manifest:
-    """A managed job. SkyPilot starts it again on new nodes after a preemption, and `restarts` times after an error."""
+    """Return a managed job. SkyPilot restarts it on new nodes after preemptions, and `restarts` times after errors."""
     needs = job.needs
     resources: Manifest = {"infra": sky.infra} if sky.infra else {}
     if needs.is_cpu:

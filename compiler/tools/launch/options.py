@@ -37,7 +37,7 @@ _TIMES = (  # time formats of sbatch: minutes, minutes:seconds, hours:…, days-
 
 
 def label_of(run: str) -> str:
-    """The name of a run as a label for schedulers: lowercase letters, digits and dashes."""
+    """Return the name of a run as a label for schedulers: lowercase letters, digits and dashes."""
     label = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")[:LABEL_MOST].rstrip("-")
     return label if _LABEL.fullmatch(label) else f"run-{label}".rstrip("-")
 
@@ -73,7 +73,7 @@ def registry_image(text: str) -> str:
 
 
 def enroot_image(text: str) -> str:
-    """An image in the notation of Pyxis: a file, or registry#name:tag."""
+    """Return an image in the notation of Pyxis: a file, or registry#name:tag."""
     match = None if text.startswith("/") or "#" in text or "://" in text else _REGISTRY.fullmatch(text)
     return f"{match[1]}#{match[2]}" if match else text
 
@@ -88,14 +88,14 @@ def mount(text: str) -> str:
 
 
 def interface(text: str) -> str:
-    """--interface and --hca: names, as NCCL lists them."""
+    """Parse --interface and --hca: names, as NCCL lists them."""
     if not _INTERFACE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of interfaces, such as eth0 or mlx5_0,mlx5_1")
     return text
 
 
 def variable(text: str) -> tuple[str, str]:
-    """--env NAME=VALUE."""
+    """Parse --env NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not _VARIABLE.fullmatch(name):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -103,7 +103,7 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def resource(text: str) -> tuple[str, int]:
-    """--resource NAME=COUNT."""
+    """Parse --resource NAME=COUNT."""
     name, _, count = text.partition("=")
     if not _RESOURCE.fullmatch(name) or not re.fullmatch("[1-9][0-9]{0,5}", count, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COUNT, such as rdma/ib=1")
@@ -111,33 +111,33 @@ def resource(text: str) -> tuple[str, int]:
 
 
 def time_limit(text: str) -> str:
-    """--time, as sbatch reads it."""
+    """Parse --time, in a format of sbatch."""
     if text.upper() != "UNLIMITED" and (seconds_of(text) or 0) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time of sbatch: MINUTES, HH:MM:SS or DAYS-HH:MM:SS")
     return text
 
 
 def seconds_of(time: str) -> int | None:
-    """A time limit in seconds; None if there is none."""
+    """Return a time limit in seconds; None if there is none."""
     for form, units in _TIMES:
         if match := form.fullmatch(time):
             return sum(int(part) * unit for part, unit in zip(match.groups(), units, strict=True))
     return None
 
 
-def number(low: int, high: int, what: str) -> type[int]:
-    """An argparse type for an integer in a range."""
+def number(low: int, high: int, meaning: str) -> type[int]:
+    """Return an argparse type for an integer in a range."""
 
     def parsed(text: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", text, re.ASCII) or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}, from {low:,} to {high:,}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}, from {low:,} to {high:,}")
         return int(text)
 
     return parsed  # type: ignore[return-value]  # argparse calls it as a type
 
 
 def sbatch(text: str) -> str:
-    """--sbatch NAME[=VALUE]: an additional #SBATCH line."""
+    """Parse --sbatch NAME[=VALUE], an additional #SBATCH line."""
     match = _SBATCH.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -145,9 +145,7 @@ def sbatch(text: str) -> str:
         )
     name, value = match.groups()
     if owned := next((own for own in OWN if own.startswith(name)), None):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: the job needs its own --{owned}, which the build or an option of dsc launch sets"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r}: the build or an option of dsc launch sets --{owned}")
     if value is None:
         return f"--{name}"
     if not _LINE.fullmatch(value):
@@ -156,10 +154,10 @@ def sbatch(text: str) -> str:
 
 
 def field(text: str) -> tuple[str, Any]:
-    """--field NAME=JSON. A word that is not JSON is a string."""
+    """Parse --field NAME=JSON. A word that is not JSON is a string."""
     match = _FIELD.fullmatch(text)
     if match is None or not text.isprintable():
-        raise argparse.ArgumentTypeError(f'{text!r} is not NAME=JSON, as nodeSelector={{"pool": "train"}}')
+        raise argparse.ArgumentTypeError(f'{text!r} is not NAME=JSON, such as nodeSelector={{"pool": "train"}}')
     name, value = match.groups()
     try:
         return name, json.loads(value, parse_constant=_no_number)
@@ -172,7 +170,7 @@ def field(text: str) -> tuple[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def of_devices(text: str, devices: int) -> bool:
@@ -181,8 +179,8 @@ def of_devices(text: str, devices: int) -> bool:
     counts = [int(each[-1]) if each[-1].isdecimal() else 1 for each in words if each[0] == "gpu"]
     if counts and sum(counts) != devices:
         raise LaunchError(
-            f"--gres {text} has {sum(counts)} devices, and the build takes {devices} on each node",
-            f"give gpu:{devices}, or compile for the devices you have: dsc compile --on",
+            f"--gres {text} has {sum(counts)} devices, but the build needs {devices} on each node",
+            f"use gpu:{devices}, or compile for the devices you have: dsc compile --on",
         )
     return bool(counts)
 

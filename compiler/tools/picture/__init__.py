@@ -1,7 +1,7 @@
-"""Pictures of schedules: one set of values and one geometry, drawn as SVG, HTML, terminal text and Chrome trace.
+"""Pictures of schedules as SVG, HTML, terminal text and Chrome trace, from one set of values and one geometry.
 
-`panel_of(schedule, costs)` makes the values of one schedule, a `Picture` holds one or several of them, and
-`formats.FORMATS` has what draws it.
+`panel_of(schedule, costs)` returns the values of one schedule, a `Picture` holds one or several panels, and
+`formats.FORMATS` has the functions that draw it.
 """
 
 from compiler.tools.picture.drawing import BoxRow, DrawnAction, DrawnExchange, DrawnMessage, Panel, Picture, StepCell

@@ -11,8 +11,8 @@ from compiler.tools.picture.drawing import ExchangeShare, Lanes
 
 
 def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, ...]:
-    """Exchanges of the bodies of each pipeline rank. `times`: nanoseconds from `estimate`, for all ranks or each."""
-    by_body: dict[tuple[str, int], tuple[ExchangeShare, ...]] = {}  # one name is one body, on whatever rank of a kind
+    """Return the exchanges of the bodies of each pipeline rank. `times`: ns from `estimate`, for all ranks or each."""
+    by_body: dict[tuple[str, int], tuple[ExchangeShare, ...]] = {}  # bodies of the same name are equal on all ranks
     ranks = []
     for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):
         for body in bodies:
@@ -23,7 +23,7 @@ def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, .
 
 
 def shares_of(instructions: Sequence[Instruction], times: Times) -> tuple[ExchangeShare, ...]:
-    """Times as shares of the whole."""
+    """Return the exchanges of a body, with times as shares of its duration."""
     spans = list(held(instructions, times))
     whole = max((end for _, _, end in spans), default=0)
     return tuple(

@@ -1,4 +1,4 @@
-"""The contents of a picture of schedules, as frozen values. Times are in the unit the picture names."""
+"""The contents of a picture of schedules, as frozen values. Times are in the unit of the picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.contract.actions import ActionKind
 
 @dataclass(frozen=True, slots=True)
 class DrawnAction:
-    """One action. `direction` 0 or 1 chooses the tint: the end its micro-batch enters from, or the rank's stage."""
+    """One action. `direction`, 0 or 1, sets the tint: the end where its micro-batch enters, or the rank's stage."""
 
     label: str  # F3.7
     kind: ActionKind
@@ -20,7 +20,7 @@ class DrawnAction:
 
     @property
     def css(self) -> str:
-        """The classes that colour it."""
+        """The CSS classes of its colour."""
         return f"{self.kind} d{self.direction}"
 
 
@@ -28,7 +28,7 @@ class DrawnAction:
 class StepCell:
     """A step of a rank: one action, or the two of an overlapped pair, from `start` to `end`.
 
-    `note` is said beside the times; `error` is the measured time over the planned one, less 1.
+    `note` is shown beside the times; `error` is measured / planned time − 1.
     """
 
     actions: tuple[DrawnAction, ...]
@@ -51,7 +51,7 @@ class StepCell:
 
 @dataclass(frozen=True, slots=True)
 class DrawnExchange:
-    """One activity of the communication lane of a rank, from `start` to `end`."""
+    """One exchange on the communication lane of a rank, from `start` to `end`."""
 
     label: str  # dispatch F3.0@L17
     direction: int
@@ -61,7 +61,7 @@ class DrawnExchange:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeShare:
-    """An exchange of a body: {0} and {1} of the label stand for the micro-batches; times as shares of the body's."""
+    """An exchange of a body. {0} and {1} in the label stand for micro-batches; times are shares of the body's time."""
 
     label: str  # dispatch F3.{0}@L17
     slot: int
@@ -71,9 +71,9 @@ class ExchangeShare:
 
 @dataclass(frozen=True, slots=True)
 class DrawnCopy:
-    """A copy of an activation to the host (an O) or back (an R), beside what its rank computes.
+    """A copy of an activation to the host (O) or back (R), parallel to compute.
 
-    `before`: the step of the rank in front of which it stands, which is when memory is free, or taken: at `time`.
+    `before`: the step of the rank that it precedes. `time`: when its memory is freed or taken.
     """
 
     label: str  # O3.7
@@ -88,12 +88,12 @@ class DrawnCopy:
         return self.label[0] == "R"
 
 
-Lanes = tuple[tuple[str, tuple[ExchangeShare, ...]], ...]  # body, as F3 or F3_B4, and its exchanges
+Lanes = tuple[tuple[str, tuple[ExchangeShare, ...]], ...]  # a body, such as F3 or F3_B4, and its exchanges
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnMessage:
-    """A message to the next stage on another rank. `label`: the action that computed it."""
+    """A message to a neighbouring stage on another rank. `label`: the action that computed it."""
 
     label: str
     kind: ActionKind  # F, or B for either kind of backward
@@ -106,10 +106,10 @@ class DrawnMessage:
 
 @dataclass(frozen=True)
 class BoxRow:
-    """A line of boxes: what a rank does, or one of several tracks of it.
+    """A line of boxes: the steps of a rank, or one of several tracks of them.
 
-    `activation`: what a forward keeps until its backward, in those of 1/P of the model; 0 draws no curve. `keeps`: the
-    share of it that is held from the end of an I to the end of its W.
+    `activation`: memory that a forward keeps until its backward; the unit is the activation of 1/P of the model, and 0
+    draws no curve. `keeps`: the share of it that is held from the end of an I to the end of its W.
     """
 
     rank: int
@@ -118,11 +118,11 @@ class BoxRow:
     activation: float = 1.0
     lanes: Lanes = ()
     keeps: Fraction = Fraction(1)
-    copies: tuple[DrawnCopy, ...] = ()  # in the order in which they stand
+    copies: tuple[DrawnCopy, ...] = ()  # in execution order
 
     @cached_property
     def exchanges(self) -> tuple[DrawnExchange, ...]:
-        """The activities of the communication lane, in the order of the steps."""
+        """The exchanges of the communication lane, in the order of the steps."""
         lanes = dict(self.lanes)
         return tuple(
             DrawnExchange(
@@ -137,9 +137,11 @@ class BoxRow:
 
     @cached_property
     def live(self) -> tuple[tuple[float, float], ...]:
-        """(time, activations from then on): one more at the start of an F, one less at the end of its B, or some at
-        the ends of its I and W, or at its own end where nothing runs backward; one less at an O and one more at an R;
-        () if they are not drawn."""
+        """(time, activations held from then on); () if they are not drawn.
+
+        An F adds one at its start, and an R adds one. A B removes one at its end, an I and its W together one at their
+        ends, and an O one. Without backwards, an F removes its own at its end.
+        """
         trains = any(drawn.kind != "F" for cell in self.cells for drawn in cell.actions)
         frees = {"B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps} if trains else {"F": Fraction(1)}
         live = Fraction(0)
@@ -154,7 +156,7 @@ class BoxRow:
             for time, change in changes:
                 if change:
                     live += change
-                    if points[-1][0] == time:  # one ends as the next begins
+                    if points[-1][0] == time:  # a step ends when the next begins
                         points.pop()
                     if not points or points[-1][1] != live:
                         points.append((time, live))
@@ -173,7 +175,7 @@ class BoxRow:
 class Panel:
     """One schedule of at least one action.
 
-    `directions` says what direction 0, and 1 where there is one, means; `facts` are a row of a table.
+    `directions`: the meaning of direction 0, and of 1 if it is used; `facts`: a row of a table.
     """
 
     name: str  # dualpipe, 4 ranks, 10 micro-batches
@@ -194,26 +196,28 @@ class Panel:
     def num_exchanges(self) -> int:
         """The number of exchanges and copies in all rows, counted without making them."""
         lanes = [{body: len(shares) for body, shares in row.lanes} for row in self.rows]
-        made = sum(of.get(c.body, 0) for of, row in zip(lanes, self.rows, strict=True) if of for c in row.cells)
-        return made + sum(len(row.copies) for row in self.rows)
+        exchanges = sum(
+            counts.get(c.body, 0) for counts, row in zip(lanes, self.rows, strict=True) if counts for c in row.cells
+        )
+        return exchanges + sum(len(row.copies) for row in self.rows)
 
     def end_of(self, track: str) -> float:
-        """When the last step of a track ends."""
+        """Return the end of the last step of a track."""
         return max((row.cells[-1].end for row in self.rows if row.cells and row.track == track), default=0.0)
 
     def idle_of(self, row: BoxRow) -> float:
-        """The share of its track's time in which a row does nothing."""
+        """Return the share of its track's time in which a row is idle."""
         return 1 - row.busy / self.end_of(row.track)
 
     @property
     def idle(self) -> float:
-        """The share of the step in which ranks do nothing, if there is one track."""
+        """The share of the step in which ranks are idle, if there is one track."""
         return 1 - sum(row.busy for row in self.rows) / (self.makespan * len(self.rows))
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Where text goes: columns, whether in colours, and whether it can show ASCII only."""
+    """A text output: its columns, whether it has colours, and whether it shows only ASCII."""
 
     width: int = 100
     colours: bool = False
@@ -222,7 +226,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class TextTable:
-    """Texts in columns; the first is of words, the others of numbers."""
+    """A table of text. The first column has words, the others numbers."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -230,7 +234,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Picture:
-    """One schedule, or several on one axis. `unit`: what times are counted in; `us`: microseconds of one unit."""
+    """One schedule, or several on one time axis. `unit`: name of the time unit; `us`: microseconds per unit."""
 
     title: str
     unit: str
@@ -241,12 +245,12 @@ class Picture:
 
     @property
     def facts(self) -> str:
-        """Facts of the only panel, in a line; empty if there are several panels."""
+        """The facts of the only panel, in one line; empty if there are several panels."""
         return " · ".join(f"{name} {value}" for name, value in self.panels[0].facts) if len(self.panels) == 1 else ""
 
     @property
     def table(self) -> TextTable | None:
-        """The table of the picture, or one of the facts of several panels."""
+        """The given table, or else a table of the facts of several panels."""
         heads = tuple(dict.fromkeys(name for panel in self.panels for name, _ in panel.facts))
         if self.given_table or len(self.panels) == 1 or not heads:
             return self.given_table

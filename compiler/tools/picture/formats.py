@@ -1,4 +1,4 @@
-"""The formats of a picture: a table from the name on the command line to what draws it."""
+"""The formats of a picture by their names on the command line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from compiler.tools.picture.drawing import Picture, Screen
 
 
 class TooMuchError(ValueError):
-    """A picture that its format does not take; the message says what to change."""
+    """A picture is too large for its format. The message says what to change."""
 
 
 @dataclass(frozen=True)
 class PictureFormat:
-    """How a picture is drawn, the most actions that are, and what is said of files of it."""
+    """A function that draws a picture, the maximum number of actions, and the suffix of files."""
 
     draw: Callable[[Picture], str]
     most: int
@@ -49,8 +49,8 @@ def _terminal(picture: Picture) -> str:
     return terminal(picture, screen_of(sys.stdout))
 
 
-# Modules are imported where they are used: jinja and rich take longer than drawing. A file at its limit has
-# some 20 MB (html, svg) or 100 MB (trace), and takes some 20 s.
+# Modules are imported when they are used: importing jinja and rich takes longer than drawing. A file at the limit has
+# about 20 MB (html, svg) or 100 MB (trace), and takes about 20 s.
 FORMATS = {
     "terminal": PictureFormat(_terminal, 1_000_000, ".txt"),
     "svg": PictureFormat(_svg, 500_000, ".svg"),
@@ -60,13 +60,13 @@ FORMATS = {
 
 
 def render(picture: Picture, name: str) -> str:
-    """The file's contents; TooMuchError as `check_size`."""
+    """Return the contents of the file. Raises TooMuchError as `check_size` does."""
     check_size(picture.num_actions, name)
     return FORMATS[name].draw(picture)
 
 
 def check_size(num_actions: int, name: str) -> None:
-    """TooMuchError with what to use instead where a format does not draw so many actions."""
+    """Raise TooMuchError, with an alternative, if there are too many actions for a format."""
     most = FORMATS[name].most
     if num_actions > most:
         others = [other for other, each in FORMATS.items() if each.most >= num_actions]
@@ -75,7 +75,7 @@ def check_size(num_actions: int, name: str) -> None:
 
 
 def screen_of(stream: TextIO) -> Screen:
-    """What a stream shows: colours on a terminal (see no-color.org), the terminal's width, or 100 columns."""
+    """Describe a stream: colours if it is a terminal (see no-color.org), and its width, 100 columns by default."""
     shown = stream.isatty()
     coloured = shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size((100, 24)).columns if shown or "COLUMNS" in os.environ else 100

@@ -1,8 +1,8 @@
-"""The one drawing of a schedule: a row a rank, a box an action, a pair as two halves of one, time to the right.
+"""The geometry of a schedule: a row per rank, a box per action, a pair as two halves of a box, time to the right.
 
-Everything is in pixels; SVG and the report draw it as it is, and the HTML page takes the rows from `layout` and
-scales time itself. Bubbles are hatched. Below its boxes a rank has a thin lane of communication (exchanges of its
-actions, or a tick where a message leaves) and a curve of the activations it holds.
+Everything is in pixels. SVG and the report draw it unchanged; the HTML page takes the rows from `layout` and scales
+time itself. Bubbles are hatched. Below its boxes a rank has a thin lane of communication (exchanges of its actions, or
+a tick where it sends a message) and a curve of the activations it holds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import BoxRow, DrawnAction, Panel, StepCell
 from compiler.tools.picture.palette import KINDS
 
-DIGIT, DIGIT_OF_PAIR = 6.7, 5.8  # pixels of a digit at 10.5 and 9 pixels of DejaVu Sans, the widest font in use
-MAX_UNIT = 110.0  # pixels of the typical step of a schedule with few steps
-MARGIN = 10.0  # holds half of the last tick's number
+DIGIT, DIGIT_OF_PAIR = 6.7, 5.8  # pixels per digit at font sizes 10.5 and 9 of DejaVu Sans, the widest font in use
+MAX_UNIT = 110.0  # maximum pixels of a typical step
+MARGIN = 10.0  # room for half of the last tick's number
 AXIS = 22.0
 HATCH = 7.0  # pixels from stroke to stroke
 MANY = 8_000  # actions above which boxes are drawn in bulk, without numbers and titles
@@ -25,7 +25,7 @@ MANY = 8_000  # actions above which boxes are drawn in bulk, without numbers and
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Heights in pixels: of a row of boxes, of what is below it, and of the gap after it."""
+    """Heights in pixels: of a row of boxes, of the lane and curve below it, and of the gap after it."""
 
     row: float = 26.0
     lane: float = 6.0
@@ -36,7 +36,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class RowTops:
-    """Where a row is: tops of its boxes, its lane and its curve (`floor` is where the curve is zero)."""
+    """The y positions of a row: tops of its boxes, lane and curve. `floor` is where the curve is zero."""
 
     y: float
     height: float
@@ -46,7 +46,7 @@ class RowTops:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One action. `label` is "" where it would not fit; the title always says all."""
+    """One action. `label` is "" if it would not fit; the title is always complete."""
 
     x: float
     y: float
@@ -63,7 +63,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A rectangle that is no action: a bubble, an exchange on the lane, an error."""
+    """A rectangle other than an action: a bubble, an exchange on the lane, an error."""
 
     x: float
     y: float
@@ -77,7 +77,7 @@ class Area:
 class RowLabel:
     """The label beside a row."""
 
-    y: float  # of its middle
+    y: float  # middle of the label
     name: str
     idle: str
     peak: str
@@ -86,9 +86,9 @@ class RowLabel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Boxes in the order of time, rank by rank. `ticks`: (x, label). `legend`: (css classes of a kind, its meaning).
+    """Boxes by rank and time. `ticks`: (x, label). `legend`: (CSS classes of a kind, its meaning).
 
-    `hatch`: strokes (x1, y1, x2, y2) over the bubbles. `curves`: of each row, the corners of its activations.
+    `hatch`: strokes (x1, y1, x2, y2) over the bubbles. `curves`: by row, the corners of its curve of activations.
     `sends`: (x, y, css, height) of the arrow heads on the lane; a negative height points up, to a rank above.
     """
 
@@ -113,7 +113,7 @@ class Figure:
 
 
 def layout(panel: Panel, style: Style) -> tuple[tuple[RowTops, ...], float]:
-    """Where every row is, and the height of all; tracks of one rank stand close, the memory below the last of them."""
+    """Return the position of every row, and the total height. Tracks of one rank are close together, with one curve."""
     lines, y = [], style.top
     for i, row in enumerate(panel.rows):
         last = i + 1 == len(panel.rows) or panel.rows[i + 1].rank != row.rank
@@ -128,9 +128,9 @@ def layout(panel: Panel, style: Style) -> tuple[tuple[RowTops, ...], float]:
 
 
 def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most: float = 0) -> Figure:
-    """The drawing at `unit` pixels a unit of time.
+    """Return the drawing at `unit` pixels per unit of time.
 
-    `makespan` and `most` (activations of a rank): those of several panels, so that all have one scale.
+    `makespan` and `most` (activations of a rank) are the maxima of several panels, which puts them on one scale.
     """
     assert panel.cells, "a schedule has actions"
     makespan = makespan or panel.makespan
@@ -177,13 +177,13 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
 
 
 def shows_lanes(panel: Panel) -> bool:
-    """Whether the lanes have exchanges, and not too many to be told apart; messages are drawn instead."""
+    """Whether exchanges are drawn on the lanes. If there are none, or too many to distinguish, messages are drawn."""
     return 0 < panel.num_exchanges <= 2 * MANY
 
 
 def pixels(panels: Sequence[Panel], page: float, most: float) -> float:
-    """Pixels of a unit of time: the page's width, but never so few that a typical step loses its number, if `most`
-    pixels suffice for that."""
+    """Return the pixels per unit of time. The drawing fills the page, or up to `most` pixels if typical steps need them
+    for their numbers."""
     makespan = max(panel.makespan for panel in panels)
     lengths = [cell.end - cell.start for panel in panels for cell in panel.cells]
     typical = statistics.median(lengths) or makespan
@@ -193,14 +193,14 @@ def pixels(panels: Sequence[Panel], page: float, most: float) -> float:
 
 
 def legend_of(cells: Sequence[StepCell]) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """CSS classes and meaning of every kind of action that is drawn."""
+    """Return the CSS classes and the meaning of every kind of action that is drawn."""
     present = {drawn.css for cell in cells for drawn in cell.actions}
     tints = [(tuple(f"{kind} d{i}" for i in (0, 1) if f"{kind} d{i}" in present), kind) for kind in KINDS]
     return tuple((classes, f"{kind}, {KINDS[kind]}") for classes, kind in tints if classes)
 
 
 def title_of(row: BoxRow, cell: StepCell, drawn: DrawnAction) -> str:
-    """All that is known of an action, in one line."""
+    """Return the title of an action: its rank, times, and the action that it overlaps."""
     others = [other.label for other in cell.actions if other is not drawn]
     overlapped = f", overlapped with {others[0]}" if others else ""
     track = f", {row.track}" if row.track else ""
@@ -213,7 +213,7 @@ def title_of(row: BoxRow, cell: StepCell, drawn: DrawnAction) -> str:
 
 
 def _boxes(row: BoxRow, cell: StepCell, line: RowTops, unit: float, detailed: bool) -> list[Box]:
-    """An action fills its row; those of a pair take the upper and the lower half. A pixel is left between boxes."""
+    """An action fills its row; a pair has an upper and a lower half. Boxes are a pixel apart."""
     share = line.height / len(cell.actions)
     length = (cell.end - cell.start) * unit
     x, width = cell.start * unit, max(length - 1, min(length, 0.5))
@@ -233,7 +233,7 @@ def _boxes(row: BoxRow, cell: StepCell, line: RowTops, unit: float, detailed: bo
 
 
 def _bubbles(row: BoxRow, line: RowTops, unit: float, makespan: float) -> list[Area]:
-    """Where the rank waits: before, between and after its steps, up to the end of its track."""
+    """The idle times of a rank: before, between and after its steps, up to the end of its track."""
     starts = [0.0, *(cell.end for cell in row.cells)]
     ends = [*(cell.start for cell in row.cells), makespan]
     return [
@@ -251,7 +251,7 @@ def _bubbles(row: BoxRow, line: RowTops, unit: float, makespan: float) -> list[A
 
 
 def _strokes(area: Area) -> list[tuple[float, float, float, float]]:
-    """Diagonals of a rectangle, from its lower left to its upper right, on one grid for all rectangles of a row."""
+    """Return diagonals from the lower left to the upper right, on one grid for all rectangles of a row."""
     left, right, top, bottom = area.x, area.x + area.width, area.y, area.y + area.height
     strokes = []
     k = int((left + top) // HATCH) + 1  # the diagonal x + y = k HATCH
@@ -289,7 +289,7 @@ def _lanes(row: BoxRow, line: RowTops, unit: float, shown: bool) -> list[Area]:
 
 
 def _errors(row: BoxRow, line: RowTops, unit: float) -> list[Area]:
-    """A bar under a measured step, as high as its error, up to half as long again; warm where it was slower."""
+    """Bars under measured steps. The height is the relative error, up to 50%; slower steps have a warm colour."""
     return [
         Area(cell.start * unit, line.y + line.height, max(0.5, (cell.end - cell.start) * unit - 1), height, css, "")
         for cell in row.cells
@@ -299,7 +299,7 @@ def _errors(row: BoxRow, line: RowTops, unit: float) -> list[Area]:
 
 
 def _sends(panel: Panel, lines: Sequence[RowTops], unit: float) -> tuple[tuple[float, float, str, float], ...]:
-    """An arrow head where a message leaves its rank, under the end of the step that made it."""
+    """An arrow head for each message, under the end of the step that sends it."""
     last = {row.rank: line for row, line in zip(panel.rows, lines, strict=True)}
     return tuple(
         (m.sent * unit, last[m.source].lane_y + (0.5 if down else 5), m.kind, 4.5 if down else -4.5)
@@ -312,7 +312,7 @@ def _sends(panel: Panel, lines: Sequence[RowTops], unit: float) -> tuple[tuple[f
 def _curve(
     row: BoxRow, line: RowTops, unit: float, most: float, style: Style, makespan: float
 ) -> tuple[tuple[float, float], ...]:
-    """Corners of the step curve, from the floor up and back to it; () without one."""
+    """Return the corners of the step curve, from the floor up and back; () if there is none."""
     if not row.live or not most:
         return ()
     scale = (style.memory - 2) / most

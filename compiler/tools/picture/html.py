@@ -1,8 +1,8 @@
-"""A picture as one self-contained HTML page: a canvas to zoom, pan and ask. Nothing is loaded, and only its own script
-runs (its hash stands in the page's content security policy).
+"""A picture as one self-contained HTML page, with a canvas to zoom, pan and inspect. The page loads nothing and runs
+only its own script, whose hash is in its content security policy.
 
-The page holds the steps in their notation and their times as indices into a table of distinct times, some 20 bytes a
-step; the script draws what is visible, so a schedule of 64 ranks and 512 micro-batches stays smooth.
+The page holds the steps in the notation of schedules, and their times as indices into a table of distinct times: about
+20 bytes per step. The script draws only what is visible, so 64 ranks with 512 micro-batches scroll smoothly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCRIPTS = ("viewer.js", "viewer_input.js")
 
 
 def html(picture: Picture) -> str:
-    """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
+    """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
     script = "\n".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
@@ -47,7 +47,7 @@ def html(picture: Picture) -> str:
 
 
 def data_of(picture: Picture) -> dict[str, Any]:
-    """The data of the script. Rows are placed by the geometry of all pictures; `t` indexes `times`, as do gaps `g`."""
+    """Return the data of the script. Rows are placed by `geometry.layout`; lengths `t` and gaps `g` index `times`."""
     times: dict[float, int] = {}
     top, panels = 0.0, []
     for panel in picture.panels:
@@ -84,7 +84,7 @@ def data_of(picture: Picture) -> dict[str, Any]:
 
 
 def _steps(row: BoxRow, times: dict[float, int]) -> dict[str, Any]:
-    """The steps as text, tints as digits, gaps before and lengths of them, what is said of them, and the lane."""
+    """Return steps as text, their tints as digits, the gaps before them, their lengths and notes, and the lane."""
     last, gaps, lengths = 0.0, [], []
     for cell in row.cells:
         gap, length = float(f"{cell.start - last:.7g}"), float(f"{cell.end - cell.start:.7g}")
@@ -122,7 +122,7 @@ def _numbers(picture: Picture, panel: Panel, row: BoxRow) -> tuple[str, tuple[st
 
 
 def _json(value: Any) -> str:
-    """JSON that no parser of HTML takes for the end of its element."""
+    """Return JSON in which no HTML parser can find the end of the element."""
     found = json.dumps(_cleaned(value), ensure_ascii=True, separators=(",", ":"))
     return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

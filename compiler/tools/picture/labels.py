@@ -1,4 +1,4 @@
-"""Numbers and text for reading: the same value always gives the same characters."""
+"""Formats numbers and text for people. Equal values give equal text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import unicodedata
 
 _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-# Characters that reorder what surrounds them: a name could be made to read as another.
+# Characters that reorder the text around them: they could make a name look like another.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def clean(text: str) -> str:
-    """Text without what a page cannot hold (controls, half surrogates) or what reorders it; each becomes U+FFFD."""
-    if text.isascii() and text.isprintable():  # most of it: no character needs a look
+    """Replace control characters, lone surrogates and characters that reorder text by U+FFFD."""
+    if text.isascii() and text.isprintable():  # the common case
         return text
     return "".join("\ufffd" if _unfit(c) else c for c in text)
 
@@ -23,13 +23,13 @@ def _unfit(c: str) -> bool:
 
 
 def px(value: float) -> str:
-    """A coordinate to a tenth of a pixel."""
+    """Format a coordinate to a tenth of a pixel."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 
 
 def count(value: int) -> str:
-    """8.23M parameters; below ten thousand every digit."""
+    """Format a count, such as 8.23M; counts below ten thousand have all digits."""
     for size, name in _COUNTS:
         if value >= size and value >= 10_000:
             return f"{_three(value / size)}{name}"
@@ -37,7 +37,7 @@ def count(value: int) -> str:
 
 
 def num_bytes(value: int) -> str:
-    """41.2 MiB."""
+    """Format bytes, such as 41.2 MiB."""
     for size, name in _BYTES:
         if value >= size:
             return f"{_three(value / size)} {name}"
@@ -49,7 +49,7 @@ def _three(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, in the shorter of the two notations: 3.142, 12,346, 2.2e-4."""
+    """Format four significant digits in the shorter notation: 3.142, 12,346, 2.2e-4."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -58,7 +58,7 @@ def number(value: float) -> str:
 
 
 def tick(value: float, step: float) -> str:
-    """A label of an axis whose labels are `step` apart: just as many decimals as they need."""
+    """Format a label of an axis whose labels are `step` apart, with as many decimals as that needs."""
     if value != 0 and step < 1e-3:
         mantissa, _, exponent = f"{value:.2e}".partition("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
@@ -68,7 +68,7 @@ def tick(value: float, step: float) -> str:
 
 
 def ticks(low: float, high: float, most: int) -> tuple[tuple[float, ...], float]:
-    """Ticks: at most `most` (≥ 2) round values in [low, high], and their distance, 1, 2 or 5 times a power of ten."""
+    """Return at most `most` (≥ 2) round values in [low, high], and their distance: 1, 2 or 5 times a power of ten."""
     assert high > low and most >= 2
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     step = next(k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= most - 1)

@@ -1,9 +1,8 @@
-"""Colours of every picture of a schedule, once: light and dark, told apart by every kind of colour vision.
+"""The colours of all pictures of schedules, light and dark, distinct in every kind of colour vision.
 
-Forward is blue, backward amber, its input half purple, its weight half green; a direction is a tint of them. The least
-distance of two of the eight in OKLab is 0.07 under full, protan, deutan and tritan vision
-(tests/compiler/tools/picture measures it). So it is of two of the eight colours of series, which pages have for curves
-and for parts of bars.
+Forward is blue, backward amber, its input half purple, its weight half green; each has a tint per direction. Any two of
+these eight tints are at least 0.07 apart in OKLab, with full, protan, deutan and tritan vision
+(tests/compiler/tools/picture measures it). So are the eight colours of series, for curves and parts of bars.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours as #rrggbb. `tints` by kind and direction, F0 … W1; `on`: text over tints of direction 0 and 1."""
+    """Colours as #rrggbb. `tints`: by kind and direction, F0 … W1. `on`: text over tints of direction 0 and 1."""
 
     paper: str
     ink: str
@@ -30,13 +29,13 @@ class Theme:
     accent: str
     warm: str
     idle: str  # a bubble
-    hatch: str  # the strokes over it
+    hatch: str  # the strokes over a bubble
     on: tuple[str, str]
     tints: Mapping[str, str]
-    series: tuple[str, ...]  # of curves and parts of a bar that are no kinds of actions
+    series: tuple[str, ...]  # curves and parts of bars other than actions
 
     def variables(self, with_series: bool = False) -> dict[str, str]:
-        """CSS custom properties. `with_series`: the colours of series too, s0 and on."""
+        """Return CSS custom properties. `with_series`: include the colours of series, s0, s1, …"""
         plain = ("paper", "ink", "quiet", "rule", "accent", "warm", "idle", "hatch")
         named = {name: getattr(self, name) for name in plain}
         series = {f"s{at}": colour for at, colour in enumerate(self.series)} if with_series else {}
@@ -79,7 +78,7 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 
 def css(with_series: bool = False) -> str:
-    """Both themes as custom properties: dark where the reader prefers it, or where `data-theme` of the root says so."""
+    """Return both themes as custom properties. Dark applies if the reader prefers it, or by the root's `data-theme`."""
     light, dark = (_block(THEMES[name].variables(with_series)) for name in ("light", "dark"))
     return (
         f":root {{ color-scheme: light dark;\n{light} }}\n"

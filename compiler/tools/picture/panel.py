@@ -1,4 +1,4 @@
-"""A schedule and its costs → the values of a picture: boxes, messages, activations over time."""
+"""Make the values of a picture from a schedule and its costs: boxes, messages, activations over time."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def panel_of(
     activation: Fraction = Fraction(1),
     timeline: Timeline | None = None,
 ) -> Panel:
-    """A checked schedule under costs; simulated unless `timeline` is given.
+    """Return the panel of a checked schedule, simulated unless `timeline` is given.
 
-    `activation`: what a forward keeps, in those of 1/P of the model. `lanes`: of each rank, what its communication lane
-    does. ScheduleError where ranks wait in a circle.
+    `activation`: memory that a forward keeps; the unit is the activation of 1/P of the model. `lanes`: by rank, the
+    exchanges of its bodies. Raises ScheduleError if ranks wait for each other in a cycle.
     """
     timeline = timeline or simulate(schedule, costs)
     unit = float(timeline.unit)
@@ -62,14 +62,14 @@ def panel_of(
 
 
 def directions_of(schedule: Schedule) -> tuple[str, ...]:
-    """The names of directions 0 and, if there are two, 1."""
+    """Return the names of direction 0 and, if there is one, of direction 1."""
     if schedule.stage_placement == BIDIRECTIONAL:
         return ("from the first rank on", "from the last rank back")
     return ("stage",) if len(schedule.stages_of(0)) == 1 else ("even pass", "odd pass")
 
 
 def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ...]) -> tuple[StepCell, ...]:
-    """The steps of a rank at the given times, without copies."""
+    """Return the steps of a rank at the times of `spans`, without copies."""
     two_ways = schedule.stage_placement == BIDIRECTIONAL
     passes = {stage: k % 2 for k, stage in enumerate(schedule.stages_of(rank))}
 
@@ -115,15 +115,15 @@ def _messages(
     return tuple(found)
 
 
-# --- Planned and measured on one picture: of every rank what was planned, what was measured below it, and by how much
-# each action missed
+# --- Planned and measured times in one picture: for every rank the planned steps, and below them the measured ones with
+# the error of each action
 
 
 def measured_picture(
     title: str, schedule: Schedule, costs: Costs, measured: RecordedTimes, source: str, left_out: int = 0
 ) -> Picture:
-    """`costs` in ms; `source` says in words where they come from. Times of the picture are ms. `left_out`: traced steps
-    of other programs, which are not in it."""
+    """Return the picture, with times in ms. `costs`: in ms; `source`: their origin in words; `left_out`: number of
+    traced steps of other programs, which it does not show."""
     planned = panel_of(schedule, costs)
     spans = [tuple((start / 1000, end / 1000) for start, end in rank) for rank in measured.spans]
     rows: list[BoxRow] = []
@@ -137,10 +137,10 @@ def measured_picture(
     facts = (
         ("planned", f"{labels.number(plan)} ms"),
         ("measured", f"{labels.number(took)} ms ({percent(took / plan - 1)})"),
-        ("an action misses its plan by", f"{statistics.median(errors):.0%} (median)"),
+        ("error of an action", f"{statistics.median(errors):.0%} (median)"),
         ("traced steps", str(measured.num_steps)),
     )
-    notes = [f"Planned from {source}; measured are medians over steps and the devices of each pipeline rank."]
+    notes = [f"Planned from {source}. Measured times are medians over steps and the devices of each pipeline rank."]
     if left_out:
         steps = "1 traced step is" if left_out == 1 else f"{left_out:,} traced steps are"
         notes.append(f"{steps} left out: they ran other programs, of another phase or of a plan before a resume.")
@@ -149,7 +149,7 @@ def measured_picture(
 
 
 def percent(share: float) -> str:
-    """+12%, −3%."""
+    """Format a share with its sign: +12%, −3%."""
     return f"{share:+.0%}".replace("-", "−")
 
 
@@ -165,7 +165,7 @@ def _judged(planned: StepCell, measured: StepCell) -> StepCell:
 
 
 def _messages_of_both(planned: Panel, rows: list[BoxRow]) -> tuple[DrawnMessage, ...]:
-    """The planned messages at the times at which they were really sent and taken."""
+    """Return the planned messages with the measured times of sending and receiving."""
     ends = {(r.rank, d.label): c.end for r in rows if r.track == "measured" for c in r.cells for d in c.actions}
     return tuple(
         replace(m, sent=sent, arrived=sent + m.arrived - m.sent)
@@ -175,12 +175,12 @@ def _messages_of_both(planned: Panel, rows: list[BoxRow]) -> tuple[DrawnMessage,
 
 
 def _order(name: str) -> tuple[object, ...]:
-    """F0 … F15, B0 …, and pairs behind them."""
+    """Sort key: F0 … F15, B0 …, then pairs."""
     return ("|" in name, *((KINDS.index(part[0]), int(part[1:])) for part in name.split(" | ")))
 
 
 def _table(schedule: Schedule, costs: Costs, measured: RecordedTimes) -> TextTable:
-    """A row a kind of action and stage."""
+    """A row per kind of action and stage."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
         for step, times in zip(steps, samples, strict=True):

@@ -1,7 +1,7 @@
-"""The times of a run's own trace: when every action ran, and how long actions take.
+"""The times of a run's trace: when every action ran, and how long actions take.
 
-Reads `trace/rank_<r>.jsonl`, a line a traced step: {"step": 3, "program": "train_8", "of": digest of the build's
-programs, "actions": [["F0.0", start, end], …]}, times in µs of a clock that the ranks share.
+Reads `trace/rank_<r>.jsonl`, with one line per traced step: {"step": 3, "program": "train_8", "of": digest of the
+build's programs, "actions": [["F0.0", start, end], …]}. Times are in µs of a clock that the ranks share.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from runtime.build.run_copy import PROGRAM
 from runtime.contract.actions import Action, actions_of
 from runtime.contract.names import ProgramName
 
-WARM_UP = 4  # of a run's traced steps, the first of this many is left out: caches and allocators settle in it
-MOST_BYTES = 1 << 30  # of a trace
+WARM_UP = 4  # the first 1/WARM_UP of a run's traced steps is left out, while caches and allocators warm up
+MOST_BYTES = 1 << 30  # largest trace that is read
 
 Span = tuple[float, float]  # µs
 
 
 class TraceError(ValueError):
-    """A trace cannot be read, or is not one of this run's schedule."""
+    """A trace cannot be read, or belongs to another schedule."""
 
 
 class OrderError(ValueError):
-    """A rank ran other actions than were planned, or in another order."""
+    """A rank ran other actions than planned, or in another order."""
 
 
 @dataclass(frozen=True)
 class RecordedTimes:
-    """Medians over steps and devices of a pipeline rank. `samples`: of each pipeline rank and place in its order, all
-    durations, µs."""
+    """Medians over steps and devices of a pipeline rank. `samples`: all durations in µs, by pipeline rank and position
+    in its order."""
 
     num_steps: int
     spans: tuple[tuple[Span, ...], ...]
@@ -58,9 +58,9 @@ Line = dict[str, Any]
 
 
 def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
-    """Traced steps of each world rank. TraceError names the file that is missing or damaged.
+    """Return the traced steps of each world rank. Raises TraceError with the path of a missing or damaged file.
 
-    A killed run may have left half of a line at the end of a file; it is left out.
+    An incomplete last line, as a killed run may leave, is ignored.
     """
     ranks = []
     for rank in range(world):
@@ -68,51 +68,51 @@ def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
         try:
             whole, _, _ = read_text(path, MOST_BYTES).rpartition("\n")
         except TextFileError as error:
-            raise TraceError(f"the run left no trace that can be read: {error}") from None
+            raise TraceError(f"the run has no readable trace: {error}") from None
         texts = whole.split("\n") if whole else []
         ranks.append({line["step"]: line for line in (_line(path, i, t) for i, t in enumerate(texts, 1))})
     return ranks
 
 
 def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[dict[int, Line]], int]:
-    """Keep the steps of a trace that ran the run's last programs; count all other steps.
+    """Keep the steps of a trace that ran the run's last programs, and count all other steps.
 
-    A run that was resumed under another plan has lines of both. Where the run folder has no digest, all are of one.
+    A run that was resumed with another plan has steps of both. If the run folder has no digest, all steps are kept.
     """
     path = run / PROGRAM
     if not path.exists():
         return [dict(rank) for rank in trace], 0
     wanted = read_text(path, 1000).strip()
     if not re.fullmatch("[0-9a-f]{64}", wanted, re.ASCII):
-        raise TraceError(f"{path} is not the digest that a run leaves there: its steps cannot be told from others'")
+        raise TraceError(f"{path} is not a digest: the steps of the last plan cannot be identified")
     kept = [{step: line for step, line in rank.items() if line.get("of") == wanted} for rank in trace]
     others = {step for rank in trace for step, line in rank.items() if line.get("of") != wanted}
     if others and not kept[0]:
         raise TraceError(
-            f"no step of the present plan was traced yet, only {len(others):,} of a plan that the run had before it was"
-            " resumed; steps 1 to 32, 64, 128, 256, … are traced"
+            f"no step of the present plan was traced yet, only {len(others):,} of the plan before the resume;"
+            " steps 1 to 32, 64, 128, 256, … are traced"
         )
     return kept, len(others)
 
 
 def programs_of(trace: Sequence[Mapping[int, Line]]) -> tuple[str, ...]:
-    """Names of the programs that were run, the one of most micro-batches last."""
+    """Return the names of the programs in a trace, the one with most micro-batches last."""
     found = {line["program"] for line in trace[0].values()}
     return tuple(sorted(found, key=lambda name: (ProgramName(name).trains, num_micro_batches(name), name)))
 
 
 def num_micro_batches(program: str) -> int:
-    """8 of train_8; TraceError for another name."""
+    """Return 8 for train_8. Raises TraceError for any other name."""
     number = program.rpartition("_")[2]
     if not (number.isascii() and number.isdigit() and len(number) < 7):
-        raise TraceError(f"{program[:40]!r} is no name of a program")
+        raise TraceError(f"{program[:40]!r} is not the name of a program")
     return int(number)
 
 
 def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: str) -> RecordedTimes:
-    """Align the steps that all ranks traced. World ranks are pipeline-major: those of a pipeline rank are neighbours.
+    """Align the steps that all ranks traced. World ranks are pipeline-major: a pipeline rank has consecutive ones.
 
-    OrderError names the rank and the first action that is not the planned one; TraceError if no whole step is there.
+    Raises OrderError with the rank and the first action that differs from the plan, TraceError if no step is complete.
     """
     copies = len(trace) // schedule.num_ranks
     steps = [step for step, line in trace[0].items() if line["program"] == program and all(step in r for r in trace)]
@@ -137,10 +137,10 @@ def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: st
 
 
 def fitted(schedule: Schedule, measured: RecordedTimes) -> Costs:
-    """The costs in ms that explain the medians best: a time a kind, a weight a stage, a time of each kind of pair.
+    """Fit costs in ms to the medians: a time per kind of action, a weight per stage, a time per kind of pair.
 
-    Kinds that were not run are filled in: I and W as halves of B. Latency: the median delay of the messages that were
-    waited for. Least squares of logarithms; all numbers are rounded to what a µs clock can tell.
+    The fit is least squares of logarithms. Kinds that did not run are filled in, with I and W as halves of B. Latency
+    is the median delay of messages that a rank waited for. Numbers are rounded to the resolution of a µs clock.
     """
     stages = schedule.num_stages
     lone: dict[tuple[str, int], list[float]] = {}
@@ -165,14 +165,14 @@ def fitted(schedule: Schedule, measured: RecordedTimes) -> Costs:
 
 
 def json_of_costs(costs: Costs) -> str:
-    """The table that `dsc schedule --costs FILE` reads; times in ms."""
+    """Return the table that `dsc schedule --costs FILE` reads. Times are in ms."""
     table: dict[str, Any] = {kind: float(costs.one(kind)) for kind in "FIW"}
     if costs.B is not None:
         table["B"] = float(costs.B)
     table["pairs"] = {kinds: float(time) for kinds, time in costs.pairs}
     table["latency"] = float(costs.latency)
     if costs.stages:
-        table["stages"] = [float(by_kind(weight).F) for weight in costs.stages]  # of all kinds
+        table["stages"] = [float(by_kind(weight).F) for weight in costs.stages]  # the same for all kinds
     return json.dumps(table, indent=2) + "\n"
 
 
@@ -185,7 +185,7 @@ def _line(path: Path, number: int, text: str) -> Line:
     except (ValueError, RecursionError):
         raise TraceError(f"{path}:{number} is not JSON") from None
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or not isinstance(line.get("program"), str):
-        raise TraceError(f"{path}:{number} is no line of a trace")
+        raise TraceError(f"{path}:{number} is not a line of a trace")
     actions = line.get("actions")
     if not isinstance(actions, list) or not all(map(_is_span, actions)):
         raise TraceError(f'{path}:{number}: "actions" must be a list of [label, start, end]')
@@ -205,16 +205,16 @@ def _check_order(rank: int, step: int, planned: Sequence[str], ran: Sequence[str
         return
     place = next((i for i, (a, b) in enumerate(zip(planned, ran, strict=False)) if a != b), min(len(planned), len(ran)))
     first, second = (labels[place] if place < len(labels) else "nothing" for labels in (planned, ran))
-    raise OrderError(f"rank {rank}, step {step}: {second[:40]} ran where {first} was planned, at place {place}")
+    raise OrderError(f"rank {rank}, step {step}: {second[:40]} ran where {first} was planned, at position {place}")
 
 
 def _medians(spans: Sequence[Span]) -> Span:
-    """The median start and the median end. Each start is before its end, so the medians are in this order too."""
+    """Return the median start and the median end. As each start is before its end, so is the median start."""
     return statistics.median(start for start, _ in spans), statistics.median(end for _, end in spans)
 
 
 def _factors(medians: Mapping[tuple[str, int], float], stages: int) -> tuple[dict[str, float], list[float]]:
-    """time(kind, stage) ≈ kind x weight, in the least squares of logarithms, with weights whose mean logarithm is 0."""
+    """Fit time(kind, stage) ≈ kind · weight by least squares of logarithms. The mean logarithm of the weights is 0."""
     kinds = dict.fromkeys(sorted({kind for kind, _ in medians}), 0.0)
     weights = [0.0] * stages
     logs = {key: math.log(time) for key, time in medians.items()}
@@ -242,7 +242,7 @@ def _pairs(schedule: Schedule, measured: RecordedTimes, costs: Costs) -> tuple[t
 
 
 def _latency(schedule: Schedule, measured: RecordedTimes) -> Fraction:
-    """ms from the end of a step to the start of the one that waited for its message."""
+    """Return the median ms from the end of a step to the start of the step that waited for its message."""
     ends: dict[tuple[bool, int, int], float] = {}
     for steps, spans in zip(schedule.actions, measured.spans, strict=True):
         for step, (_, end) in zip(steps, spans, strict=True):

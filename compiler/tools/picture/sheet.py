@@ -1,4 +1,4 @@
-"""A whole sheet of paper around the figures of a picture: title, legend, names of rows, table; and the SVG of it."""
+"""The sheet around the figures of a picture, with title, legend, names of rows and table, and its SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.tools.picture.geometry import Figure, Style, figure_of, legend_of,
 from compiler.tools.picture.labels import px
 from compiler.tools.picture.template import FOLDER, environment
 
-PAGE = 1100.0  # pixels a small picture is wide; a larger one grows with its numbers, up to MOST
+PAGE = 1100.0  # width of a small picture in pixels; wide schedules grow up to MOST, so that numbers fit
 MOST = 6000.0
 PADDING, NAMES, SIDE = 28.0, 62.0, 84.0
 PADDING_OF_CELL = 26.0
@@ -23,7 +23,7 @@ PADDING_OF_CELL = 26.0
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A line of text. `css`: title, heading, quiet, strong; `anchor`: start, middle or end. `y` is its base line."""
+    """A line of text. `css`: title, heading, quiet or strong; `anchor`: start, middle or end; `y`: its baseline."""
 
     x: float
     y: float
@@ -34,13 +34,13 @@ class Words:
 
     @property
     def width(self) -> float:
-        """Pixels, rather too many than too few."""
+        """An upper estimate in pixels."""
         return text_width(self.text, self.size) * (1.15 if self.css in ("title", "heading") else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Swatch:
-    """A sample of the legend: `css` names a tint, or bubble, send, curve."""
+    """A sample in the legend. `css`: a tint, or bubble, send, curve."""
 
     x: float
     y: float
@@ -49,7 +49,7 @@ class Swatch:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Everything in pixels; `figures` are (x, y, figure). `summary` says in words what is seen."""
+    """A sheet, in pixels. `figures`: (x, y, figure); `summary`: a description for screen readers."""
 
     width: float
     height: float
@@ -62,7 +62,7 @@ class Sheet:
 
 
 def sheet_of(picture: Picture, page: float = PAGE, most: float = MOST, style: Style | None = None) -> Sheet:
-    """The sheet of a picture, as wide as its numbers need but at most `most` pixels of drawing."""
+    """Return the sheet of a picture. The drawing is as wide as its numbers need, at most `most` pixels."""
     unit = pixels(picture.panels, page - 2 * PADDING - NAMES - SIDE, most)
     makespan = picture.makespan
     words: list[Words] = [Words(PADDING, 44, 20, "title", picture.title)]
@@ -100,12 +100,12 @@ def sheet_of(picture: Picture, page: float = PAGE, most: float = MOST, style: St
 
 
 def text_width(line: str, size: float) -> float:
-    """Pixels of a line, rather too many than too few: advances of DejaVu Sans, the widest font in use."""
+    """Return an upper estimate of the pixels of a line, from DejaVu Sans, the widest font in use."""
     return sum(_advance(c) for c in line) * size
 
 
 def summary_of(picture: Picture) -> str:
-    """The description of the picture for screen readers."""
+    """Return the description of the picture for screen readers."""
     parts = []
     for panel in picture.panels:
         ranks = len({row.rank for row in panel.rows})
@@ -126,7 +126,7 @@ def _advance(c: str) -> float:
 
 
 def _legend(picture: Picture, y: float, room: float) -> tuple[tuple[Swatch, ...], list[Words], float]:
-    """Samples and their meanings, in as many lines as `room` pixels need; also where they end."""
+    """Return samples and their meanings, in lines of at most `room` pixels, and the y where they end."""
     x, swatches, words = PADDING, [], []
     for classes, meaning in legend_entries(picture):
         width = 17 * len(classes) + 4 + text_width(meaning, 11.5)
@@ -143,7 +143,7 @@ def _legend(picture: Picture, y: float, room: float) -> tuple[tuple[Swatch, ...]
 def legend_entries(
     picture: Picture, lanes_of: Callable[[Panel], bool] = shows_lanes
 ) -> list[tuple[tuple[str, ...], str]]:
-    """What the signs of a picture mean: (classes of their samples, words). `lanes_of`: whether exchanges are drawn."""
+    """Return the legend of a picture as (classes of the samples, meaning). `lanes_of`: whether exchanges are drawn."""
     rows = [row for panel in picture.panels for row in panel.rows]
     cells = [cell for row in rows for cell in row.cells]
     entries = list(legend_of(cells))
@@ -154,11 +154,11 @@ def legend_entries(
         copied = any(row.copies for row in rows)
         entries.append((("exchange",), "copies to the host, and back below" if copied else "communication"))
     if any(panel.messages and not lanes_of(panel) for panel in picture.panels):
-        entries.append((("send",), "message sent, to the next rank or back"))
+        entries.append((("send",), "message to the next or the previous rank"))
     if any(row.live for row in rows):
         entries.append((("curve",), "activations held"))
     if any(cell.error is not None for cell in cells):
-        entries.append((("error", "error fast"), "took longer, or less, than planned"))
+        entries.append((("error", "error fast"), "slower, or faster, than planned"))
     directions = max((panel.directions for panel in picture.panels), key=len)
     if len(directions) > 1:
         entries.append(((), f"pale: {directions[0]}; deep: {directions[1]}"))
@@ -166,7 +166,7 @@ def legend_entries(
 
 
 def _beside(figure: Figure, x: float, y: float) -> list[Words]:
-    """Names left of the rows, their idle time and most activations right of them."""
+    """Return names at the left of the rows, and idle times and peak activations at the right."""
     right = x + figure.width + 2
     words = []
     for row in figure.rows:
@@ -178,7 +178,7 @@ def _beside(figure: Figure, x: float, y: float) -> list[Words]:
 
 
 def _table(table: TextTable, y: float) -> tuple[list[Words], list[tuple[float, float, float]], float, float]:
-    """Numbers to the right, words to the left. Also where it ends: the lower and the right edge."""
+    """Lay out a table, numbers aligned to the right and words to the left. Also returns its lower and right edge."""
     lines = (table.heads, *table.rows)
     widths = [max(text_width(line[i], 12.5) for line in lines) + PADDING_OF_CELL for i in range(len(table.heads))]
     words, rules = [], []
@@ -196,7 +196,7 @@ def _table(table: TextTable, y: float) -> tuple[list[Words], list[tuple[float, f
     return words, rules, y, right
 
 
-# --- A picture as one stand-alone SVG file: light and dark by what the reader prefers, titles to hover over, no script
+# --- A picture as one SVG file: light or dark as the reader prefers, with titles on hover, without scripts
 
 STYLE = """\
 text { font-family: "Liberation Sans", "DejaVu Sans", Arial, Helvetica, sans-serif; fill: var(--ink); }
@@ -207,9 +207,9 @@ text { font-family: "Liberation Sans", "DejaVu Sans", Arial, Helvetica, sans-ser
 
 
 def svg(picture: Picture) -> str:
-    """The file. Pure: equal values give equal bytes, and every text in them is escaped.
+    """Return the file. Pure: equal values give equal bytes, and every text is escaped.
 
-    Above `geometry.MANY` actions a panel is drawn in bulk: a path a colour, without numbers and titles.
+    Above `geometry.MANY` actions a panel is drawn in bulk: one path per colour, without numbers and titles.
     """
     return (
         environment()
@@ -219,12 +219,12 @@ def svg(picture: Picture) -> str:
 
 
 def figure_css() -> str:
-    """The rules of what `figure.svg.j2` draws."""
+    """Return the CSS for `figure.svg.j2`."""
     return (FOLDER / "figure.css").read_text("utf-8")
 
 
 def bulk(figure: Figure) -> Iterable[tuple[str, str]]:
-    """(css, path) of all boxes of a colour, and of all bubbles: a few bytes a box."""
+    """Yield (css, path) of all boxes of a colour, and of all bubbles: a few bytes per box."""
     areas = [(area.css, area.x, area.y, area.width, area.height) for area in (*figure.bubbles, *figure.lanes)]
     areas += [(box.css, box.x, box.y, box.width, box.height) for box in figure.boxes]
     for css, group in groupby(sorted(areas), key=lambda area: area[0]):

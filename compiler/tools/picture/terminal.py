@@ -1,7 +1,7 @@
-"""A picture as text as wide as the terminal: a line a rank, in colours where a person reads them.
+"""A picture as text as wide as the terminal, with a line per rank, and colours if the terminal has them.
 
-In colours a pair is an upper and a lower half block. Without them a forward is `f`, a backward `b`, its input half `i`,
-a weight gradient `w`, in capitals for direction 1, a pair `%`, and idle time is a dot.
+With colours a pair is an upper and a lower half block. Without them a forward is `f`, a backward `b`, its input half
+`i`, a weight gradient `w`, each in capitals for direction 1; a pair is `%`, and idle time is a dot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compiler.tools.picture import labels
 from compiler.tools.picture.drawing import BoxRow, Panel, Picture, Screen, StepCell, TextTable
 from compiler.tools.picture.palette import DARK, KINDS, Theme
 
-# --- A console of rich that prints into a text, in the width and colours that it is given, whatever the environment
+# --- A console of rich that prints into a string, with a fixed width and colours, independent of the environment
 
 _ASCII = str.maketrans({
     "█": "#", "▀": "=", "▌": "|", "│": "|", "·": ".", "–": "-", "×": "x", "…": "~", "→": ">",
@@ -26,7 +26,7 @@ _ASCII = str.maketrans({
 
 
 def console_of(screen: Screen, width: int) -> Console:
-    """A console to print on; `printed` has the text."""
+    """Return a console to print on. `printed` returns its text."""
     return Console(
         file=io.StringIO(), width=width, force_terminal=screen.colours, no_color=not screen.colours,
         color_system="truecolor" if screen.colours else None, highlight=False, legacy_windows=False, _environ={},
@@ -34,7 +34,7 @@ def console_of(screen: Screen, width: int) -> Console:
 
 
 def printed(console: Console, screen: Screen) -> str:
-    """What was printed, in ASCII where the screen has no more."""
+    """Return the printed text, in ASCII if the screen shows only that."""
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text.translate(_ASCII) if screen.ascii else text
 
@@ -46,7 +46,7 @@ PAIR, IDLE = "%", "·"
 
 
 def terminal(picture: Picture, screen: Screen | None = None) -> str:
-    """The text, with escape codes if the screen has colours; no line is wider than the screen, or than 40 columns."""
+    """Return the text, with escape codes if the screen has colours. Lines fit the screen, with at least 40 columns."""
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
     console = console_of(screen, width)
@@ -84,7 +84,7 @@ def _name(row: BoxRow) -> str:
 
 
 def _drawn(row: BoxRow, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
-    """Each column shows what runs at its middle; a number where an action has room for it in colours."""
+    """Draw a row. Each column shows the step at its middle, and the number of an action if there is room in colours."""
     found, at, end = Text(), 0, panel.end_of(row.track)
     for column in range(columns):
         time = (column + 0.5) / scale
@@ -115,10 +115,10 @@ def _sign(cell: StepCell, column: int, scale: float, screen: Screen, theme: Them
 
 
 def _scale(picture: Picture, columns: int) -> float:
-    """Columns of a unit of time: all of the width, or a little less if then every step begins where a column does."""
+    """Return the columns per unit of time: the full width, or a bit less if steps then begin at column boundaries."""
     most = columns / picture.makespan
     times = {cell.start for panel in picture.panels for cell in panel.cells}
-    if most > columns:  # a step of 1 is wider than the screen: there are no whole columns to find
+    if most > columns:  # one unit is wider than the screen
         return most
     for whole in (m / k for k in (1, 2, 3, 4, 5) for m in range(int(most * k), int(most * k * 0.7), -1)):
         if all(abs(time * whole - round(time * whole)) < 1e-6 for time in times):

@@ -97,7 +97,7 @@ def _messages(panel: Panel, processes: dict[int, int], first: int, us: float) ->
 
 
 def _us(time: float, us: float) -> float:
-    """A time of the picture in microseconds, rounded to a nanosecond. `us`: microseconds per unit of the picture."""
+    """Convert a time of the picture to microseconds, rounded to a nanosecond. `us`: microseconds per unit."""
     return round(time * us, 3)
 
 

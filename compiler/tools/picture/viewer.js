@@ -1,6 +1,6 @@
 "use strict";
-// The timeline: draws what is visible of the data on the page, and says what is under the pointer.
-// Rows are placed by the page; time is scaled here. `view` is [from, to] in units of time.
+// The timeline: draws the visible part of the page's data, and describes the step under the pointer.
+// The page places rows; this script scales time. `view` is [from, to] in units of time.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);

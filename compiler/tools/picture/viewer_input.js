@@ -1,4 +1,4 @@
-// What the pointer and the keys do: moving, asking, and the page around the canvas. Follows viewer.js.
+// Pointer and keys: moving, inspecting, and the page around the canvas. Loaded after viewer.js.
 
 // ---------------------------------------------------------------- moving
 
@@ -12,7 +12,7 @@ function show(from, to) {
 function zoom(factor, time = (view[0] + view[1]) / 2) { show(time - (time - view[0]) / factor, time + (view[1] - time) / factor); }
 function pan(share) { const by = share * (view[1] - view[0]), room = Math.min(Math.max(by, -view[0]), data.makespan - view[1]); show(view[0] + room, view[1] + room); }
 
-// ---------------------------------------------------------------- asking
+// ---------------------------------------------------------------- inspecting
 
 /** What is at a point of the canvas: an action, a bubble, an exchange, or nothing. */
 function at(x, y) {

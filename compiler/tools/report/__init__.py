@@ -1,6 +1,6 @@
-"""One self-contained page on a build, and on a run of it: schedule, placement, memory, losses, expert load.
+"""The self-contained HTML report of a build or a run: schedule, placement, memory, losses, expert load.
 
-`report_html(report)` is pure; everything it shows is in the plain values of `Report`.
+`report_html(report)` is pure; `Report` holds everything it shows, as plain values.
 """
 
 from compiler.tools.report.page import report_html

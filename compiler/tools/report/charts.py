@@ -1,4 +1,4 @@
-"""Curves of a run, and the map of its expert load, as geometry."""
+"""The geometry of a run's curves and of the map of its expert load."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from compiler.tools.picture import labels
 
 Points = tuple[tuple[float, float], ...]
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 22.0  # margins in pixels
-REWARD_COLOURS = 7  # of the curves of rewards: style.css
-LARGEST = 1e100  # of numbers that are drawn
-LABEL_WIDTH, LABEL_HEIGHT = 128.0, 15.0  # of the names at the ends of curves
+REWARD_COLOURS = 7  # colours of reward curves in style.css
+LARGEST = 1e100  # larger numbers are not drawn
+LABEL_WIDTH, LABEL_HEIGHT = 128.0, 15.0  # of the name at the end of a curve
 # Columns of metrics.jsonl: (key, title, whether the axis begins at 0).
 PANELS = (
-    ("completion_tokens", "Tokens of a completion", True),
-    ("entropy", "Entropy of what tokens are drawn from, nats", True),
-    ("policy_kl", "Divergence from the weights that generated, nats a token", True),
-    ("reference_kl", "Divergence from the first weights, nats a token", True),
+    ("completion_tokens", "Tokens per completion", True),
+    ("entropy", "Entropy of the distribution that tokens are sampled from, nats", True),
+    ("policy_kl", "Divergence from the weights that generated, nats per token", True),
+    ("reference_kl", "Divergence from the initial weights, nats per token", True),
     ("clipped", "Share of tokens whose ratio is clipped", True),
-    ("completion_longest", "Share of completions that are as long as may be", True),
-    ("tokens_per_s", "Tokens a second", True),
+    ("completion_longest", "Share of completions of the maximum length", True),
+    ("tokens_per_s", "Tokens per second", True),
     ("grad_norm", "Gradient norm, before clipping", True),
     ("rate", "Learning rate", True),
     ("imbalance", "Load of the busiest expert, over the mean", False),
-    ("mtp_loss", "Loss of multi-token prediction, nats a token", False),
+    ("mtp_loss", "Loss of multi-token prediction, nats per token", False),
     ("sequence_loss", "Sequence balance loss", True),
-    ("index_loss", "Loss of the indexers, nats a token", True),
+    ("index_loss", "Loss of the indexers, nats per token", True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """A curve, or a level where it has one point only. `dots`: mark the points, they are few."""
+    """A curve, or a point if it has only one. `dots`: whether to mark its points."""
 
     css: str
     name: str
@@ -70,7 +70,7 @@ class Chart:
 
 
 def column(metrics: Iterable[Mapping[str, Any]], key: str) -> Points:
-    """(step, value) of the rows that have a finite number under `key`."""
+    """Return (step, value) of the rows that have a finite number under `key`."""
     return tuple(
         (float(row["step"]), float(row[key]))
         for row in metrics
@@ -79,13 +79,13 @@ def column(metrics: Iterable[Mapping[str, Any]], key: str) -> Points:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it can be drawn: neither NaN nor beyond what a coordinate can be computed from."""
+    """Whether a value can be drawn: a number, not NaN and not too large for a coordinate."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None) -> Chart | None:
-    """Training and validation loss of the main head over the steps, against knowing token frequencies only. None of a
-    run that learns from rewards, whose loss says nothing."""
+    """Draw the training and validation loss of the main head by step, with the unigram cross-entropy as a level.
+    Returns None for a run that learns from rewards, whose loss says nothing."""
     training, validation = column(metrics, "loss"), column(metrics, "validation_loss")
     if not training or column(metrics, "reward"):
         return None
@@ -95,11 +95,11 @@ def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None)
     if unigram_nats is not None:
         level = ((training[0][0], unigram_nats), (training[-1][0], unigram_nats))
         series.append(ChartSeries("unigram", f"unigram {unigram_nats:.2f}", level))
-    return chart("Loss, nats a token", series, 920, 300, from_zero=False, named=True)
+    return chart("Loss, nats per token", series, 920, 300, from_zero=False, named=True)
 
 
 def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """The reward over the steps, and what it is the sum of, where that is several. None of a run without rewards."""
+    """Draw the reward by step, and each of its parts if there are several. Returns None for a run without rewards."""
     if not (total := column(metrics, "reward")):
         return None
     rows = [row for row in metrics if isinstance(row.get("rewards"), Mapping)]
@@ -107,15 +107,19 @@ def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
     names = dict.fromkeys(str(name) for row in rows for name in row["rewards"])
     parts = [(f"r{1 + at % REWARD_COLOURS}", name, column(flat, name)) for at, name in enumerate(names)]
     series = [ChartSeries("training", f"reward {total[-1][1]:.2f}", total)]
-    series += [ChartSeries(css, f"{name} {of[-1][1]:.2f}", of) for css, name, of in parts if of and len(parts) > 1]
+    series += [
+        ChartSeries(css, f"{name} {points[-1][1]:.2f}", points)
+        for css, name, points in parts
+        if points and len(parts) > 1
+    ]
     return chart("Reward", series, 920, 300, from_zero=False, named=True)
 
 
 def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
-    """A small chart for every column of the metrics that PANELS knows."""
+    """Draw a small chart for each metrics column of PANELS that the run has."""
     found = [(title, column(metrics, key), from_zero) for key, title, from_zero in PANELS]
     if column(metrics, "reward"):
-        found.append(("Loss of the policy", column(metrics, "loss"), False))
+        found.append(("Policy loss", column(metrics, "loss"), False))
     return tuple(
         chart(title, [ChartSeries("plain", "", points)], 448, 150, from_zero=from_zero, named=False)
         for title, points, from_zero in found
@@ -132,9 +136,9 @@ def chart(
     named: bool,
     whole: bool = True,
 ) -> Chart:
-    """All series on common axes, steps to the right, their names (`named`) at their right ends.
+    """Draw all series on common axes, with steps on the x axis.
 
-    `whole`: only whole numbers are marked to the right.
+    `named`: write the name of a series at its right end. `whole`: label only whole numbers on the x axis.
     """
     left, right = LEFT, width - (LABEL_WIDTH if named else RIGHT)
     top, bottom = TOP, height - BOTTOM
@@ -175,7 +179,7 @@ def chart(
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the greatest value, moved apart a little where they are equal."""
+    """Return the least and the greatest value, moved apart if they are nearly equal."""
     low, high = min(values), max(values)
     if high - low > 1e-12 * max(1.0, abs(high)):
         return low, high
@@ -183,7 +187,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Points:
-    """The first, lowest, highest and last point of each pixel column, which draw the same curve: no spike is lost."""
+    """Keep the first, lowest, highest and last point of each pixel column, which draw the same curve."""
     columns: dict[int, list[int]] = {}
     for i, (x, _) in enumerate(points):
         columns.setdefault(int(x), []).append(i)
@@ -200,7 +204,7 @@ def _path(points: Points) -> str:
 
 
 def _spread(heights: Sequence[float], bottom: float) -> tuple[float, ...]:
-    """Label positions near the ends of their curves, none over another."""
+    """Return label positions near the ends of their curves, without overlap."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = dict.fromkeys(order, 0.0)
     least = TOP
@@ -216,7 +220,7 @@ def _spread(heights: Sequence[float], bottom: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A cell: `css` over or under, `strength` from 0 (the mean) to 1 (nothing, or twice the mean and more)."""
+    """A cell. `css`: "over" or "under" the mean; `strength`: from 0 at the mean to 1 at no tokens or twice the mean."""
 
     x: float
     y: float
@@ -234,14 +238,14 @@ class LoadMap:
     left: float
     right: float  # edges of the cells
     cells: tuple[Load, ...]
-    rows: tuple[tuple[float, str, str], ...]  # (y of the middle, layer, least and greatest share of the mean)
+    rows: tuple[tuple[float, str, str], ...]  # (y of the middle, layer, least and greatest load over the mean)
     ticks: tuple[tuple[float, str], ...]
 
 
 def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap | None:
-    """A row a MoE layer, a column an expert, coloured by its tokens over the layer's mean. None without tokens.
+    """Draw a row per MoE layer and a column per expert, coloured by the expert's tokens over the layer's mean.
 
-    Rows that `names` does not cover, as in the load of another build, get their number.
+    Returns None if a layer has no tokens. A row without a name, as in the load of another build, gets its number.
     """
     if not load or not load[0] or not all(sum(row) > 0 for row in load):
         return None

@@ -1,4 +1,4 @@
-"""Runs beside each other, as plain values: what each came to, and in what their specs differ. No torch."""
+"""A comparison of runs: the results of each, and the differences of their specs. No torch."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from compiler.tools.report.run_page import Rows, events_of, replaced_rows, step_
 from dsl.load import Resolved, resolve
 from dsl.messages.diagnostics import SpecError
 
-LAST_STEPS = 10  # a training loss is the mean of this many steps: one step is noise
+LAST_STEPS = 10  # a training loss is the mean of the last 10 steps, since one step is noisy
 ABSENT = "—"
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run folder: the rows of its metrics, where its time went, and its spec, None where that cannot be read."""
+    """A run folder: the rows of its metrics, where its time went, and its spec, or None if it is unreadable."""
 
-    name: str  # the end of its path that no other run has
+    name: str  # the shortest end of its path that identifies it among the runs
     folder: Path
     metrics: Rows
-    damaged: int  # lines of metrics.jsonl that are none
+    damaged: int  # lines of metrics.jsonl that are no rows
     lost: LostTime | None
     spec: Resolved | None
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of a run; None for those that its rows lack. Losses are in nats per token, times in seconds."""
+    """The results of a run; None where its rows lack them. Losses are in nats per token, times in seconds."""
 
     steps: int
     tokens: int | None
-    loss: float | None  # of the main head, the mean of the last steps
-    loss_at: float | None  # the mean of the last steps up to the tokens that all runs have seen
+    loss: float | None  # of the main head, mean of the last steps
+    loss_at: float | None  # the same, of the last steps up to `common_tokens`
     validation_loss: float | None
     tokens_per_s: float | None  # median
-    trained_s: float  # of the steps that stay
+    trained_s: float  # of the steps that were not trained again
     goodput: float | None
 
 
 @dataclass(frozen=True)
 class KeyDifference:
-    """A key that not all specs have alike: its value in each run, ABSENT where there is none."""
+    """A key whose value differs between specs: its value in each run, ABSENT if a spec does not have it."""
 
     path: str
     values: tuple[str, ...]
@@ -61,8 +61,8 @@ class KeyDifference:
 
 @dataclass(frozen=True)
 class Compared:
-    """Runs, what each came to, the tokens that all have seen (None where one says none), and their specs' differences;
-    `unread` names the runs without a readable spec."""
+    """Runs, their results, and the differences of their specs. `common_tokens`: tokens that all runs have trained on,
+    None if a run does not record tokens. `unread`: names of the runs without a readable spec."""
 
     runs: tuple[ComparedRun, ...]
     figures: tuple[Figures, ...]
@@ -72,8 +72,7 @@ class Compared:
 
 
 def read_run(folder: Path, name: str) -> ComparedRun:
-    """Read a run folder. TextFileError where it has no readable metrics.jsonl, ValueError where
-    that has no step."""
+    """Read a run folder. Raises TextFileError if metrics.jsonl cannot be read, ValueError if it has no step."""
     metrics, damaged = step_rows(folder / "metrics.jsonl")
     if not metrics:
         raise ValueError(f"{folder / 'metrics.jsonl'} has no step")
@@ -87,7 +86,7 @@ def read_run(folder: Path, name: str) -> ComparedRun:
 
 
 def compare(runs: Sequence[ComparedRun]) -> Compared:
-    """Runs beside each other. Pure."""
+    """Compare runs. Pure."""
     seen = [_last(column(run.metrics, "tokens")) for run in runs]
     common = min(int(each) for each in seen if each is not None) if None not in seen else None
     return Compared(
@@ -100,7 +99,7 @@ def compare(runs: Sequence[ComparedRun]) -> Compared:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """The shortest end of each path that names it alone among `folders`, which differ."""
+    """Return the shortest end of each path that identifies it among `folders`, which must differ."""
     parts = [folder.absolute().parts for folder in folders]
     return [
         next(
@@ -113,7 +112,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def over(metrics: Sequence[Mapping[str, Any]], key: str, axis: str) -> Points:
-    """The values of `key` over the tokens seen (`axis` "tokens"), or over the seconds trained ("time")."""
+    """Return the values of `key` over the tokens trained on (`axis` = "tokens") or the seconds trained ("time")."""
     found, seconds = [], 0.0
     for row in metrics:
         step_s = row.get("step_s")
@@ -148,7 +147,7 @@ def _mean(points: Points) -> float | None:
 
 
 def _differences(runs: Sequence[ComparedRun]) -> tuple[KeyDifference, ...]:
-    """Keys in which any run differs from the first that has a spec, in the order of the schema."""
+    """Return the keys in which any run differs from the first run with a spec, in the order of the schema."""
     read = [(i, run.spec) for i, run in enumerate(runs) if run.spec is not None]
     if len(read) < 2:
         return ()
@@ -166,19 +165,19 @@ def _differences(runs: Sequence[ComparedRun]) -> tuple[KeyDifference, ...]:
     return tuple(found)
 
 
-# --- `dsc compare --format html`: runs beside each other as one page: no script, nothing loaded from elsewhere
+# --- `dsc compare --format html`: the comparison as one page, without scripts or external resources
 
 FOLDER = Path(__file__).parent
-COLOURS = 8  # of runs, in style.css; runs beyond these have the same ones, dashed
-NAME = 20  # characters of a name beside its curve
+COLOURS = 8  # of runs, in style.css; further runs reuse them, dashed
+NAME = 20  # maximum characters of a name beside its curve
 SCALES = ((1e9, "billion tokens"), (1e6, "million tokens"), (1e3, "thousand tokens"), (1, "tokens"))
 TIMES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
-HEADS = ("steps", "tokens", "loss", "loss at equal tokens", "validation", "tokens a second", "trained for", "goodput")
+HEADS = ("steps", "tokens", "loss", "loss at equal tokens", "validation", "tokens per second", "trained for", "goodput")
 
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """The values of the template. A row of `table` has a cell for each of HEADS; `heads` leaves out empty columns."""
+    """The values of the template. `heads` and the rows of `table` leave out empty columns of HEADS."""
 
     runs: tuple[tuple[str, str, str], ...]  # css class, name, folder
     heads: tuple[str, ...]
@@ -186,20 +185,20 @@ class ComparisonView:
     equal_tokens: str
     loss: tuple[charts.Chart, ...]
     panels: tuple[charts.Chart, ...]
-    differences: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...]  # key, and by run its text, whether it differs
+    differences: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...]  # key; by run its text, and whether it differs
     notes: tuple[str, ...]
 
 
 def compare_html(compared: Compared, title: str = "Runs compared") -> str:
-    """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
-    # Ours: nothing of the runs is in it.
+    """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
+    # The style is safe: it contains nothing of the runs.
     style = Markup(palette.css(with_series=True) + (FOLDER / "style.css").read_text("utf-8"))
     template = environment(FOLDER).get_template("compare.html.j2")
     return template.render(view=view_of(compared), style=style, title=title)
 
 
 def view_of(compared: Compared) -> ComparisonView:
-    """Curves, table and differences."""
+    """Return curves, table and differences."""
     runs = compared.runs
     cells = [cells_of(each) for each in compared.figures]
     shown = [i for i in range(len(HEADS)) if any(row[i] != ABSENT for row in cells)]
@@ -224,7 +223,7 @@ def view_of(compared: Compared) -> ComparisonView:
 
 
 def cells_of(figures: Figures) -> tuple[str, ...]:
-    """The texts of one run under HEADS."""
+    """Return the cells of a run, one for each of HEADS."""
     losses = [
         ABSENT if loss is None else f"{loss:.4f}" for loss in (figures.loss, figures.loss_at, figures.validation_loss)
     ]
@@ -239,7 +238,7 @@ def cells_of(figures: Figures) -> tuple[str, ...]:
 
 
 def notes_of(compared: Compared) -> tuple[str, ...]:
-    """Warnings about run folders."""
+    """Return warnings about run folders."""
     notes = [
         f"{name}: its spec.resolved is missing or damaged, so its keys are not compared" for name in compared.unread
     ]
@@ -258,7 +257,7 @@ def _short(name: str) -> str:
 
 
 def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> charts.Chart | None:
-    """`key` of all runs over tokens or time, in the largest unit in which the longest curve has one."""
+    """Draw `key` of all runs over tokens or time, in the largest unit in which the longest curve reaches 1."""
     found = [over(run.metrics, key, axis) for run in runs]
     longest = max((points[-1][0] for points in found if points), default=0.0)
     if longest <= 0:
@@ -269,13 +268,13 @@ def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> cha
         for i, (run, points) in enumerate(zip(runs, found, strict=True))
         if points
     ]
-    what = f"{title}, nats a token, over {unit}" + (" trained" if axis == "time" else "")
+    heading = f"{title}, nats per token, over {unit}" + (" trained" if axis == "time" else "")
     height = max(300, charts.LABEL_HEIGHT * len(series) + 40)
-    return charts.chart(what, series, 920, height, from_zero=False, named=True, whole=False)
+    return charts.chart(heading, series, 920, height, from_zero=False, named=True, whole=False)
 
 
 def _panel(runs: Sequence[ComparedRun], key: str, title: str, from_zero: bool) -> charts.Chart | None:
-    """A small chart of a column of the metrics over the steps."""
+    """Draw a small chart of a metrics column by step."""
     found = [(i, charts.column(run.metrics, key)) for i, run in enumerate(runs)]
     series = [charts.ChartSeries(_css(i), "", points) for i, points in found if points]
     return charts.chart(title, series, 448, 150, from_zero=from_zero, named=False) if series else None

@@ -1,4 +1,4 @@
-"""Drawings of a plan as geometry: bars of the step, stages, the cluster. All in pixels."""
+"""The geometry of drawings of a plan: bars of the step, stages, the cluster. All in pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 WIDTH = 920.0
 ROW, GAP = 15.0, 4.0
 MOST_ROWS, MOST_CURVES = 64, 32
-# Rows of a step, the colours they have in a schedule, and what they are called.
+# Fields of RankTime, their colours in a schedule, and their names.
 STEP = (
     ("overlapped_s", "p5", "pairs, overlapped"),
     ("forward_s", "p0", "forward alone"),
@@ -23,7 +23,7 @@ STEP = (
     ("optimizer_s", "p3", "reduction, optimizer"),
     ("bubble_s", "p4", "bubble"),
 )
-# Kinds of segments (compiler/model/layers) and exchanges → colour and name of what they belong to.
+# Kinds of segments (compiler/model/layers) and exchanges → colour and name in the legend.
 KINDS = {
     "attention": ("p0", "attention"),
     "experts": ("p1", "experts"),
@@ -33,7 +33,7 @@ KINDS = {
     "combine": ("p3", "exchanges"),
 }
 OTHER = ("p6", "the rest")
-COLOURS = ("p3", "p1", "p0")  # of PURPOSES
+COLOURS = ("p3", "p1", "p0")  # one for each of PURPOSES
 LINKS = {"nvlink": "in a node", "leaf": "under a leaf switch", "spine": "over a spine", "core": "over the core"}
 
 
@@ -48,7 +48,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Rows of bars. `rows`: (y of the middle, name at the left, note at the right); `more`: rows that are left out."""
+    """Rows of bars. `rows`: (y of the middle, name at the left, note at the right); `more`: number of rows left out."""
 
     width: float
     height: float
@@ -61,7 +61,7 @@ class Bars:
 
 
 def step_bars(ranks: Sequence[RankTime]) -> Bars:
-    """The step of every pipeline rank, in its parts."""
+    """Draw the step of every pipeline rank as a bar of its parts."""
     used = [(row, css, name) for row, css, name in STEP if any(getattr(rank, row) for rank in ranks)]
     rows = [
         (
@@ -78,7 +78,7 @@ def step_bars(ranks: Sequence[RankTime]) -> Bars:
 
 
 def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
-    """The time of a micro-batch in each segment of each stage, and the message to the next stage."""
+    """Draw the time of a micro-batch in each segment of each stage, and the size of the message to the next stage."""
     rows = []
     for stage in stages:
         cells = [
@@ -122,16 +122,16 @@ CAPACITY = "capacity"  # css class
 
 @dataclass(frozen=True)
 class Curves:
-    """A chart of each pipeline rank; `more`: ranks that are left out, the fullest are kept."""
+    """A chart for each of the fullest pipeline ranks. `more`: number of ranks left out; `unit`: of bytes."""
 
     unit: str
-    charts: tuple[tuple[Chart, bool], ...]  # and whether it fits
+    charts: tuple[tuple[Chart, bool], ...]  # (chart, whether the rank fits)
     more: int
-    num_capacities: int  # charts with the line of what the device has
+    num_capacities: int  # charts that show the capacity of the device
 
 
 def memory_curves(ranks: Sequence[RankMemory]) -> Curves:
-    """Bytes of a device over the step, against what it has."""
+    """Draw the bytes that a device holds over the step, beside its capacity."""
     fullest = sorted(ranks, key=lambda rank: (-rank.peak_bytes, rank.pp_rank))[:MOST_CURVES]
     shown = [rank for rank in ranks if rank in fullest and rank.timeline]
     unit, name = next((each for each in UNITS if fullest[0].peak_bytes >= each[0]), (1, "bytes"))
@@ -144,7 +144,7 @@ def _curve(rank: RankMemory, unit: int) -> Chart:
     points = tuple((second, held / unit) for second, held in rank.timeline)
     end = points[-1][0]
     series = [ChartSeries("held", "", points)]
-    if rank.peak_bytes * 4 > rank.capacity_bytes:  # else it would press the curve to the ground
+    if rank.peak_bytes * 4 > rank.capacity_bytes:  # a larger capacity would flatten the curve
         series.append(ChartSeries(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
     title = f"rank {rank.pp_rank}: {labels.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
     return chart(title, series, 300, 130, from_zero=True, named=False, whole=False)
@@ -181,7 +181,7 @@ SIDE, INSET, SPACE = 24.0, 8.0, 16.0
 
 
 def cluster_of(network: PlannedNetwork) -> ClusterDrawing | None:
-    """None where it is too large to be drawn."""
+    """Draw the cluster. Returns None if it is too large."""
     if not network.nodes:
         return None
     names = sorted({end for joint in network.joints for end in joint if not end.startswith("device ")}, key=_tier)
@@ -224,7 +224,7 @@ def _tier(name: str) -> tuple[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class LevelRow:
-    """A class of links in words. `parts`: (css, offset, width in percent) of its bar, on one scale."""
+    """A class of links as text. `parts`: (css, offset, width) of its bar in percent of the longest one."""
 
     name: str
     bandwidth: str
@@ -238,12 +238,12 @@ class LevelRow:
 
 @dataclass(frozen=True)
 class PlanView:
-    """All drawings of a plan."""
+    """The drawings and numbers of a plan."""
 
     step: Bars
     step_s: str
-    generation_s: str  # "" without any
-    calibrate: str  # the command that calibrates a plan that is not; "" of others
+    generation_s: str  # "" if the run generates nothing
+    calibrate: str  # the command that calibrates predictions; "" if they are calibrated
     low_s: str
     high_s: str
     bound_s: str
@@ -284,7 +284,7 @@ def view_of(planned: PlannedStep) -> PlanView:
 
 
 def level_row(level: Level, most: int) -> LevelRow:
-    """`most`: bytes of the longest bar."""
+    """Return the row of a class of links. `most`: bytes of the longest bar."""
     parts, offset = [], 0
     for css, moved in zip(COLOURS, level.moved, strict=True):
         parts.append((css, f"{100 * offset / most:.2f}", f"{100 * moved / most:.2f}"))

@@ -17,14 +17,14 @@ from compiler.tools.picture.terminal import console_of, printed
 
 NARROWEST, WIDEST, SHOWN = 72, 160, 8
 RULES = {
-    "auto": "each group on one node where that costs at most 1%, and does not lose against the greedy algorithm",
+    "auto": "each group on one node if that costs at most 1% and is no worse than the greedy algorithm",
     "keep": "each group on one node",
     "ignore": "experts of a group on any nodes",
 }
 
 
 def text(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, screen: Screen | None = None) -> str:
-    """The text, with escape codes if the screen has colours. `written`: the file that the placement is in."""
+    """Return the text, with escape codes if the screen has colours. `written`: the file of the placement, if any."""
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
     console = console_of(screen, width)
@@ -44,17 +44,17 @@ def _bold(words: str, note: str = "") -> Text:
 def _head(rows: Sequence[LayerRow]) -> Iterator[Text]:
     layouts = list(dict.fromkeys(row.layout for row in rows))
     for layout in layouts:
-        of = sum(row.layout == layout for row in rows)
+        count = sum(row.layout == layout for row in rows)
         where = f"{layout.devices} devices" + (f" in {layout.nodes} nodes" if layout.nodes > 1 else "")
         groups = f" in {layout.groups} groups" if layout.groups > 1 else ""
         yield _bold(
-            f"{of} layer{'s' * (of > 1)}", f"{layout.experts} experts{groups} on {where}, {layout.slots} on each"
+            f"{count} layer{'s' * (count > 1)}", f"{layout.experts} experts{groups} on {where}, {layout.slots} on each"
         )
     yield Text()
 
 
 def _table(rows: Sequence[LayerRow]) -> Table:
-    """Balances are the busiest over the mean."""
+    """A row per layer. A balance is the load of the busiest device or node over the mean."""
     with_nodes = any(row.layout.nodes > 1 for row in rows)
     with_groups = any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet(), pad_edge=False)
@@ -88,8 +88,8 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
     yield Text()
     yield _bold(
         "all layers",
-        f"{total.before:.3f} → {total.after:.3f} of the mean, each layer waiting for its busiest device; greedy "
-        f"{total.greedy:.3f}, none below {total.bound:.3f}",
+        f"{total.before:.3f} → {total.after:.3f} of the mean, if each layer waits for its busiest device; greedy "
+        f"{total.greedy:.3f}, lower bound {total.bound:.3f}",
     )
     yield from _links(rows)
     if total.whole is not None:
@@ -101,8 +101,8 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
         notes.append(f"--group-rule {rule}: {RULES[rule]}")
     if any(row.links for row in rows):
         notes.append(
-            "bytes: a token goes to a node once, and there to each device once; its groups are taken as their load "
-            "says, and its experts within them independently, for a load does not say which are chosen together"
+            "bytes: a token is sent once to a node, and there once to each device. A load does not record which "
+            "experts are chosen together: groups are chosen by their load, and experts in them independently"
         )
     for note in notes:
         yield from (
@@ -112,39 +112,39 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
 
 
 def _links(rows: Sequence[LayerRow]) -> Iterator[Text]:
-    """The mean over layers, of a token."""
+    """Bytes per token, averaged over layers."""
     found = [row.links for row in rows if row.links is not None]
     if not found:
         return
     if max(links.nodes for links in found) > 1:
         between = _mean_bytes(found, "nodes", False)
-        yield _bold("between nodes", f"{between} a token and layer, there and back; {_range(found)}")
-        yield _bold("busiest node", f"{_mean_bytes(found, 'nodes', True)} a token and layer")
-    yield _bold("to devices", f"{_mean_bytes(found, 'devices', False)} a token and layer")
-    yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} a token and layer")
+        yield _bold("between nodes", f"{between} per token and layer, there and back; {_range(found)}")
+        yield _bold("busiest node", f"{_mean_bytes(found, 'nodes', True)} per token and layer")
+    yield _bold("to devices", f"{_mean_bytes(found, 'devices', False)} per token and layer")
+    yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} per token and layer")
 
 
 def _whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
-    """The balance and traffic if no group were split."""
+    """The balance and traffic if no group is split."""
     split = sum(row.whole is not None for row in rows)
     found = [(row.links, row.links.to_nodes_whole or row.links.to_nodes) for row in rows if row.links is not None]
     sent = sum(copies.over_links(links.nodes) * links.row_bytes for links, copies in found)
-    bytes_of = f", {_bytes(sent / len(found))} between nodes" if found else ""
-    words = f"{balance:.3f} of the mean{bytes_of}: --group-rule keep; here {split} layers have split groups"
+    traffic = f", {_bytes(sent / len(found))} between nodes" if found else ""
+    words = f"{balance:.3f} of the mean{traffic}: --group-rule keep; here {split} layers have split groups"
     yield _bold("groups whole", words)
 
 
 def _range(found: Sequence[LinkBytes]) -> str:
-    """The range of traffic that holds whichever experts are chosen together."""
+    """Bounds of the traffic, whichever experts are chosen together."""
     sides = [
         sum(getattr(each.to_nodes, name) * (each.nodes - 1) / each.nodes * each.row_bytes for each in found)
         for name in ("least", "most")
     ]
-    return f"surely {_bytes(sides[0] / len(found))} to {_bytes(sides[1] / len(found))}"
+    return f"always {_bytes(sides[0] / len(found))} to {_bytes(sides[1] / len(found))}"
 
 
 def _mean_bytes(found: Sequence[LinkBytes], to: str, busiest: bool) -> str:
-    """`61.2 → 57.0 KB`."""
+    """Return the bytes before and after, as `61.2 KB → 57.0 KB`."""
 
     def mean(when: str) -> float:
         values = []
@@ -171,7 +171,7 @@ def _moves(rows: Sequence[LayerRow], written: str | None) -> Iterator[Text]:
             yield Text(f"  … and {len(moved) - SHOWN:,} more" + ("" if written else ": -o FILE writes all"))
     else:
         yield Text()
-        yield _bold("nothing moves", "the placement at hand is as good")
+        yield _bold("no moves", "the present placement is as good")
     if written:
         yield Text()
         yield _bold("written", written)

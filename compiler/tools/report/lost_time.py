@@ -1,7 +1,7 @@
-"""Where the time of a run went, as its rows and events say it: steps that stay, and what was lost by cause.
+"""The time of a run, from its metrics and events: time in steps that were kept, and lost time by cause.
 
-The time of a run is that from each start of its ranks to the last that is known of them, and from a failure to the
-start that followed by itself. Between two starts by hand nothing is counted.
+Time is counted from each start of the ranks to their last record, and from a failure to the automatic restart. The
+time before a manual start is not counted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Seconds of a run. The parts sum to `wall`: `other` is the rest, such as validation and what a kill cut off."""
+    """Seconds of a run. The parts sum to `wall`. `other` is the rest, such as validation and steps cut off."""
 
     wall: float
-    steps: float  # of training whose rows stay
-    again: float  # of steps that were trained again behind a failure or a resume
-    checkpoint: float  # for which saves kept the ranks
-    restart: float  # from the last step or save before a failure to the start that followed by itself
-    at: Mapping[int, float] = field(default_factory=dict)  # step → seconds that were lost in front of it by failures
+    steps: float  # in steps that were kept
+    again: float  # in steps that were trained again after a failure or a resume
+    checkpoint: float  # in saves, as far as they blocked the ranks
+    restart: float  # from the last step or save before a failure to the automatic restart
+    at: Mapping[int, float] = field(default_factory=dict)  # step → seconds lost to failures just before it
 
     @property
     def other(self) -> float:
@@ -32,16 +32,18 @@ class LostTime:
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which steps were trained that stay."""
+        """The share of the time that was spent in steps that were kept."""
         return self.steps / self.wall
 
 
 def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row]) -> LostTime | None:
-    """`kept`, `replaced`: rows of metrics.jsonl, and of the files beside it that a resume has moved them to. `events`:
-    of events.jsonl. None where these do not say how long a run took."""
+    """Account for the time of a run. Returns None if the rows do not say how long it took.
+
+    `kept`: rows of metrics.jsonl; `replaced`: rows that a resume moved to other files; `events`: rows of events.jsonl.
+    """
     wall, restart, failed = 0.0, 0.0, False
     lost_at: dict[int, float] = {}
-    before_s = last_s = None  # what was known before, and the last step or save among it
+    before_s = last_s = None  # times of the previous row, and of the last step, save or start
     for at_s, row in sorted(_timed(chain(kept, replaced, events)), key=lambda each: each[0]):
         event = row.get("event")
         if before_s is not None and (event != "start" or failed):
@@ -61,7 +63,7 @@ def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row
 
 
 def _timed(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
-    """Rows with their times in seconds, but for those that have none."""
+    """Yield rows with their times in seconds. Rows without a valid time are left out."""
     for row in rows:
         try:
             yield datetime.datetime.fromisoformat(row["time"]).timestamp(), row
@@ -70,6 +72,6 @@ def _timed(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
 
 
 def seconds_of(row: Row, key: str) -> float:
-    """A time of a row; 0 where it has none, or none that can be."""
+    """Return the seconds under `key`; 0 if there are none, or if they are out of range."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9 else 0.0

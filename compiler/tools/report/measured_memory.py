@@ -1,4 +1,4 @@
-"""The measured memory of a step, beside the plan replayed with the rows that the step received."""
+"""The measured memory of a step, beside the plan for the rows that the step received."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsl.schema import Spec
 from runtime.build import run_copy
 from runtime.contract.names import ProgramName
 
-MOST_BYTES = 64 << 20  # of a ledger
+MOST_BYTES = 64 << 20  # largest ledger that is read
 Amount = Annotated[int, Field(ge=0, lt=1 << 60)]
 
 
@@ -44,11 +44,9 @@ class MeasuredMemory:
 def measured_memories(
     run: Path, spec: Spec, lowering: Lowering, schedules: Mapping[ProgramName, Schedule]
 ) -> tuple[MeasuredMemory, ...]:
-    """The peak of every rank of a run folder, planned and measured; empty where no step of its build was measured.
+    """Return the planned and measured peak of every rank of a run; empty if no step of its build was measured.
 
-    `schedules`: by program, train_8.
-
-    Raises ValueError, which names the file, where one is not as a run leaves it.
+    `schedules`: by program, such as train_8. Raises ValueError with the path if a ledger is damaged.
     """
     mesh = lowering.plan.mesh
     paths = [run / "memory" / f"rank_{rank}.json" for rank in range(mesh.world)]
@@ -56,7 +54,7 @@ def measured_memories(
         return ()
     found = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
     digest = run_copy.digest(run_copy.of_run(run))
-    if any(each.of != digest for each in found):  # of a build that the run began with
+    if any(each.of != digest for each in found):  # measured with an earlier build of the run
         return ()
     result: dict[int, MeasuredMemory] = {}
     for column in range(mesh.columns):
@@ -65,13 +63,13 @@ def measured_memories(
         def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> Received:
             name, at = f"{layer} {micro_batch}", world[rank]
             if name not in found[at].rows:
-                raise ValueError(f"{paths[at]} has no `rows` of {name}")
-            given = found[at].rows[name]
-            return Received(given) if isinstance(given, int) else Received(*given)
+                raise ValueError(f"{paths[at]} has no `rows` for {name}")
+            received = found[at].rows[name]
+            return Received(received) if isinstance(received, int) else Received(*received)
 
         program = ProgramName(found[world[0]].program)
         if program not in schedules:
-            raise ValueError(f"{paths[world[0]]}: `program` is none of {', '.join(schedules)}")
+            raise ValueError(f"{paths[world[0]]}: `program` is not one of {', '.join(schedules)}")
         schedule = schedules[program]
         for at, memory in zip(world, rank_memories(spec, lowering, schedule, rows=rows), strict=True):
             result[at] = MeasuredMemory(at, memory.activations + memory.buffers, found[at].peak)
@@ -79,12 +77,12 @@ def measured_memories(
 
 
 def measured_line(ranks: tuple[MeasuredMemory, ...]) -> str:
-    """One line for people."""
+    """Return one line of text for the report."""
     most = max(ranks, key=lambda each: each.measured)
     found = f"{gib(most.measured)} on rank {most.rank}"
     unlike = [each for each in ranks if each.planned != each.measured]
     if not unlike:
-        return f"{found}; on every rank as planned for the rows it received, to the byte"
+        return f"{found}; every rank matches the plan for the rows it received, to the byte"
     worst = max(unlike, key=lambda each: abs(each.measured - each.planned))
     return (
         f"{found}; {len(unlike)} of {len(ranks)} ranks differ from their plan, rank {worst.rank} the most: "

@@ -1,4 +1,4 @@
-"""Renders `Report` as one HTML file: CSS and SVG inline, no script, nothing loaded from elsewhere, light and dark."""
+"""Render a `Report` as one HTML file with inline CSS and SVG, light and dark, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from compiler.tools.report.summary import PartsChart, parts_chart, summary_of
 from dsl.schema import Spec
 
 FOLDER = Path(__file__).parent
-PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
-STEP_ROWS = 100  # the measured step is the median of at most so many, for a run may have changed its plan
-LAST_STEPS = 10  # the training loss of the summary is the mean of this many: one step is noise
+PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: on the page, and at most if it scrolls
+STEP_ROWS = 100  # the measured step is the median of at most this many steps, as a resume may change the plan
+LAST_STEPS = 10  # the training loss of the summary is the mean of this many steps, since one step is noisy
 
 
 def build_pages(spec: Spec, lowered: Lowered, step: PredictedStep) -> dict[str, str]:
-    """The pages that a build has beside what its ranks read (`compile_spec`, `pages`)."""
+    """Return the pages of a build by file name, for `compile_spec(pages=…)`."""
     return {"report.html": report_html(report_of(spec, lowered, step=step))}
 
 
 def report_html(report: Report) -> str:
-    """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
+    """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
     style = palette.css(with_series=True) + figure_css() + (FOLDER / "style.css").read_text("utf-8")
     unit = pixels((report.schedule,), PAGE_WIDTH, MOST_WIDTH)
     return (
@@ -43,7 +43,7 @@ def report_html(report: Report) -> str:
         .get_template("page.html.j2")
         .render(
             report=report,
-            style=Markup(style),  # ours: nothing of the report is in it
+            style=Markup(style),  # safe: it contains nothing of the report
             timeline=figure_of(report.schedule, unit, Style()),
             bulk=bulk,
             placement=placement_rows(report),
@@ -59,7 +59,7 @@ def report_html(report: Report) -> str:
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """A pipeline rank, and in each column the stage it holds there, or None; `tints` says how far down the model."""
+    """A pipeline rank, and the stage it holds in each column, or None. `tints`: how deep in the model each stage is."""
 
     rank: RankRow
     stages: tuple[StageLine | None, ...]
@@ -67,7 +67,7 @@ class PlacementRow:
 
 
 def placement_rows(report: Report) -> tuple[PlacementRow, ...]:
-    """Stages by rank. Under mirroring a column is a direction, else the k-th stage of the rank."""
+    """Return stages by rank. A column is a direction if stages are mirrored, else the k-th stage of the rank."""
     mirrored = any(len(stage.ranks) > 1 for stage in report.stages)
     last = max(1, len(report.stages) - 1)
     num_columns = max((len(rank.stages) for rank in report.ranks), default=0)
@@ -83,7 +83,7 @@ def placement_rows(report: Report) -> tuple[PlacementRow, ...]:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A pipeline rank, its total, and its kinds as parts of a bar: (css class, offset, width) in percent."""
+    """A pipeline rank, its total bytes, and a bar of its kinds of memory: (css class, offset, width) in percent."""
 
     rank: RankRow
     total: int
@@ -94,11 +94,11 @@ class MemoryRow:
 class MemoryTable:
     kinds: tuple[tuple[str, str], ...]  # (css class, kind)
     rows: tuple[MemoryRow, ...]
-    amounts: tuple[tuple[int, ...], ...]  # per row and kind, bytes
+    amounts: tuple[tuple[int, ...], ...]  # bytes by row and kind
 
 
 def memory_rows(report: Report) -> MemoryTable:
-    """Kinds in the order they first appear; bars on one scale, the fullest rank's."""
+    """Return the memory table. Kinds are in order of appearance; the bar of the fullest rank has full width."""
     kinds = list(dict.fromkeys(kind for rank in report.ranks for kind, _ in rank.memory))
     css = {kind: f"m{min(i, 7)}" for i, kind in enumerate(kinds)}
     largest = max((sum(amount for _, amount in rank.memory) for rank in report.ranks), default=0) or 1
@@ -169,20 +169,20 @@ def _named(planned: PlannedStep) -> str:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The median of the last steps of a run that have as many tokens as its largest batch."""
+    """The median of a run's last steps of the largest batch."""
 
     seconds: float
     num_steps: int
 
     def line(self, planned_s: float) -> str:
-        """A sentence that compares it with the planned step."""
+        """Return a sentence that compares the step with the planned one."""
         change = f"{self.seconds / planned_s - 1:+.0%}".replace("-", "−")
         steps = f"the last {self.num_steps} steps" if self.num_steps > 1 else "one step"
-        return f"Measured: {seconds(self.seconds)} ({change}), the median of {steps} of this size."
+        return f"Measured: {seconds(self.seconds)} ({change}), the median of {steps} of the largest batch."
 
 
 def measured_step(metrics: Sequence[Mapping[str, Any]]) -> MeasuredStep | None:
-    """None where no row has a positive time. A row's tokens are its `tokens_per_s` times its `step_s`."""
+    """Return the measured step; None if no row has a positive time. Tokens of a row are `tokens_per_s` · `step_s`."""
     times, speeds = dict(charts.column(metrics, "step_s")), dict(charts.column(metrics, "tokens_per_s"))
     tokens = {step: round(time * speeds.get(step, 0.0)) for step, time in times.items() if time > 0}
     most = max(tokens.values(), default=0)
@@ -196,11 +196,11 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
     tokens, speed = charts.column(metrics, "tokens"), charts.column(metrics, "tokens_per_s")
     rewards = charts.column(metrics, "reward")
     if training:
-        what, of = ("reward", rewards) if rewards else ("training loss", training)
-        last = [value for _, value in of[-LAST_STEPS:]]
+        name, points = ("reward", rewards) if rewards else ("training loss", training)
+        last = [value for _, value in points[-LAST_STEPS:]]
         facts += [
             ("steps", f"{training[-1][0]:,.0f}"),
-            (f"{what}, last {len(last)} steps", f"{statistics.fmean(last):.3f}"),
+            (f"{name}, last {len(last)} steps", f"{statistics.fmean(last):.3f}"),
         ]
     if validation:
         facts.append(("validation loss", f"{validation[-1][1]:.3f}"))
@@ -211,25 +211,23 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
     if tokens:
         facts.append(("tokens", labels.count(int(tokens[-1][1]))))
     if speed:
-        facts.append(("tokens a second, median", labels.number(statistics.median(value for _, value in speed))))
+        facts.append(("tokens per second, median", labels.number(statistics.median(value for _, value in speed))))
     return (*facts, *_phases(metrics))
 
 
 def _health(events: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:
-    """How many steps had wrong numbers, by what followed, and the last one; and the last fault of a device."""
+    """Return the number of bad steps by the action that followed, and of device faults, with the last of each."""
     facts = []
-    for action, name in (("skip", "batches skipped"), ("rollback", "rollbacks"), ("stop", "stops by wrong numbers")):
+    for action, name in (("skip", "batches skipped"), ("rollback", "rollbacks"), ("stop", "stops after bad steps")):
         if met := [row for row in events if row.get("event") == "bad_step" and row.get("action") == action]:
             facts.append((name, f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}"))
     if met := [row for row in events if row.get("event") == "fault"]:
-        facts.append(
-            ("faults of devices", f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}")
-        )
+        facts.append(("device faults", f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}"))
     return tuple(facts)
 
 
 def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...]:
-    """The state of each phase of a run; empty for a run without phases."""
+    """Return a line for each phase of a run; empty for a run without phases."""
     facts = []
     for number in sorted({row["phase"] for row in metrics if type(row.get("phase")) is int}):
         rows = [row for row in metrics if row.get("phase") == number]
@@ -237,13 +235,13 @@ def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ..
         if loss := charts.column(rows, "loss"):
             words.append(f"loss {loss[-1][1]:.3f}")
         if speed := charts.column(rows, "tokens_per_s"):
-            words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens a second")
+            words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens per second")
         facts.append((f"phase {number}", ", ".join(words)))
     return tuple(facts)
 
 
 def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The facts about the text that meta.json has."""
+    """Return the facts of meta.json about the data."""
     if not data:
         return ()
     facts = [("source", str(data["source"])), ("tokenizer", f"{data['tokenizer']['vocab']:,} tokens")]
@@ -253,7 +251,7 @@ def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     skipped = [f"{number:,} {reason}" for reason, number in sorted(data["skipped"].items())]
     facts += [("left out", ", ".join(skipped))] * bool(skipped)
     if filters := data.get("filters", {}):
-        from runtime.data.filters import said  # with numpy, which other pages need not wait for
+        from runtime.data.filters import said  # imports numpy, which other pages do not need
 
         facts += [(f"filters {source}".strip(), said(counts)) for source, counts in filters.items()]
     return tuple(facts)

@@ -1,4 +1,4 @@
-"""`dsc plan --format html`: a plan as one page, in the style of a build's report: no script, nothing from elsewhere."""
+"""`dsc plan --format html`: a plan as one page, in the style of a report, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from compiler.tools.picture.template import environment
 from compiler.tools.report.diagrams import view_of
 
 FOLDER = Path(__file__).parent
-PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
+PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: on the page, and at most if it scrolls
 
 
 @dataclass(frozen=True)
 class Page:
-    """The words of the page."""
+    """The text of the page."""
 
     name: str
     subtitle: str
-    facts: tuple[tuple[str, str], ...]  # the last is whether it fits
+    facts: tuple[tuple[str, str], ...]  # the last one says whether the plan fits
     over: bool
     why_lines: tuple[str, ...]
     ways: tuple[tuple[str, str, tuple[str, ...]], ...]
@@ -41,7 +41,7 @@ class Page:
 
 
 def plan_html(found: TimedPlan, prediction: Prediction, why: Why | None = None) -> str:
-    """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
+    """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
     schedule = found.schedule
     sizes = count_of(schedule.num_ranks, "rank"), count_of(schedule.num_micro_batches, "micro-batch")
     name = f"{schedule.name}, {', '.join(sizes)}"
@@ -61,7 +61,7 @@ def plan_html(found: TimedPlan, prediction: Prediction, why: Why | None = None) 
 
 
 def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
-    """The text and numbers of the page."""
+    """Return the text and numbers of the page."""
     ways = zip(why.ways, why.places, strict=True) if why else ()
     return Page(
         name=p.run,
@@ -85,7 +85,7 @@ def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
 
 
 def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
-    """The headline; the last is whether it fits."""
+    """Return the headline facts; the last one says whether the plan fits."""
     worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     free = worst.capacity_bytes - worst.peak_bytes
     degrees = ", ".join(f"{name} {degree:,}" for name, degree in p.degrees if degree > 1) or "one device"
@@ -93,14 +93,14 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
         ("parameters", f"{count(p.parameters)}, {count(p.active_parameters)} active"),
         ("degrees", degrees),
         ("step" if p.calibrated else "step, not calibrated for this machine", seconds(p.step.seconds)),
-        *((("completions of a step", seconds(p.generation.seconds)),) if p.generation else ()),
-        ("tokens a second", count(p.step.tokens_per_second)),
+        *((("generation per step", seconds(p.generation.seconds)),) if p.generation else ()),
+        ("tokens per second", count(p.step.tokens_per_second)),
         ("MFU, causal and full", f"{p.mfu.causal:.1%}, {p.mfu.full:.1%}" if p.mfu else "unknown"),
         ("run", f"{span(p.whole.seconds)}, {count(p.whole.tokens)} tokens"),
-        ("device hours, a trillion tokens", count(p.device_hours_per_trillion_tokens)),
+        ("device hours per trillion tokens", count(p.device_hours_per_trillion_tokens)),
     ]
     if p.goodput is not None:
-        facts.append(("goodput, beside failures", f"{p.goodput.share:.1%}"))
+        facts.append(("goodput, with failures", f"{p.goodput.share:.1%}"))
     if p.money.usd is not None:
         facts.append(("cost of the run", f"${count(p.money.usd)}"))
     verdict = f"fits, {size(free)} free" if p.fits else f"{size(-free)} too much on rank {worst.pp_rank}"
@@ -108,7 +108,7 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
 
 
 def stage_cells(row: StageRow) -> tuple[str, ...]:
-    """A stage as cells of a table."""
+    """Return a stage as cells of a table."""
     layers = ([f"layer{'s' * (len(row.layers) > 1)} {ranges(row.layers)}"] if row.layers else []) + list(row.others)
     held = [*(each for each in layers if each == "embedding"), *(each for each in layers if each != "embedding")]
     times = seconds(row.compute_s), seconds(row.exchange_s)

@@ -1,4 +1,4 @@
-"""A prediction as text for people: what it takes first, then where the time and the memory go, then what is assumed."""
+"""A prediction as text for the terminal: the headline, then where time and memory go, then the assumptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["count", "ranges", "seconds", "size", "span", "text", "text_of_phases
 
 NARROWEST, WIDEST = 60, 200
 BAR, REST = "█", "·"
-# The parts of a step, and the tint each has in every picture of a schedule.
+# The parts of a step, and the tint of each in pictures of schedules.
 ROWS = (
     ("overlapped_s", "pairs, overlapped", "F1"),
     ("forward_s", "forward alone", "F0"),
@@ -50,9 +50,9 @@ PARTS = (
 def text(
     prediction: Prediction, screen: Screen | None = None, ranking: Ranking | None = None, why: Why | None = None
 ) -> str:
-    """The text, with escape codes if the screen has colours; no line is wider than the screen, or than 60 columns.
+    """Return the text, with escape codes if the screen has colours. Lines fit the screen, but have at least 60 columns.
 
-    `ranking`: of the plans that were tried, where the spec left something open. `why`: where it does not fit.
+    `ranking`: the plans that were tried, if the spec left a choice open. `why`: the reasons, if the plan does not fit.
     """
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
@@ -65,7 +65,7 @@ def text(
 
 
 def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
-    """A table of the phases of a run, and what the run takes in all."""
+    """Return a table of the phases of a run, and the totals of the run."""
     width = min(max(screen.width, NARROWEST), WIDEST)
     console = console_of(screen, width)
     title = _title("the run", plural(len(phases), "phase"))
@@ -80,7 +80,7 @@ def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
 
 
 def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
-    """Steps, tokens, time, hours of devices, cost, and whether they fit, of some phases together."""
+    """Sum up phases: steps, tokens, time, device hours, cost, and whether all fit."""
     usd = [each.money.usd for each in phases if each.money.usd is not None]
     return (
         f"{sum(each.whole.steps for each in phases):,}",
@@ -93,7 +93,7 @@ def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> Text:
-    """The first cell to the left and the others to the right."""
+    """Align the first cell to the left and the others to the right."""
     first, *others = zip(cells, widths, strict=True)
     return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in others))
 
@@ -108,8 +108,8 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) 
         yield Text()
     if why is not None:
         yield _title("why it does not fit")
-        for said, is_edit in lines_of(why, width - 2):
-            yield Text(f"  {said}", style=Style(bold=True) if is_edit else _quiet())
+        for line, is_edit in lines_of(why, width - 2):
+            yield Text(f"  {line}", style=Style(bold=True) if is_edit else _quiet())
         yield Text()
     yield from _breakdown(p.step, width)
     yield Text()
@@ -153,7 +153,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     yield _fact("step", seconds(step.seconds), between)
     if not p.calibrated:
         yield Text(f"          `{CALIBRATE}` measures it", style=_quiet())
-    yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
+    yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} per step")
     if p.generation is not None:
         yield from _generation(p, p.generation)
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
@@ -164,14 +164,14 @@ def _headline(p: Prediction) -> Iterable[Text]:
         yield _fact("order", f"saves {gain.saved:.1%}", note)
     if p.goodput is not None:
         yield _goodput(p, p.goodput)
-    yield _fact("hours", count(p.device_hours_per_trillion_tokens), "of devices, for a trillion tokens")
+    yield _fact("hours", count(p.device_hours_per_trillion_tokens), "device hours per trillion tokens")
     if p.money.usd is None or p.money.usd_per_trillion_tokens is None:
         yield _fact("cost", unknown, "add `price = 2USD/h` to the device")
     else:
-        yield _fact("cost", f"${count(p.money.usd)}", f"${count(p.money.usd_per_trillion_tokens)} a trillion tokens")
+        yield _fact("cost", f"${count(p.money.usd)}", f"${count(p.money.usd_per_trillion_tokens)} per trillion tokens")
     if p.energy.kwh_per_trillion_tokens is not None and p.energy.watts is not None:
         energy = f"{count(p.energy.kwh_per_trillion_tokens * 1000)}Wh"
-        yield _fact("energy", energy, f"a trillion tokens, at {p.energy.watts:g} W a device")
+        yield _fact("energy", energy, f"per trillion tokens, at {p.energy.watts:g} W per device")
     worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     free = worst.capacity_bytes - worst.peak_bytes
     at = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
@@ -180,14 +180,14 @@ def _headline(p: Prediction) -> Iterable[Text]:
     yield line.append(f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {at}", style=_quiet())
     if p.host_bytes:
         most = max(rank.host_bytes for rank in p.ranks)
-        note = f"of the memory of a node: at most {size(most)} for a device"
+        note = f"of the memory of a node: at most {size(most)} per device"
         yield _fact("host", size(p.host_bytes), note)
 
 
 def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
-    """The time and memory of generating completions."""
+    """The time and memory to generate completions."""
     note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
-    yield _fact("writing", seconds(found.seconds), f"{note}, if completions are as long as they may be")
+    yield _fact("writing", seconds(found.seconds), f"{note}, if completions have the maximum length")
     cache = f"keys and values of {plural(found.slots, 'completion')} at a time"
     over = "" if found.fits else ": more than weights and state leave free"
     yield _fact("", size(found.cache_bytes), cache + over)
@@ -264,7 +264,7 @@ def _memory(p: Prediction, width: int) -> Iterable[Text]:
 
 
 def _parts(rank: RankMemory, columns: int) -> Text:
-    """One bar of all parts; what is above the capacity is cut off, and marked."""
+    """Return one bar of all parts. It is cut off and marked at the capacity."""
     found, drawn, held = Text(), 0, 0
     for part, tint in PARTS:
         held += getattr(rank, part)
@@ -275,7 +275,7 @@ def _parts(rank: RankMemory, columns: int) -> Text:
 
 
 def _alike(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int, ...], RankMemory]]:
-    """Ranks whose rows read the same, under the first of them."""
+    """Group ranks whose rows print the same, each group under its first rank."""
     rows: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in ranks:
         key = tuple(round(getattr(rank, part) / unit_bytes * 100) for part, _ in PARTS)

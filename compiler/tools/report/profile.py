@@ -1,4 +1,4 @@
-"""The profile of a run: the times that its ranks measured (runtime/run/profile.py), and the FLOPs and bytes of each op.
+"""The profile of a run: times that its ranks measured (runtime/run/profile.py), and the FLOPs and bytes of each op.
 
     {"version": 1, "steps": 5, "device": "cpu", "gemm_flops_s": null, "ranks": [{"rank": 0, …, "rows": [{…}]}]}
 
@@ -24,14 +24,14 @@ from dsl.schema import Spec
 from runtime.system.regular_files import read_bytes, write
 
 VERSION = 1
-MAX_BYTES = 1 << 30  # of the profile of a rank
-_OPS = {"cat": "cat2"}  # function of torch that segments call → op
+MAX_BYTES = 1 << 30  # largest profile of a rank that is read
+_OPS = {"cat": "cat2"}  # torch function that segments call → op
 
 Document = dict[str, Any]
 
 
 def write_run_profile(run: Path) -> Document:
-    """Join the profiles of the ranks in `run`/profile, write `run`/profile.json and return it. Raises OSError if a
+    """Join the profiles of the ranks in `run`/profile, and write and return `run`/profile.json. Raises OSError if a
     profile is missing."""
     spec = load_with_files(run / "spec.resolved")
     plan = make_plan(spec)
@@ -52,14 +52,14 @@ def write_run_profile(run: Path) -> Document:
 
 
 def _gemm_rate(spec: Spec) -> float | None:
-    """The highest rate of a matrix product on a core or device in the rate table that the spec names, in FLOP/s."""
+    """Return the highest rate of a matrix product, in FLOP/s, in the rate table that the spec names."""
     table, dtype = rate_table_of(spec), spec.precision.compute
     rates = [row.rate for row in table.rows if row.kind == "gemm" and row.dtype == dtype] if table else []
     return max((rate for rate in rates if rate), default=None)
 
 
 class _OpWork:
-    """The FLOPs and bytes of the ops of each emitted segment, by the rules of ops."""
+    """The FLOPs and bytes of the ops of each emitted segment, computed by the rules of ops."""
 
     def __init__(self, plan: Plan) -> None:
         segments = {module_name(use.segment): use.segment for use in plan.uses}
@@ -72,7 +72,7 @@ class _OpWork:
         }
 
     def add_to(self, rank: Document) -> None:
-        """Add `flops` and `bytes`, as sums over all calls, to the rows of a rank that are ops of a segment."""
+        """Add `flops` and `bytes`, summed over all calls, to the rows of a rank that are ops of a segment."""
         called: Counter[tuple[str, str, str]] = Counter()
         for row in rank["rows"]:
             if row["kind"] == "python":
@@ -86,12 +86,12 @@ class _OpWork:
                 row["bytes"] = round(times * sum(cost.bytes + cost.bytes_row * rows for cost in costs))
 
     def _rows(self, segment: str, received: Mapping[str, tuple[int, int]]) -> float:
-        """The mean number of rows that a call of a segment received."""
+        """Return the mean number of rows that a call of a segment received."""
         found = [received[site] for site in self._sites[segment] if site in received]
         calls = sum(calls for calls, _ in found)
         return sum(rows for _, rows in found) / calls if calls else 0.0
 
 
 def _base(name: str) -> str:
-    """The op that an emitted call runs, by its name in the rules of ops."""
+    """Return the name, in the rules of ops, of the op that an emitted call runs."""
     return _OPS.get(name, name.removesuffix("_"))

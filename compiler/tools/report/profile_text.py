@@ -1,4 +1,4 @@
-"""The profile of a run as text for people: the step, its actions and phases, its ops, its communication."""
+"""The profile of a run as text for the terminal: the step, its actions and phases, its ops, its communication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sum:
-    """Sums over rows: calls, milliseconds and FLOPs of a step of one rank, in the mean."""
+    """Sums over rows: calls, milliseconds and FLOPs per step, as a mean of the ranks."""
 
     calls: float
     clock: float
@@ -32,13 +32,13 @@ class Sum:
     flops: float
 
     def rate(self, device: str) -> float:
-        """FLOP/s: of a CPU by the processor's time, which others on the machine do not lengthen."""
+        """Return FLOP/s. On a CPU they are per second of processor time, which other load does not lengthen."""
         took_ms = self.clock if device == "cuda" else self.processor
         return self.flops / took_ms * 1e3 if took_ms else 0.0
 
 
 def text(document: Document, screen: Screen | None = None) -> str:
-    """The text, with escape codes if the screen has colours."""
+    """Return the text, with escape codes if the screen has colours."""
     screen = screen or Screen()
     console = console_of(screen, min(max(screen.width, NARROWEST), WIDEST))
     for part in _parts(document):
@@ -54,25 +54,25 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     plain = [max(rank["plain"][field] for rank in ranks) / 1e6 for field in ("clock_ns", "processor_ns")]
     many = f"{len(ranks)} ranks, their mean" if len(ranks) > 1 else "1 rank"
     whole, python, its = (_sum(each, per) for each in (rows, _of(rows, "python"), _of(rows, "profile")))
-    yield _bold(f"{step_ms:.1f} ms a step, {whole.processor:.1f} of the processor", f"{steps} steps, {many}")
-    yield Text(f"at best {plain[0]:.1f} and {plain[1]:.1f} without the profile, of two steps", style=_quiet())
+    yield _bold(f"{step_ms:.1f} ms per step, {whole.processor:.1f} of the processor", f"{steps} steps, {many}")
+    yield Text(f"without the profile: {plain[0]:.1f} and {plain[1]:.1f}, the better of two steps", style=_quiet())
     shares = f"{python.clock / whole.clock:.1%} by the clock, {python.processor / whole.processor:.1%} of the processor"
     yield Text(f"Python: {shares}; the profile itself: {its.clock:.1f} ms", style=_quiet())
     yield Text()
     yield _ranks(ranks, steps)
     yield Text()
-    yield _bold("actions and phases", "ms of a step; shares of the row")
+    yield _bold("actions and phases", "ms per step; shares of the row")
     yield _places(rows, per, step_ms, set(ranks[0]["actions"]).union(*(rank["actions"] for rank in ranks)))
     yield Text()
     by = "the clock" if document["device"] == "cuda" else "the processor"
-    yield _bold("ops", f"ms of a step; GFLOP/s by {by}" + (", and beside the machine's" * bool(_gemm(document))))
+    yield _bold("ops", f"ms per step; GFLOP/s by {by}" + (", and as a share of the machine's" * bool(_gemm(document))))
     yield _ops(_of(rows, "op"), per, step_ms, document)
     if _of(rows, *COMMUNICATION):
         yield Text()
-        yield _bold("communication", "ms of a step; waiting is for other ranks")
+        yield _bold("communication", "ms per step; waits are for other ranks")
         yield _communication(rows, per)
     yield Text()
-    yield _bold("segments", "ms of a step; ops, and the Python between them")
+    yield _bold("segments", "ms per step; ops, and the Python between them")
     yield _segments([row for row in rows if row["segment"]], per, step_ms)
 
 

@@ -1,4 +1,4 @@
-"""The report of a run folder, written when its ranks have ended."""
+"""The report of a run folder, written after its ranks have ended."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from compiler.tools.report.sections import Report, RunFigures, report_of
 from runtime.system.regular_files import write
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
-MOST_BYTES = 1 << 30  # of metrics.jsonl
-MOST_META_BYTES = 256 << 20  # of a corpus whose files are all named
+MOST_BYTES = 1 << 30  # largest metrics.jsonl that is read
+MOST_META_BYTES = 256 << 20  # largest meta.json that is read; it may name every file of a corpus
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -28,7 +28,7 @@ class _Form(BaseModel):
 
 
 class CorpusSplit(_Form):
-    """The sizes of one part of a corpus."""
+    """The sizes of the training or validation part of a corpus."""
 
     files: Count
     tokens: Count
@@ -42,7 +42,7 @@ class Tokenizer(_Form):
 
 
 class FilteredCounts(_Form):
-    """Documents of a source before and behind its filters."""
+    """Documents of a source before and after its filters."""
 
     documents: Count
     kept: Count
@@ -50,7 +50,7 @@ class FilteredCounts(_Form):
 
 
 class DataForm(_Form):
-    """data/*/meta.json, as far as the page shows it."""
+    """The fields of data/*/meta.json that the page shows."""
 
     source: str | list[str]
     tokenizer: Tokenizer
@@ -62,23 +62,23 @@ class DataForm(_Form):
 
 
 class LoadForm(_Form):
-    """load.json: tokens of each expert, a list a MoE layer."""
+    """load.json: tokens of each expert, a list per MoE layer."""
 
     load: list[list[Count]]
 
 
 def write_run_report(run: Path) -> tuple[Path, Report]:
-    """`run`/report.html, and what it shows.
+    """Write `run`/report.html. Returns its path and the report.
 
-    ValueError or SpecError names the file that is missing or damaged; OSError where the report cannot be written.
+    Raises ValueError or SpecError with the path of a missing or damaged file, OSError if the report cannot be written.
     """
     report = run_report(run)
     return _write(run, report_html(report)), report
 
 
 def run_report(run: Path) -> Report:
-    """The report of a run from what it left: spec.resolved, schedule.txt, metrics.jsonl, events.jsonl, load.json,
-    data/*/meta.json. ValueError or SpecError as of `write_run_report`."""
+    """Return the report of a run from its spec.resolved, schedule.txt, metrics.jsonl, events.jsonl, load.json and
+    data/*/meta.json. Raises ValueError or SpecError as `write_run_report` does."""
     spec = load_with_files(run / "spec.resolved")
     lowered = lower_spec(spec)
     (metrics, damaged), events = step_rows(run / "metrics.jsonl"), events_of(run)
@@ -97,14 +97,14 @@ def run_report(run: Path) -> Report:
 def _write(run: Path, text: str) -> Path:
     path = run / "report.html"
     if path.is_dir():
-        raise TextFileError(f"{path} is a folder, where the report belongs: move it away")
+        raise TextFileError(f"{path} is a folder, but the report is written there: move it away")
     write(path, text)
     return path
 
 
 def step_rows(path: Path) -> tuple[Rows, int]:
-    """The rows of a run's metrics or events that are of a step, and how many lines are none. A killed run may have
-    left half of one at the end."""
+    """Return the rows of metrics or events that have a step, and the number of other lines. An incomplete last line,
+    as a killed run may leave, is ignored."""
     whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
     rows, damaged = [], 0
     for line in whole.split(b"\n") if whole else ():
@@ -120,12 +120,12 @@ def step_rows(path: Path) -> tuple[Rows, int]:
 
 
 def replaced_rows(run: Path) -> Rows:
-    """The rows of steps that were trained again, from the files that a resume has moved them to."""
+    """Return the rows of steps that were trained again, from the files that a resume moved them to."""
     return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0])
 
 
 def events_of(run: Path) -> Rows:
-    """The events of a run that are of a step; none where they cannot be read."""
+    """Return the events of a run that have a step; none if the file cannot be read."""
     try:
         return step_rows(run / "events.jsonl")[0]
     except TextFileError:
@@ -137,7 +137,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _meta(run: Path) -> dict[str, Any]:
-    """The `meta.json` of the corpus that was used last; empty where there is none."""
+    """Return `meta.json` of the corpus that was used last; empty if there is none."""
     try:
         found = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
     except OSError as error:

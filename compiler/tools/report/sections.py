@@ -1,4 +1,4 @@
-"""Spec and what was decided for it → `Report`: the page's values, before any run or after one."""
+"""Make the `Report`, the values of the page, from a spec and its lowered program, before or after a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dsl.schema import Spec
 from runtime.contract.mesh import Mesh
 from runtime.contract.names import ProgramName
 
-# --- What a report shows: plain frozen values, no torch. `Report` is the whole input of the page
+# --- The values of a report, plain and frozen, without torch. `Report` is the whole input of the page
 
 
 @dataclass(frozen=True, slots=True)
 class StageLine:
-    """A stage, what it holds ("embed", "layers 0–2"), and its pipeline ranks: one a direction, the mirror second."""
+    """A stage, its contents ("embed", "layers 0–2"), and its pipeline ranks: one per direction, the mirror second."""
 
     index: int
     holds: tuple[str, ...]
@@ -39,7 +39,8 @@ class StageLine:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A pipeline rank: every world rank of it, [first, last], stores this much. `memory`: (kind, bytes) at its peak."""
+    """A pipeline rank and its world ranks [first, last]. Each of these holds `parameters`, and `memory` at its peak, as
+    (kind, bytes)."""
 
     rank: int
     world_ranks: tuple[int, int]
@@ -50,7 +51,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRow:
-    """An expert rank: experts [first, last] of every MoE layer, on these data ranks of every pipeline rank."""
+    """An expert rank: its experts [first, last] of every MoE layer, and its data ranks in every pipeline rank."""
 
     rank: int
     first: int
@@ -60,26 +61,26 @@ class ExpertRow:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The files of a run: rows of metrics.jsonl, meta.json of its data, load.json. A missing file is empty."""
+    """The contents of a run's files: rows of metrics.jsonl, meta.json of its data, load.json. Empty if missing."""
 
     metrics: tuple[Mapping[str, Any], ...]
     data: Mapping[str, Any]
     load: Mapping[str, Any]
-    memory: tuple[MeasuredMemory, ...] = ()  # of the values of every rank
-    damaged_rows: int = 0  # lines of metrics.jsonl that are none
+    memory: tuple[MeasuredMemory, ...] = ()  # by rank
+    damaged_rows: int = 0  # lines of metrics.jsonl that are no rows
     lost: LostTime | None = None
-    events: tuple[Mapping[str, Any], ...] = ()  # those of a step
+    events: tuple[Mapping[str, Any], ...] = ()  # events that have a step
 
 
 @dataclass(frozen=True)
 class Report:
-    """A build, and a run of it if there is one."""
+    """The values of a report on a build, and on a run of it if there is one."""
 
     name: str
     subtitle: str
     facts: tuple[tuple[str, str], ...]
     schedule: Panel
-    time_unit: str  # what times are counted in: "forwards of a stage"
+    time_unit: str  # unit of times in the schedule, such as "forwards of a stage"
     stages: tuple[StageLine, ...]
     ranks: tuple[RankRow, ...]
     capacity_bytes: int | None  # of one device
@@ -87,15 +88,15 @@ class Report:
     moe_layers: tuple[str, ...]  # names of the rows of load.json
     assumptions: tuple[str, ...]
     run: RunFigures | None = None
-    planned: PlannedStep | None = None  # what the planner says of its largest batch
-    fuller: tuple[int, int] | None = None  # rank and bytes, where steps of a smaller batch hold more than the largest
+    planned: PlannedStep | None = None  # the predicted step of the largest batch
+    fuller: tuple[int, int] | None = None  # rank and bytes, if a step of a smaller batch holds more than the largest
 
 
 # --- sections
 
 
 def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step: PredictedStep | None = None) -> Report:
-    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured.
+    """Return the report of a build, or of a run of it if `run` is given. Times of the schedule are predicted.
 
     `step`: the predicted step, if it is known already.
     """
@@ -114,8 +115,8 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
         facts=(
             ("parameters", f"{sum(elements.values()):,}"),
             ("ranks", _degrees(plan.mesh)),
-            ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
-            ("tokens a sequence", f"{spec.train.sequence:,}"),
+            ("sequences per step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
+            ("tokens per sequence", f"{spec.train.sequence:,}"),
             ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
             ("idle in the schedule, predicted", f"{panel.idle:.1%}"),
@@ -136,13 +137,13 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
 
 
 def _moe_layers(plan: Plan) -> tuple[str, ...]:
-    """Names of the blocks with experts, in the order of the rows of load.json."""
+    """Return the names of blocks with experts, in the order of the rows of load.json."""
     metrics = [metric for stage in plan.stages for metric, _ in stage.records]
     return tuple(metric.removeprefix("load ") for metric in metrics if metric.startswith("load "))
 
 
 def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageLine, ...]:
-    """`elements`: of every row of the replica table, by key."""
+    """Return the stages. `elements`: element counts of the replica table, by key."""
     sizes: Counter[str] = Counter()
     for replica in plan.replicas:
         sizes[replica.tensor] += elements.get(replica.key, 0)
@@ -155,14 +156,14 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageLine, ...]:
 
 
 def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
-    """Parameters that column 0 of each pipeline rank holds: whole buckets, which have every parameter once."""
+    """Return the parameters that column 0 of each pipeline rank holds, counting whole buckets."""
     firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
     mine = [[bucket for bucket in plan.held if first in bucket.holders] for first in firsts]
     return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
 
 
 def _rank(plan: Plan, memory: RankMemory, parameters: int) -> RankRow:
-    """`memory`: what `dsc plan` says of the rank in steps of the largest batch."""
+    """Return the row of a rank. `memory`: predicted memory of the rank in a step of the largest batch."""
     mesh, rank = plan.mesh, memory.pp_rank
     return RankRow(
         rank=rank,
@@ -174,9 +175,9 @@ def _rank(plan: Plan, memory: RankMemory, parameters: int) -> RankRow:
 
 
 def fuller_of(largest: Sequence[RankMemory], proven: Sequence[DeviceBytes]) -> tuple[int, int] | None:
-    """The pipeline rank that holds most in steps of a smaller batch, and how much, if it is more than in the largest.
+    """Return the fullest pipeline rank and its bytes if a step of a smaller batch holds more than one of the largest.
 
-    `proven`: the most of each rank over steps of every size of the batch, without what segments need inside.
+    `proven`: the maximum of each rank over all batch sizes, without memory inside segments.
     """
     each = zip(largest, proven, strict=True)
     over = [(memory.total, rank.pp_rank) for rank, memory in each if memory.total > rank.peak_bytes]
@@ -185,7 +186,7 @@ def fuller_of(largest: Sequence[RankMemory], proven: Sequence[DeviceBytes]) -> t
 
 
 def _degrees(mesh: Mesh) -> str:
-    """The ranks of a world, and what they are made of."""
+    """Return the world size and its factors as text."""
     context = f" · context {mesh.cp}" if mesh.cp > 1 else ""
     tensor = f" · tensor {mesh.tp}" if mesh.tp > 1 else ""
     slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
@@ -193,13 +194,13 @@ def _degrees(mesh: Mesh) -> str:
 
 
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
-    """Which experts live on which expert rank: the same split in every MoE layer, but for a placement of a file."""
+    """Return the experts of each expert rank; empty if a placement file makes them differ between layers."""
     if any(slots != tuple(sorted(slots)) for _, slots in plan.slots):
         return ()
     mesh = plan.mesh
     rank_of = {column: column % mesh.expert_group // mesh.etp for column in range(mesh.columns)}
     rows: dict[int, set[int]] = defaultdict(set)
-    for bucket in plan.held:  # what is in one has the same holders
+    for bucket in plan.held:  # all parameters of a bucket have the same holders
         numbers = {
             int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
         }

@@ -1,4 +1,4 @@
-"""A run in a few numbers: how fast it trained, which share of its time stays, and what the rest was lost to."""
+"""A run in a few numbers: its speed, its goodput, and the causes of lost time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from compiler.tools.report.charts import column
 from compiler.tools.report.lost_time import LostTime, seconds_of
 from compiler.tools.report.sections import Report
 
-# --- Where the time of the steps of a run went, part by part, and what the plan says of it
+# --- The time of a run's steps by part, measured and planned
 
-# Parts of `spent_s` of a row of the metrics (docs/json.md), the colour of each, and what it is called.
+# Parts of `spent_s` in the metrics (docs/json.md), with their colours and names.
 PARTS = (
     ("compute", "p0", "compute"),
     ("message", "p4", "messages of the pipeline, bubble"),
@@ -38,7 +38,7 @@ Seconds = Mapping[str, float]  # by part
 
 
 def spent(rows: Sequence[Row]) -> dict[str, float]:
-    """Seconds of each part, over all rows: the mean of the ranks. Empty where no row says it."""
+    """Return the seconds of each part, summed over rows, as a mean of the ranks. Empty if no row has them."""
     found: dict[str, float] = {}
     for row in rows:
         parts = row.get("spent_s")
@@ -51,9 +51,9 @@ def spent(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def planned_parts(planned: PlannedStep) -> dict[str, float]:
-    """Seconds of a planned step, the mean of the pipeline ranks: what `spent` would have of it.
+    """Return the seconds of a planned step by the parts of `spent`, as a mean of the pipeline ranks.
 
-    The compute of an action is the time of its segments; what it takes beside is an exchange that nothing hides.
+    The compute of an action is the time of its segments; the rest of its time is an exposed exchange.
     """
     step, tail = planned.step, planned.step.tail
     work = step.num_micro_batches * sum(stage.row.compute_s for stage in planned.stages) / len(step.ranks)
@@ -80,7 +80,7 @@ class DrawnBlock:
 
 @dataclass(frozen=True)
 class PartsChart:
-    """Stacked shares of the time, a bar for some steps, and one of the plan at the right."""
+    """Stacked shares of time: a bar for each group of steps, and one for the plan at the right."""
 
     width: float
     height: float
@@ -96,7 +96,8 @@ class PartsChart:
 
 
 def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: PlannedStep | None) -> PartsChart | None:
-    """`rows`: of the metrics; `lost_at`: seconds that failures cost in front of a step. None where no row has parts."""
+    """Draw the parts of the steps. Returns None if no row has them. `rows`: of the metrics; `lost_at`: seconds lost to
+    failures before a step."""
     rows = [row for row in rows if spent([row])]
     if not rows:
         return None
@@ -105,7 +106,7 @@ def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: Plan
     right = WIDTH - RIGHT - (2 * PLANNED if planned else 0.0)
     each = (right - LEFT) / len(groups)
     blocks, ticks, used = [], [], dict[str, None]()
-    between = -(-len(groups) // 12)  # bars from one that is named to the next
+    between = -(-len(groups) // 12)  # every so many bars, one has a label
     for number, group in enumerate(groups):
         found = spent(group)
         if lost := sum(lost_at.get(row["step"], 0.0) for row in group):
@@ -142,19 +143,19 @@ def _y(share: float) -> float:
 
 
 def _stacked(found: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
-    """A bar, from compute at the ground upwards."""
+    """Stack the parts of a bar upwards from compute."""
     blocks, below, whole = [], 0.0, sum(found.values()) or 1.0
-    for part, css, what in PARTS:
+    for part, css, meaning in PARTS:
         share = found.get(part, 0.0) / whole
         if share * (BOTTOM - TOP) >= 0.05:
-            title = f"{name}, {what}: {seconds(found[part])}, {share:.1%}"
+            title = f"{name}, {meaning}: {seconds(found[part])}, {share:.1%}"
             blocks.append(DrawnBlock(x, _y(below + share), width, _y(below) - _y(below + share), css, title))
         below += share
     return blocks
 
 
 def described(found: Seconds) -> str:
-    """Shares in words: compute 80.1%, exposed communication 19.0% (…), data 0.0%."""
+    """Return shares as text: compute 80.1%, exposed communication 19.0% (…), data 0.0%."""
     whole = sum(found.values())
     words = [f"compute {found.get('compute', 0.0) / whole:.1%}"]
     if any(part in found for part in COMMUNICATION):
@@ -173,24 +174,24 @@ CAUSES = {"again": "trained again", "checkpoint": "checkpoints", "restart": "res
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run beside its plan. Values that its files lack are None or empty."""
+    """The results of a run, and its plan. Values that its files lack are None or empty."""
 
     steps: int | None
     tokens: int | None
     tokens_per_s: float | None  # median of the steps
-    mfu: float | None  # of causal attention, of the BF16 peak; None where a device has none
+    mfu: float | None  # with causal attention, of the BF16 peak; None if the device has none
     lost: LostTime | None
     spent: Mapping[str, float]  # seconds of the steps by part, the mean of the ranks
     planned: PlannedStep | None
 
     @property
     def planned_goodput(self) -> float | None:
-        """The share that the plan expects beside failures."""
+        """The goodput that the plan expects with failures."""
         found = self.planned.goodput if self.planned else None
         return found.share if found else None
 
     def to_json(self) -> dict[str, Any]:
-        """The form `report` of docs/json.md, without the name and the page."""
+        """Return the form `report` of docs/json.md, without the name and the page."""
         lost, planned = self.lost, self.planned
         mfu = planned.mfu.causal if planned and planned.mfu else None
         return {
@@ -214,24 +215,24 @@ class Summary:
         }
 
     def lines(self) -> Sequence[str]:
-        """The lines that the terminal shows at the end of a run."""
+        """Return the lines that the terminal shows at the end of a run."""
         speed = [f"{self.steps:,} steps"] if self.steps is not None else []
         speed += [f"{labels.number(self.tokens_per_s)} tokens/s"] if self.tokens_per_s else []
         speed += [f"MFU {self.mfu:.1%}"] if self.mfu is not None else []
-        said = [f"speed: {', '.join(speed)}"] if speed else []
+        lines = [f"speed: {', '.join(speed)}"] if speed else []
         if self.spent and sum(self.spent.values()):
-            said.append(f"time: {described(self.spent)}")
-        return said + [
+            lines.append(f"time: {described(self.spent)}")
+        return lines + [
             f"{name.partition(',')[0]}: {text}" for name, text in self.facts() if name != "time of the steps"
         ]
 
     def facts(self) -> Sequence[tuple[str, str]]:
-        """The lines of the page about the time of the run."""
+        """Return the facts of the page about the time of the run."""
         facts = []
         if self.lost is not None:
             planned = self.planned_goodput
-            beside = f"; {planned:.1%} planned beside failures" if planned is not None else ""
-            facts.append(("goodput, measured", f"{self.lost.goodput:.1%} of {self.lost.wall:,.1f} s{beside}"))
+            expected = f"; planned {planned:.1%} with failures" if planned is not None else ""
+            facts.append(("goodput, measured", f"{self.lost.goodput:.1%} of {self.lost.wall:,.1f} s{expected}"))
             parts = {name: getattr(self.lost, cause) for cause, name in CAUSES.items()}
             if lost := ", ".join(f"{name} {value:.1f} s" for name, value in parts.items() if value >= 0.05):
                 facts.append(("time lost", lost))
@@ -241,7 +242,7 @@ class Summary:
 
 
 def summary_of(report: Report) -> Summary | None:
-    """The numbers of a run; None of a build that was not run."""
+    """Return the numbers of a run; None for a build that was not run."""
     run, planned = report.run, report.planned
     if run is None:
         return None
@@ -249,7 +250,7 @@ def summary_of(report: Report) -> Summary | None:
     speeds = [value for _, value in column(run.metrics, "tokens_per_s")]
     speed = statistics.median(speeds) if speeds else None
     mfu = None
-    if speed is not None and planned and planned.mfu:  # FLOPs of a token and the peak are those of the plan
+    if speed is not None and planned and planned.mfu:  # FLOPs per token and the peak are those of the plan
         mfu = planned.mfu.causal * speed / planned.step.tokens_per_second
     return Summary(
         steps=int(steps[-1][1]) if steps else None,

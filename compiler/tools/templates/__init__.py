@@ -1,4 +1,4 @@
-"""Specs that `dsc init` writes: the starter, and every spec that is shipped, each as one file without imports."""
+"""The specs that `dsc init` writes: the starter and every shipped spec, each as one file without imports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHIPPED = (HERE / "specs", HERE.parents[2] / "specs")  # in a wheel, in a clone
 
 
 def names() -> tuple[str, ...]:
-    """The templates there are, the starter first."""
+    """Return the names of all templates, the starter first."""
     return (STARTER, *sorted(path.stem for folder in SHIPPED for path in folder.glob("*.dsc")))
 
 
 def template(name: str, out: Path) -> str:
-    """The text of a template for a file that will be called `out`; commands in its comments name that file.
+    """Return the text of a template for the file `out`, whose name is in the commands of its comments.
 
-    The run of the starter is called after the file. Raises SpecError if the installation is damaged.
+    The run of the starter is named after the file. Raises SpecError if the installation is damaged.
     """
     if name == STARTER:
         text = inlined(HERE / f"{STARTER}.dsc")
@@ -35,13 +35,13 @@ def template(name: str, out: Path) -> str:
 
 
 def run_name(out: Path) -> str:
-    """A name for the run of a file: `my-run.dsc` → my_run. One called `train` would read as the block."""
+    """Return a run name for a file: `my-run.dsc` → my_run. `train` is changed, as it would read as the block."""
     name = re.sub(r"[^0-9A-Za-z_]+", "_", out.stem).strip("_")[:40]
     return name if re.match("[A-Za-z_]", name) and name != "train" else f"run_{name}" if name[:1].isdigit() else "first"
 
 
 def inlined(path: Path) -> str:
-    """The text of a spec with the texts of its imports in their places, each once; comments stay."""
+    """Return the text of a spec in which imports are replaced by the imported text, once each. Comments are kept."""
     return _inlined(path, set())
 
 

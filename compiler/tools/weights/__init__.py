@@ -1,1 +1,1 @@
-"""Weights of published models: how their tensors map to those of a checkpoint, and how to publish a model."""
+"""Weights of published models: the mapping of their tensors to those of a checkpoint, and the export of a model."""

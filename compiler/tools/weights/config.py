@@ -211,8 +211,8 @@ class NoFamilyError(ValueError):
 
 
 def publication(model: Model, context: int, imported_as: str = "") -> Publication:
-    """The published form of a model, as the family that it was imported as if that describes it, else as the first one
-    that does.
+    """The published form of a model: in the family that it was imported from if that still describes it, else in the
+    first family that does.
 
     `context`: tokens per sequence. Raises NoFamilyError.
     """

@@ -1,7 +1,7 @@
 """The published form of each model type, used by `dsc import hf` and `dsc export hf`.
 
 A row has the class name, the order of rotated columns, tensor names that differ from those of DeepSeek and Llama
-(compiler/tools/weights/tensors.py), and features that the class in `transformers` 5.23 fixes whatever the config says.
+(compiler/tools/weights/tensors.py), and features that the class in `transformers` 5.23 fixes regardless of the config.
 The config keys and their defaults are in compiler/tools/importers/families.py.
 """
 
@@ -128,7 +128,7 @@ _ENDS_OF_V4 = {"head": "head.weight"} | {
 }
 _SIGMOID = {"score": "sigmoid"}
 
-# A model is published as the first family that describes it, or as the one that it was imported as if that does.
+# A model is published in the family that it was imported from if that describes it, else in the first one that does.
 FAMILIES: Mapping[str, PublishedFamily] = {
     "deepseek_v3": PublishedFamily("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, reads_order=True),
     "deepseek_v32": PublishedFamily("DeepseekV32ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),

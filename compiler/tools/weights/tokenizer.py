@@ -31,7 +31,7 @@ def published_files(folder: Path) -> dict[str, bytes]:
 def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str, bytes], int | None]:
     """The tokenizer files of a checkpoint and the id of its end-of-document token; ({}, None) if there are none.
 
-    They are next to an imported checkpoint. In a run they are in its data, identified by `digest`, the sha256 of
+    An imported checkpoint has them beside it. A run has them in its data, identified by `digest`, the sha256 of
     tokenizer.json in the checkpoint's manifest. Raises DataError if tokenizer_config.json is not JSON.
     """
     if isinstance(digest, str) and checkpoint.parent.name == CHECKPOINTS:

@@ -186,7 +186,7 @@ def _validation(state: RunState, unigram_nats: float | None) -> str:
 # ---------------------------------------------------------------- events
 
 
-def told(event: Mapping[str, Any]) -> str | None:
+def event_line(event: Mapping[str, Any]) -> str | None:
     """Return an event as a line for the viewer; None for events without news."""
 
     def at(name: str) -> str:

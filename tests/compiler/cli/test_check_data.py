@@ -123,7 +123,7 @@ def test_token_ids_that_would_be_filtered(folder: Path, capsys: pytest.CaptureFi
         (folder / "mine.dsc").write_text(tiny.replace("source = python_stdlib", source), "utf-8")
         assert main(["check", str(folder / "mine.dsc")]) == 0
         shown = capsys.readouterr().out
-        assert "warning[D0103]: 'ids' is files of token ids, which have no text to filter" in shown
+        assert "warning[D0103]: 'ids' has token ids, which have no text to filter" in shown
         assert f"mine.dsc:{line}:" in shown and hint in shown
     none = two.replace('files = "ids",', 'files = "ids", filters { },')
     for source in (none, 'source = "ids"', 'source = "ids", filters { }'):

@@ -86,8 +86,8 @@ def test_the_page_has_a_curve_of_each_run_and_no_text_of_theirs_as_code(make_run
     assert "<script" not in text and "&lt;script&gt;x" in text
     charts = {re.search('aria-label="([^"]*)"', each)[1]: each for each in text.split("<svg")[1:]}  # type: ignore[index]
     for title in (
-        "Training loss, nats a token, over thousand tokens",
-        "Training loss, nats a token, over seconds trained",
+        "Training loss, nats per token, over thousand tokens",
+        "Training loss, nats per token, over seconds trained",
     ):
         assert charts[title].count("<path") == len(runs)
     assert not any(title.startswith("Validation") for title in charts)
@@ -108,7 +108,7 @@ def test_axes_of_a_curve_suit_what_is_on_them() -> None:
     """Losses are far from 0, and parts of a thousand tokens are marked."""
     runs = [ComparedRun(name, Path(name), tuple(rows_of(40, 64, 0.01)), 0, None, None) for name in "ab"]
     chart = _curves(runs, "loss", "Training loss", "tokens")
-    assert chart is not None and chart.title == "Training loss, nats a token, over thousand tokens"
+    assert chart is not None and chart.title == "Training loss, nats per token, over thousand tokens"
     losses = [float(label) for _, label in chart.y_ticks]
     assert 5.5 < min(losses) < max(losses) <= 6.0
     assert {"0.5", "1.0", "2.5"} <= {label for _, label in chart.x_ticks}

@@ -56,7 +56,7 @@ def test_the_text_says_how_completions_are_written() -> None:
         lines = text(replace(found, generation=predicted), Screen(200)).splitlines()
         return next(line for line in lines if word in line)
 
-    assert "40 rounds of " in line(generation, "writing") and "if completions are as long as" in line(
+    assert "40 rounds of " in line(generation, "writing") and "if completions have the maximum" in line(
         generation, "writing"
     )
     assert line(generation, "keys and values").endswith("keys and values of 5 completions at a time")
@@ -75,7 +75,7 @@ def test_it_counts_in_what_a_run_takes() -> None:
 @pytest.mark.parametrize("model", ["llama", "v3"])
 def test_stages_divide_the_caches(model: str) -> None:
     of_two, of_one = (planned(rewarded(model, pp))[1].cache_bytes for pp in (2, 1))
-    assert of_two == of_one // 2, "two layers, one a stage"
+    assert of_two == of_one // 2, "two layers, one per stage"
 
 
 @pytest.mark.parametrize("model", ["llama", "v3"])

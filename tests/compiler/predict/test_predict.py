@@ -185,7 +185,7 @@ def test_more_devices_cost_no_more_work() -> None:
 
 
 def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
-    """DeepSeek-V3: 8 bytes an element each way, FP32 master weights and two BF16 moments; peaks and steps add up."""
+    """DeepSeek-V3: 8 bytes per element each way, FP32 master weights and two BF16 moments; peaks and steps add up."""
     at_once = "train.checkpoint.background=false"  # else there is a copy for saves on the host
     plain = plan_of("deepseek-v3", at_once)
     away = plan_of("deepseek-v3", "offload=[moments, master]", "train.ema.decay=0.999", at_once)
@@ -194,7 +194,7 @@ def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
         assert after.host_bytes == before.optimizer // 8 * 12, "and the average in FP32"
     assert away.host_bytes == 8 * max(rank.host_bytes for rank in away.ranks)
     tail, part_s = away.step.tail, 8 * 2**22 / 5.12e10
-    ways_s = [rank.optimizer / 5.12e10 for rank in plain.ranks]  # of 8 bytes an element
+    ways_s = [rank.optimizer / 5.12e10 for rank in plain.ranks]  # of 8 bytes per element
     assert any(tail.host_s == pytest.approx(way_s - tail.update_s + 2 * part_s, rel=1e-3) for way_s in ways_s)
     assert away.step.seconds - tail.seconds == pytest.approx(plain.step.seconds - plain.step.tail.seconds)
     assert any("51.2 GB/s" in line for line in away.assumptions)

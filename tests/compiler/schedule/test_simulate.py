@@ -160,7 +160,7 @@ def test_activations_live_from_f_to_b_or_w() -> None:
 
 
 def test_a_large_schedule_takes_little_memory() -> None:
-    """A command that handles a schedule needs about 300 bytes a step at its peak, including the actions."""
+    """A command that handles a schedule needs about 300 bytes per step at its peak, including the actions."""
     program = (
         "import re; from compiler.schedule.costs import Costs; from compiler.schedule.simulate import simulate;"
         "from compiler.schedule.zero_bubble import zbv; schedule = zbv(64, 512); schedule.check();"

@@ -283,8 +283,8 @@ def test_the_time_to_go_is_of_one_source(monkeypatch: pytest.MonkeyPatch) -> Non
     pace = data_prepare.Pace()
     seen = []
     for time_s, done, total in (
-        (100, 0, 80), (110, 20, 80), (120, 40, 80), (140, 80, 80),  # 2 a second
-        (150, 0, 80), (151, 40, 80), (152, 80, 80),  # 40 a second
+        (100, 0, 80), (110, 20, 80), (120, 40, 80), (140, 80, 80),  # 2 per second
+        (150, 0, 80), (151, 40, 80), (152, 80, 80),  # 40 per second
         (200, 90, 900), (202, 100, 900),
     ):  # fmt: skip
         now_s[0] = time_s

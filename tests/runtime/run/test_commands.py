@@ -249,7 +249,7 @@ def test_a_build_is_refused(shop: Place, name: str) -> None:
 @pytest.mark.parametrize("steps", ["0", "-1", "1e3", "many"])
 def test_steps_that_are_not_a_number(steps: str, tmp_path: Path) -> None:
     done = run((*DSC, "train", f"--steps={steps}"), 2, tmp_path)
-    assert "is not a number of steps from 1 on" in done.stderr and "Traceback" not in done.stderr
+    assert "is not a number of steps: an integer from 1" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_run_folder_in_use_is_refused(place: Place) -> None:
@@ -302,7 +302,9 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
     words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", tmp_path / "run")
     done = shop.dsc("train", *words)
     said = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
-    assert len(said) == 1 and said[0].endswith("/run/report.html is a folder, where the report belongs: move it away")
+    assert len(said) == 1 and said[0].endswith(
+        "/run/report.html is a folder, but the report is written there: move it away"
+    )
     assert done.stdout.endswith(f"report: dsc report {tmp_path}/run\nrun: {tmp_path}/run\n")
     assert saved(tmp_path / "run").step == 1
 
@@ -314,8 +316,8 @@ def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
     (place.folder / "tiny.dsc").write_text(text)
     build = compile_spec(load(place.folder / "tiny.dsc"), segments=place.segments)
     write_build(place.folder / "build" / "tiny", build.files)
-    said = "cluster here has 2 nodes, and dsc train starts all ranks on this machine; to start them on 2: dsc compile,"
-    said += " then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
+    said = "cluster here has 2 nodes, but dsc train starts all ranks on this machine; to start them on 2 nodes: "
+    said += "dsc compile, then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
     done = place.dsc("train", "--steps", 1, "--out", "a")
     assert done.stdout.startswith(f"{said} a (docs/torchrun.md)\n")
     done = place.dsc("train", "build/tiny", "--steps", 1, "--out", "b")

@@ -170,7 +170,7 @@ def test_what_is_planned_is_what_is_held(tmp_path: Path, segments: Segments, of:
     adapters = sum(r.num_elements for r in planned.replicas if r.role == "parameter")
     weights = sum(r.num_elements for r in planned.replicas if r.role == "frozen")
     text = (tmp_path / "build" / "plan.txt").read_text("utf-8")
-    assert f"{adapters + weights:,} parameters" in text and f"trained are {adapters:,} of adapters" in text
+    assert f"{adapters + weights:,} parameters" in text and f"trained: {adapters:,} in adapters" in text
     assert {each.name for each in plan.parameters} == {r.name for r in planned.replicas if r.role == "parameter"}
     for pipeline_rank, memory in enumerate(rank_states(chosen, planned)):
         state = build_state(plan, plan.mesh.dp * pipeline_rank, torch.device("cpu"))

@@ -119,7 +119,7 @@ def bits_are_equal(op: str, sizes: Any, lengths: Lengths) -> None:
 
 def moves_what_ranks_need(context: int, rank: int) -> None:
     """Blocks of keys up to the position of a block's last row, and blocks of queries from the first that sees a key:
-    no block that has nothing to see, on any rank, with 128 rows a block that divide a chunk."""
+    no block that has nothing to see, on any rank, with 128 rows per block that divide a chunk."""
     B, S, _, nope, rope, value = sizes = 1, 256 * context, 1, 16, 16, 16
     q, kv, k_rope, *more, _ = mla_operands(torch.bfloat16, sizes)
     some = of_context(B, S, context, rank)

@@ -108,7 +108,7 @@ def test_few_rows_are_slower() -> None:
 
 
 def test_exchanges_of_deepseek_v3() -> None:
-    """Four nodes a token; FP8 there, BF16 back; 51 and 50 GB/s on 24 SMs (DeepEP), of which the spec gives 20."""
+    """Four nodes per token; FP8 there, BF16 back; 51 and 50 GB/s on 24 SMs (DeepEP), of which the spec gives 20."""
     rates = rates_of(shipped(*V3), "h800")
     there, back = (exchange_s(rates, TOKENS * TOP_K, to) for to in (True, False))
     assert there == pytest.approx(TOKENS * 4 * 7392 / (51e9 * 20 / 24), rel=0.01)

@@ -217,7 +217,7 @@ def test_an_exchange_by_hand() -> None:
     assert exchange_s(fabric, range(8)) == pytest.approx(3e-6 + 200_000 / 160e9)
     assert exchange_s(fabric, range(16)) == pytest.approx(7e-6 + 100_000 / 40e9)
     assert exchange_s(fabric, range(16), copies=0.1) == pytest.approx(7e-6 + 200_000 / 160e9), "the slower of both"
-    assert exchange_s(fabric, range(0, 16, 8), copies=0.1) == pytest.approx(7e-6 + 20_000 / 40e9), "one a node"
+    assert exchange_s(fabric, range(0, 16, 8), copies=0.1) == pytest.approx(7e-6 + 20_000 / 40e9), "one per node"
     assert exchange_s(fabric, range(5, 6)) == 0
 
 

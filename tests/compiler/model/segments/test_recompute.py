@@ -131,7 +131,7 @@ def test_what_w_alone_needs_is_made_there() -> None:
 
 
 def test_memory_of_deepseek_v3() -> None:
-    """Elements a token and MoE layer that F keeps beside the layer's inputs: from 101,636 in BF16 to a third."""
+    """Elements per token and MoE layer that F keeps beside the layer's inputs: from 101,636 in BF16 to a third."""
     plain, made = (segments(again(deepseek_v3(), *names)) for names in ((), V3))
     attention = {
         name: fixed(cut(by_kind["attention"]).saved) / 4096 for name, by_kind in (("plain", plain), ("made", made))

@@ -95,7 +95,7 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
 
 @pytest.mark.parametrize("name", ["laptop-gqa", "llama3-8b"])
 def test_a_copy_to_the_host_takes_what_its_bytes_take(name: str) -> None:
-    """Cores copy within their memory, an accelerator over its link, of which 5.12e10 bytes a second are assumed."""
+    """Cores copy within their memory, an accelerator over its link, of which 5.12e10 bytes per second are assumed."""
     spec = load(f"specs/{name}.dsc")
     lowering = Lowering(make_plan(spec), rank_rates(spec))
     chains = [

@@ -3,7 +3,7 @@
 Source: the trace and figure 4 of arXiv 2412.19437 as DeepSeek published them. Milliseconds of a layer: compute F 4.37
 (attention) and 4.60 (MLP), backward for inputs 9.34 and 5.31, weight gradients 2.39 and 6.38; all-to-all F 15.3 and B
 13.0 in the trace, 10.35 and 9.78 at the rates of the faster table. Dispatch is FP8 and combine BF16: 7,392 and 14,336
-bytes a token. The pair took 129.0 ms, 96% of its communication hidden.
+bytes per token. The pair took 129.0 ms, 96% of its communication hidden.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ EDITS: list[tuple[str, Callable[[str], str], str]] = [
     (
         "certificate/train_4.json",
         lambda text: "[]",
-        "program/train_4.json does not fit its certificate (it is not what a certificate has there)",
+        "program/train_4.json does not fit its certificate (it is not valid for a certificate)",
     ),
     (
         "certificate/train_4.json",

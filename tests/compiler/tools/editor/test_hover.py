@@ -21,7 +21,7 @@ def about(marked: str, **others: str) -> str:
         ("data     = au|to", ["= 2"]),
         ("ste|ps       = 130", ["= 266,240 tokens = 130 steps"]),
         ("model     = qu|ick", ["**model quick**", "6,012,272 parameters", "4 layers (1 dense, 3 moe)"]),
-        ("cluster   = lap|top", ["4 × cpu", "4GB a device"]),
+        ("cluster   = lap|top", ["4 × cpu", "4GB per device"]),
         ("precision = fp|32", ["built in"]),
         ("run quick|start", ["266,240 tokens in 130 steps", "pipeline = 2, expert = 2, data = 2"]),
         ("memory = 4|GB", ["= 4,000,000,000 bytes"]),

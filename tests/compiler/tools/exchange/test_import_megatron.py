@@ -165,7 +165,7 @@ def test_what_is_computed_is_in_the_ledger(tmp_path: Path, capsys: Capture) -> N
     assert main(command) == 2
     said = capsys.readouterr().err
     assert "computed: adam_beta2 = $B: train.optimizer.beta2: replaced by 0.999" in said
-    assert "give it: -D B=VALUE" in said and not out.exists()
+    assert "set it: -D B=VALUE" in said and not out.exists()
     assert main([*command, "--lossy"]) == 0
     assert "# computed: adam_beta2 = $B" in out.read_text()
     assert main([*command, "-D", "B=0.9", "--force"]) == 0

@@ -227,7 +227,7 @@ def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told
     ]
     assert not found.mistakes and [entry.kind for entry in notes] == ["no effect"] * told
     (mistake,) = job(text, devices=17).mistakes
-    assert mistake.message == "the degrees need 16 devices, --devices says 17"
+    assert mistake.message == "the degrees need 16 devices, but --devices is 17"
 
 
 @pytest.mark.parametrize(("degree", "written", "lost"), [(1, "false", False), (2, "false", True), (2, "true", False)])
@@ -254,7 +254,7 @@ def test_moments_are_as_narrow_as_the_optimizer_of_a_job_keeps_them(
 @pytest.mark.parametrize("betas", ["[0.9]", "[0.9, 0.95, 0.99]", '[0.9, "no"]', "[true, 0.95]"])
 def test_betas_are_two_numbers(betas: str) -> None:
     (mistake,) = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\nbetas = {betas}\n"), devices=64).mistakes
-    assert mistake.code == "I0203" and mistake.message.startswith("`betas` are two numbers, ")
+    assert mistake.code == "I0203" and mistake.message.startswith("`betas` must be two numbers, ")
     right = job(JOB.replace("lr = 2.2e-4\n", "lr = 2.2e-4\nbetas = [0.8, 0.9]\n"), devices=64)
     assert not right.mistakes and "beta1 = 0.8, beta2 = 0.9" in right.text
 

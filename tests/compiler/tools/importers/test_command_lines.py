@@ -137,10 +137,10 @@ def test_what_is_not_known_is_said() -> None:
     }
     assert [(item.severity, item.code) for item in mistakes] == [("warning", "I0104")] * 4
     hints = [item.hint for item in mistakes]
-    assert hints[0] == "give it: -D N=VALUE" and hints[1] == "write its value" and hints[3] == "give it: -D U=VALUE"
+    assert hints[0] == "set it: -D N=VALUE" and hints[1] == "write its value" and hints[3] == "set it: -D U=VALUE"
     text = "torchrun pretrain_gpt.py $EXTRA --x 1 \n"
     found, mistakes = script(Source("s.sh", text), {})
-    assert "$EXTRA" in mistakes[0].message and mistakes[0].hint == "give it: -D EXTRA='--name value'"
+    assert "$EXTRA" in mistakes[0].message and mistakes[0].hint == "set it: -D EXTRA='--name value'"
     assert read(text, EXTRA="--y 2 --z") == {"x": 1, "y": 2, "z": True}
 
 

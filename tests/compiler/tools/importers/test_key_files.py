@@ -47,7 +47,7 @@ def test_variables_are_replaced_and_others_are_not_known() -> None:
     assert read(text, N="4", M="5") == {"a": [4], "b": [[1, 5]], "c": [3]}
     found, mistakes = yaml_keys(Source("a.yaml", text), {})
     assert isinstance(found["a"][0].value, ComputedValue) and isinstance(found["b"][0].value, ComputedValue)
-    assert [item.hint for item in mistakes] == ["give it: -D N=VALUE", "give it: -D M=VALUE"]
+    assert [item.hint for item in mistakes] == ["set it: -D N=VALUE", "set it: -D M=VALUE"]
 
 
 def test_what_has_several_names_is_read_once() -> None:

@@ -67,7 +67,7 @@ def test_nothing_is_left_to_fill_in(two_nodes: Path, tmp_path: Path) -> None:
         (["slurm", "--time", "60", "--mount", "/a"], "--mount needs a container"),
         (
             ["slurm", "--time", "60", "--gres", "gpu:3"],
-            "--gres gpu:3 has 3 devices, and the build takes 0 on each node",
+            "--gres gpu:3 has 3 devices, but the build needs 0 on each node",
         ),
         (["slurm", "--time", "60", "--gres", "gpu:1\n#SBATCH --wrap=x"], "--gres 'gpu:1\\n#SBATCH --wrap=x' has char"),
         (["slurm", "--time", "60", "--image", "a.sif", "--data", "here"], "the folder 'here'"),
@@ -145,7 +145,7 @@ def test_nodes_of_different_counts_are_refused(tmp_path: Path, capsys: Captured)
     text = TINY.replace(NODE, f"{NODE}, more {{ nodes = 1, {more} }}").replace("layers 1..1", "layers 1..2")
     build = compiled(tmp_path, text.replace("pipeline = 1", "pipeline = 3"))
     assert main(["launch", "torchrun", str(build)]) == 2
-    assert "the nodes of cluster one differ in their devices (1 of 1, 1 of 2)" in capsys.readouterr().err
+    assert "the nodes of cluster one have different numbers of devices (1 of 1, 1 of 2)" in capsys.readouterr().err
 
 
 def test_a_device_that_skypilot_may_not_have(gpu_nodes: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -153,7 +153,7 @@ def test_a_device_that_skypilot_may_not_have(gpu_nodes: Path, tmp_path: Path, ca
     build = compiled(tmp_path, text)
     words = ["launch", "skypilot", str(build), "--out", str(tmp_path / "out"), *NEEDED["skypilot"]]
     assert main(words) == 2
-    assert "device h800 of the spec has no SkyPilot name" in capsys.readouterr().err
+    assert "dsc knows no SkyPilot name for the spec's device h800" in capsys.readouterr().err
     assert main([*words, "--accelerator", "H800"]) == 0
 
 

@@ -52,7 +52,7 @@ def test_what_is_no_elastic_run(words: tuple[str, ...], said: str, two_nodes: Pa
 
 def test_one_node_is_not_elastic(one_node: Path, capsys: Captured) -> None:
     assert main(["launch", "torchrun", str(one_node), "--elastic", "1"]) == 2
-    assert "--elastic needs several nodes, and the build is for one" in capsys.readouterr().err
+    assert "--elastic needs several nodes, but the build is for one" in capsys.readouterr().err
 
 
 def test_what_sbatch_reads(two_nodes: Path, tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_a_job_of_fewer_nodes_begins(job: Path) -> None:
     assert len(lines(job / "starts")) == 1
     environment |= {"SLURM_JOB_NUM_NODES": "3"}
     done = subprocess.run(batch, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: the run takes 1 to 2 nodes, and this job has 3\n")
+    assert (done.returncode, done.stderr) == (2, "error: the run needs 1 to 2 nodes, but this job has 3\n")

@@ -44,9 +44,9 @@ def test_a_job_has_the_builds_of_its_phases(builds: dict[str, Path], tmp_path: P
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["long.to_64", "long"], "long is not the phase that follows phase 2 of run long"),
-        (["long", "long.wide"], "long.wide is not the phase that follows phase 1 of run long"),
-        (["long.to_64", "long.wide"], "phase 3 takes 1 × 2 devices cpu, and phase 2 1 × 1 devices cpu"),
+        (["long.to_64", "long"], "long is not the phase after phase 2 of run long"),
+        (["long", "long.wide"], "long.wide is not the phase after phase 1 of run long"),
+        (["long.to_64", "long.wide"], "phase 3 needs 1 × 2 devices cpu, and phase 2 1 × 1 devices cpu"),
     ],
 )
 def test_builds_that_are_no_job_are_refused(names: list[str], said: str, builds: dict[str, Path]) -> None:

@@ -129,18 +129,21 @@ def test_what_a_scheduler_did_not_say_is_named(written: Written) -> None:
 def test_there_is_no_fallback_to_this_machine(written: Written, host: str) -> None:
     done = written.start(words=(host, "0"))
     assert done.returncode == 2
-    assert done.stderr == f"error: the first node is '{host}' to this one: name it as the other nodes reach it\n"
+    assert done.stderr == f"error: '{host}' is not a name of the first node: use one under which other nodes reach it\n"
 
 
 @pytest.mark.parametrize("written", ["torchrun"], indirect=True)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "usage: node.sh HOST NODE, with the name of the first node, and the number of this one from 0"),
-        (("first",), "usage: node.sh HOST NODE, with the name of the first node, and the number of this one from 0"),
-        (("first", "2"), "the build is of 2 nodes, so there is no node 2: the last is 1"),
-        (("first", "second"), "the number of a node is one from 0 to 1, not 'second'"),
-        (("first", ""), "the number of a node is one from 0 to 1, not ''"),
+        ((), "usage: node.sh HOST NODE, where HOST is the first node, and NODE is the number of this one, from 0"),
+        (
+            ("first",),
+            "usage: node.sh HOST NODE, where HOST is the first node, and NODE is the number of this one, from 0",
+        ),
+        (("first", "2"), "the build is for 2 nodes, so there is no node 2: the last is 1"),
+        (("first", "second"), "the number of a node is from 0 to 1, not 'second'"),
+        (("first", ""), "the number of a node is from 0 to 1, not ''"),
     ],
 )
 def test_wrong_words_are_refused(written: Written, words: tuple[str, ...], said: str) -> None:
@@ -168,7 +171,7 @@ def test_one_node_needs_no_host(one_node: Path, tmp_path: Path) -> None:
 def test_the_command_to_start_has_a_host_for_several_nodes_alone(
     one_node: Path, two_nodes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = " HOST NODE  # on every node: HOST is the first of them, NODE is 0 there and up to 1 on the others"
+    where = " HOST NODE  # on every node: HOST is the first node, NODE is 0 on it, up to 1 on the others"
     for build, words in ((one_node, ""), (two_nodes, where)):
         launch("torchrun", build, tmp_path)
         assert capsys.readouterr().out.endswith(f"start:\n  {tmp_path / 'node.sh'}{words}\n")

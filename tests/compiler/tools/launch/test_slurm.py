@@ -125,7 +125,7 @@ def test_a_failure_starts_again_and_a_mistake_does_not(job: Path, code: int, sta
 def test_a_job_of_another_size_is_refused(job: Path) -> None:
     environment = in_job(job / "bin") | {"SLURM_JOB_NUM_NODES": "3"}
     done = subprocess.run(["bash", str(job / "out" / "job.sbatch")], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: the build is of 2 nodes, and this job has 3\n")
+    assert (done.returncode, done.stderr) == (2, "error: the build is for 2 nodes, but this job has 3\n")
 
 
 def test_further_options_of_sbatch(gpu_nodes: Path, tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ def test_another_order_is_named() -> None:
     lines = trace_lines(schedule, COSTS)
     actions: Any = lines[1][2]["actions"]
     actions[1][0], actions[2][0] = actions[2][0], actions[1][0]
-    with pytest.raises(OrderError, match=r"rank 1, step 2: F1.1 ran where B1.0 was planned, at place 1"):
+    with pytest.raises(OrderError, match=r"rank 1, step 2: F1.1 ran where B1.0 was planned, at position 1"):
         measure(schedule, lines, "train_3")
     lines = trace_lines(schedule, COSTS)
     lines[0][3]["actions"].pop()  # type: ignore[attr-defined]
-    with pytest.raises(OrderError, match=r"rank 0, step 3: nothing ran where B0.2 was planned, at place 5"):
+    with pytest.raises(OrderError, match=r"rank 0, step 3: nothing ran where B0.2 was planned, at position 5"):
         measure(schedule, lines, "train_3")
 
 
@@ -138,7 +138,7 @@ def test_damaged_traces_are_named(line: str, tmp_path: Path) -> None:
 
 def test_a_rank_without_a_trace_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path, trace_lines(schedule_of("1f1b", 1, 3), COSTS))
-    with pytest.raises(TraceError, match=r"left no trace that can be read: .*rank_1\.jsonl"):
+    with pytest.raises(TraceError, match=r"has no readable trace: .*rank_1\.jsonl"):
         read_trace(folder, 2)
 
 
@@ -168,10 +168,10 @@ def test_steps_of_other_programs_are_left_out(tmp_path: Path) -> None:
     assert [list(rank) for rank in kept] == [[1, 2, 5, 6]] * 2 and left_out == 2
     assert measure(schedule, kept, "train_3").num_steps == 3
     (tmp_path / "program.sha256").write_text("c" * 64)
-    with pytest.raises(TraceError, match="no step of the present plan was traced yet, only 6 of a plan"):
+    with pytest.raises(TraceError, match="no step of the present plan was traced yet, only 6 of the plan"):
         of_programs(tmp_path, lines)
     (tmp_path / "program.sha256").write_text("c\x1b")
-    with pytest.raises(TraceError, match="is not the digest"):
+    with pytest.raises(TraceError, match="is not a digest"):
         of_programs(tmp_path, lines)
 
 
@@ -210,9 +210,9 @@ def test_inspect_draws_a_run_and_writes_its_costs(
     simulate(schedule, costs_of_json(costs.read_text("utf-8")))
     capsys.readouterr()
     assert run(str(folder), "--costs", str(costs)) == 0
-    assert f"Planned from {costs};" in capsys.readouterr().out.replace("\n", " ")
+    assert f"Planned from {costs}." in capsys.readouterr().out.replace("\n", " ")
     assert run(str(folder), "--costs", "plan") == 0
-    assert "Planned from what the plan predicts;" in capsys.readouterr().out
+    assert "Planned from the plan's predictions." in capsys.readouterr().out
 
 
 def test_inspect_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,5 +239,5 @@ def test_programs_are_ordered_by_size() -> None:
         i: {"step": i, "program": name, "actions": []} for i, name in enumerate(("train_8", "train_10", "evaluate_10"))
     }
     assert programs_of([lines]) == ("evaluate_10", "train_8", "train_10")
-    with pytest.raises(TraceError, match="no name of a program"):
+    with pytest.raises(TraceError, match="not the name of a program"):
         programs_of([{1: {"step": 1, "program": "train_x", "actions": []}}])

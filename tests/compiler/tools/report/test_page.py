@@ -187,7 +187,7 @@ def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickst
     planned = replace(quickstart_plan, step=replace(quickstart_plan.step, seconds=0.4), calibrated=True)
     page = _words(replace(report, run=run, planned=planned))
     assert "step, measured 600 ms step, planned 400 ms" in page.replace("600.0", "600").replace("400.0", "400")
-    assert "(+50%), the median of the last 4 steps of this size." in page
+    assert "(+50%), the median of the last 4 steps of the largest batch." in page
     assert "Measured:" not in _words(replace(report, planned=planned)) and "not calibrated" not in page
     page = _words(replace(report, run=run, planned=replace(planned, calibrated=False)))
     assert "step, planned but not calibrated for this machine" in page and "dsc calibrate SPEC" in page
@@ -196,17 +196,17 @@ def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickst
 
 def test_captions_tell_of_no_line_that_is_not_drawn(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     assert report_of_run.run is not None
-    loss, memory = "The dashed line is the cross-entropy", "The dashed line is what it has"
+    loss, memory = "The dashed line is the cross-entropy", "The dashed line is the capacity"
     assert loss in _words(report_of_run)
     run = replace(report_of_run.run, data={**report_of_run.run.data, "unigram_nats": None})
     assert loss not in _words(replace(report_of_run, run=run))
     for times, drawn in ((2, True), (100, False)):
         ranks = tuple(replace(rank, capacity_bytes=rank.peak_bytes * times) for rank in quickstart_plan.ranks)
         page = _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
-        assert (memory in page) == drawn and "it is not drawn" not in page
+        assert (memory in page) == drawn and "is not drawn" not in page
     first, *others = quickstart_plan.ranks
     ranks = (replace(first, capacity_bytes=first.peak_bytes * 2), *(replace(r, capacity_bytes=10**15) for r in others))
-    assert others and "it is not drawn" in _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
+    assert others and "is not drawn" in _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
 
 
 def test_damaged_rows_are_counted(report_of_run: Report) -> None:
@@ -218,15 +218,15 @@ def test_damaged_rows_are_counted(report_of_run: Report) -> None:
 
 def test_wrong_numbers_and_faults_of_devices_are_counted(report_of_run: Report) -> None:
     assert report_of_run.run is not None
-    assert "faults of devices" not in _words(report_of_run)
+    assert "device faults" not in _words(report_of_run)
     skips = [{"event": "bad_step", "action": "skip", "step": step, "reason": "the loss is nan"} for step in (3, 1200)]
     fault = {"event": "fault", "step": 7, "reason": "an ECC error"}
     for more, words in (((), False), ((fault,), True)):
         events = (*skips, *more, {"event": "start", "step": 8})
         page = _words(replace(report_of_run, run=replace(report_of_run.run, events=events)))
         assert "batches skipped 2, the last at step 1,200: the loss is nan" in page
-        assert ("faults of devices 1, the last at step 7: an ECC error" in page) == words
-        assert ("faults of devices" in page) == words and "rollbacks" not in page
+        assert ("device faults 1, the last at step 7: an ECC error" in page) == words
+        assert ("device faults" in page) == words and "rollbacks" not in page
 
 
 SCRIPT = """

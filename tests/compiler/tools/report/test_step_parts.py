@@ -130,14 +130,14 @@ def test_numbers_of_a_run_have_their_form_and_their_words(report_of_run: Report,
     assert list(summary.lines()) == [
         f"speed: 8 steps, 2,048 tokens/s, MFU {document['mfu']:.1%}",
         "time: compute 50.0%, exposed communication 45.0% (messages 20.0%, exchanges 10.0%, sums 15.0%), data 5.0%",
-        "goodput: 80.0% of 10.0 s; 97.0% planned beside failures",
+        "goodput: 80.0% of 10.0 s; planned 97.0% with failures",
         "time lost: checkpoints 1.5 s, restarts 0.5 s",
     ]
 
 
 def test_the_page_has_the_picture(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     page = report_html(summarised(report_of_run, quickstart_plan))
-    assert "Where the time went" in page and "97.0% planned beside failures" in page
+    assert "Where the time went" in page and "planned 97.0% with failures" in page
     assert "steps 1, compute" not in page and "step 1, compute: 500" in page
     assert "Where the time went" not in report_html(report_of_run)
     empty = replace(report_of_run, run=replace(report_of_run.run, metrics=()))  # type: ignore[type-var]
