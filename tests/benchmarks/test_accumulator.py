@@ -56,14 +56,14 @@ def expected(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], start: int = 0,
 
 
 @pytest.mark.parametrize("columns", [1, 31, 128, 300])
-def test_sums_are_cut_after_each_32_products(columns: int) -> None:
+def test_sums_are_truncated_after_each_32_products(columns: int) -> None:
     a, b = operand(5, columns, 1), operand(4, columns, 2)
     found = accumulator.cut_product(*a, *b)
     assert torch.equal(found, expected(a, b))
     assert torch.equal(found, dequantise(*a) @ dequantise(*b).t()) == (columns == 1), "cuts change longer sums"
 
 
-def test_an_error_is_that_of_its_cuts() -> None:
+def test_errors_are_bounded_by_the_truncations() -> None:
     """With any scales: each cut is less than 2⁻¹³ of a sum, towards zero."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, 40, 512, generator=generator).abs()
@@ -77,7 +77,7 @@ def test_an_error_is_that_of_its_cuts() -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_all_ops_sum_so() -> None:
+def test_all_fp8_products_truncate_their_sums() -> None:
     """Alone and of groups, forward and both gradients."""
     x, dy, w = operand(256, 96, 4), operand(256, 40, 5), operand(40, 96, 6, tile=128)
     rows = w[1].expand(40, -1)

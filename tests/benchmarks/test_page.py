@@ -80,7 +80,7 @@ def test_the_page_is_current(bless: bool) -> None:
     assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.speed --page"
 
 
-def test_a_row_says_medians_ratios_and_shares() -> None:
+def test_a_row_shows_medians_ratios_and_shares() -> None:
     text = table(contest())
     assert "Limit: 1,000 tokens/s a core." in text and "100 GFLOP/s" in text
     cells = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
@@ -96,7 +96,7 @@ def test_results_have_the_options_of_the_others() -> None:
     assert all(row["info"].get("choice") for row in rows if row["group"] == "theirs" and not row["failed"])
 
 
-def test_goals_are_of_the_best_rows() -> None:
+def test_goals_compare_the_best_rows() -> None:
     goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks|`fp8_block`)(.*?) \|", page([found()]), re.MULTILINE))
     assert set(goals) == {"FP32", "BF16", "4 ranks", "`fp8_block`"}
     lines = page([found()]).splitlines()
@@ -112,7 +112,7 @@ def test_goals_are_of_the_best_rows() -> None:
     assert "| FP32, one thread, of a core's limit | ≥ 80% | 80%, not reached |" in page([slower])
 
 
-def test_goals_are_of_each_machine_and_tables_of_the_newest() -> None:
+def test_goals_cover_all_machines_and_tables_the_newest() -> None:
     other = {**found(), "processor": "Another", "contests": [precisions()]}
     text = page([found(), other])
     assert "| | goal | A Processor | Another |" in text
@@ -140,7 +140,7 @@ def precisions() -> dict[str, Any]:
     return {**contest(), **flops, "name": "precisions", "title": "Precisions", "precision": "each", "rows": rows}
 
 
-def test_precisions_are_beside_fp32_in_the_same_layout() -> None:
+def test_precisions_are_compared_with_fp32_in_the_same_layout() -> None:
     """One thread by the processor's time, ranks by the clock."""
     text = page([{**found(), "contests": [precisions()]}])
     assert "| `fp32` | 1,000 | 1.00 | 2,000 | 1.00 | 500 MB |" in text
@@ -166,7 +166,7 @@ def test_without_a_limit_or_others_there_are_no_shares() -> None:
     assert "nan" not in table(alone)
 
 
-def test_who_does_other_work_is_found_out() -> None:
+def test_a_contestant_with_other_losses_fails() -> None:
     losses = {"limit": None, "a": 8.5, "b": 8.5004, "c": 8.502, "d": math.nan}
     records = {name: Record(1, losses=[loss]) for name, loss in losses.items()}
     disagree(records, 1e-3)
@@ -174,7 +174,7 @@ def test_who_does_other_work_is_found_out() -> None:
     assert "8.5020" in records["c"].failed
 
 
-def test_names_are_of_one_row_each() -> None:
+def test_names_of_contests_and_rows_are_unique() -> None:
     assert len({c.name for c in CONTESTS}) == len(CONTESTS)
     for each in CONTESTS:
         names = [r.name for r in each.rows]
@@ -183,13 +183,13 @@ def test_names_are_of_one_row_each() -> None:
         assert any(r.group == "theirs" for r in each.rows)
 
 
-def test_contests_are_chosen_by_words() -> None:
+def test_contests_are_selected_by_words() -> None:
     assert chosen(False, []) == [*CONTESTS, PRECISIONS] and chosen(False, ["prec"]) == [PRECISIONS]
     assert chosen(True, ["prec"]) == [PRECISIONS], "no row of it is a quick one"
 
 
 @pytest.mark.parametrize("each", [c for c in (*CONTESTS, PRECISIONS) if c.precision != "bf16"], ids=lambda c: c.name)
-def test_layouts_are_what_their_rows_say(each: Any) -> None:
+def test_layouts_use_the_ranks_that_their_rows_state(each: Any) -> None:
     """All train today, on as many ranks as the row says, and the batch is the same."""
     processes = {r.name: r.processes for r in each.rows} | {"start": 1}
     for name, overrides in builds_of(each).items():

@@ -123,7 +123,7 @@ def results_of(study: Study) -> Results:
     return Results(study.name, 100, about, records)
 
 
-def test_figures_are_of_the_last_tenth() -> None:
+def test_figures_average_the_last_tenth_of_the_steps() -> None:
     one = record("none", 1)
     assert one.last_loss == 6.0 and last(one.loss) == 6.0
     assert balance.imbalance(one) == pytest.approx((1.5 + 2.25) / 2)
@@ -133,7 +133,7 @@ def test_figures_are_of_the_last_tenth() -> None:
     assert last_steps(replace(results, steps=1000)) == 100
 
 
-def test_chance_is_what_enumeration_says() -> None:
+def test_chance_imbalance_equals_enumeration() -> None:
     """Two experts of four, one token: of the mean, half a token, the busiest always has twice as much."""
     moe = resolve(ROOT / "specs" / "tiny.dsc").spec.model.layers[1].ffn
     assert isinstance(moe, Moe) and (moe.experts, moe.groups, moe.top_groups, moe.top_k) == (4, 2, 1, 2)
@@ -147,7 +147,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_differences_are_of_the_same_seed() -> None:
+def test_differences_compare_runs_of_the_same_seed() -> None:
     results = results_of(fp8.STUDY)
     results.runs["fp8_block-2"] = record("fp8_block", 2, loss=[loss * 1.02 * 1.001 for loss in record("", 0).loss])
     found = fp8.differences(results, fp8.RECIPE)
@@ -169,7 +169,7 @@ def test_differences_are_of_the_same_seed() -> None:
     assert "is not within 0.25% of bf16, the goal. ## Without" in flat(fp8.page(fp8.STUDY, results))
 
 
-def test_parts_of_the_recipe_are_beside_the_whole() -> None:
+def test_the_page_compares_parts_of_the_recipe_with_the_whole() -> None:
     """A difference is said to be visible, or not, by its standard error; of one seed nothing is said."""
     results = results_of(fp8.STUDY)
     for seed, by in ((1, 1.01), (2, 1.02), (3, 1.03)):
@@ -185,7 +185,7 @@ def test_parts_of_the_recipe_are_beside_the_whole() -> None:
     assert "standard error: 128×128 tiles. ## What" in flat(fp8.page(fp8.STUDY, results))
 
 
-def test_a_page_says_what_is_missing() -> None:
+def test_a_page_lists_missing_variants() -> None:
     results = results_of(fp8.STUDY)
     for name in ("fp8_block", "mxfp8"):
         results.runs = {run: each for run, each in results.runs.items() if each.variant != name}
@@ -226,7 +226,7 @@ def test_the_page_is_current(module: Any, bless: bool) -> None:
 
 
 @pytest.mark.parametrize("study", [balance.STUDY, fp8.STUDY], ids=["balance", "fp8"])
-def test_names_are_of_one_variant_each(study: Study) -> None:
+def test_names_and_labels_of_variants_are_unique(study: Study) -> None:
     assert len({variant.name for variant in study.variants}) == len(study.variants)
     assert len({variant.label for variant in study.variants}) == len(study.variants)
     assert read_results(results_path(study), study).runs.keys() <= {run.name for run in study.runs()}
