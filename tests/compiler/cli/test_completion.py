@@ -96,7 +96,7 @@ def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]
     assert complete("explain", "E080") == [code for code in CODES if code.startswith("E080")]
 
 
-def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
+def test_every_proposed_key_can_be_set(line: CommandLine) -> None:
     """`-s` accepts every proposed key: an error is about its value, not the key."""
     from dsl.messages.diagnostics import SpecError
 
