@@ -35,7 +35,7 @@ def test_each_byte_is_moved_once(interpret: Interpret, op: str) -> None:
     interpret(CHECKS, "moves_each_byte_once", op)
 
 
-def test_constants_are_told_apart() -> None:
+def test_different_constants_give_different_names() -> None:
     """Files of one build have names that differ where their texts do."""
     h = Buffer("h", ("R", 64), "bfloat16")
     constants = (

@@ -129,7 +129,7 @@ def test_gqa_of_wide_heads(interpret: Interpret) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 9])
-def test_a_sink_of_minus_infinity_is_none(interpret: Interpret, window: int) -> None:
+def test_a_sink_of_minus_infinity_has_no_effect(interpret: Interpret, window: int) -> None:
     interpret(CHECKS, "sinks_of_nothing", (1, 150, 2, 2, 16), window)
 
 
@@ -138,7 +138,7 @@ def test_random_bounds(interpret: Interpret, seed: int) -> None:
     interpret(CHECKS, "random_bounds", seed)
 
 
-def test_a_window_moves_what_its_tiles_need(interpret: Interpret) -> None:
+def test_a_window_moves_only_the_tiles_that_it_needs(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_windows_need")
 
 
@@ -169,11 +169,13 @@ def test_bits_of_the_shared_key_are_equal(interpret: Interpret) -> None:
 
 @dtypes
 @pytest.mark.parametrize(("op", "sizes"), SHORT)
-def test_sequences_are_apart(interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]) -> None:
+def test_sequences_do_not_affect_each_other(
+    interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]
+) -> None:
     interpret(CHECKS, "sequences_are_apart", op, dtype, sizes)
 
 
-def test_moves_what_tiles_need(interpret: Interpret) -> None:
+def test_moves_only_the_bytes_of_needed_tiles(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_tiles_need")
 
 
@@ -247,7 +249,7 @@ def test_tiles_of_wide_heads_in_fp32_are_small() -> None:
     assert [tile(width, True) for width in (32, 64, 128)] == [(32, 32), (32, 32), (16, 16)]
 
 
-def test_bounds_are_told_apart() -> None:
+def test_different_bounds_give_different_names() -> None:
     """Files of one build have names that differ where their texts do; a window as wide as a sequence is none."""
     bounds = [(64, 0.0, False), (65, 0.0, False), (0, 0.0, False), (0, 0.0, True), (64, 2.5, True), (64, 25.0, True)]
     files = [emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, *each), 132) for each in bounds]

@@ -106,7 +106,7 @@ MANY = [("mla", (2, 200, 1, 16, 8, 16)), ("gqa", (2, 200, 1, 2, 16))]
 
 
 @pytest.mark.parametrize(("op", "sizes"), MANY)
-def test_whole_sequences_are_one_rank(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
+def test_whole_sequences_equal_attention_of_one_rank(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
     interpret(CHECKS, "whole_sequences_are_one_rank", op, sizes, (50, 70, 3))
 
 
@@ -116,11 +116,11 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize(("context", "rank"), [(2, 0), (4, 3)])
-def test_moves_what_ranks_need(interpret: Interpret, context: int, rank: int) -> None:
+def test_moves_only_the_bytes_that_ranks_need(interpret: Interpret, context: int, rank: int) -> None:
     interpret(CHECKS, "moves_what_ranks_need", context, rank)
 
 
-def test_moves_what_windows_need(interpret: Interpret) -> None:
+def test_moves_only_the_bytes_that_windows_need(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_windows_need")
 
 
@@ -132,7 +132,7 @@ def mla_arguments(S: int, context: int, H: int, *places: Buffer | None) -> tuple
     return q, kv, Buffer("k_rope", (S, 64), "bfloat16"), S, H, 128, 64, 128, 0.0, *places
 
 
-def test_documents_leave_the_text_alone() -> None:
+def test_documents_do_not_change_the_kernel_text() -> None:
     """Where documents begin is data, as positions are; numbers of queries have texts of their own."""
     rows = Buffer("rows", (1024,), "int32")
     with_them, without = (emit_kernel("mla_attention", mla_arguments(4096, 4, 2, x, rows), 132) for x in (rows, None))

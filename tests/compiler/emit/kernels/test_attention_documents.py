@@ -100,7 +100,7 @@ MANY = [("mla", (2, 150, 1, 16, 8, 16)), ("gqa", (2, 150, 1, 2, 16))]
 
 
 @pytest.mark.parametrize(("op", "sizes"), MANY)
-def test_one_document_is_none(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
+def test_one_document_equals_attention_without_documents(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
     interpret(CHECKS, "one_document_is_none", op, BF16, sizes)
 
 
@@ -109,5 +109,5 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
     interpret(CHECKS, "bits_are_equal", op, BF16, sizes, (50, 70, 3))
 
 
-def test_moves_what_documents_need(interpret: Interpret) -> None:
+def test_moves_only_the_bytes_that_documents_need(interpret: Interpret) -> None:
     interpret("tests.compiler.emit.kernels.checks_attention_documents", "moves_what_documents_need")

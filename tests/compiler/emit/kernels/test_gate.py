@@ -97,7 +97,7 @@ def judged(op: str, dtype: str, source: str = SOURCE, target: Any = SM_90) -> Ve
         ("copy", "bf16", set(), 16),
     ],
 )
-def test_what_is_right_passes(op: str, dtype: str, instructions: set[str], load_bytes: int) -> None:
+def test_correct_kernels_pass(op: str, dtype: str, instructions: set[str], load_bytes: int) -> None:
     verdict = judged(op, dtype)
     assert not verdict.failures and set(verdict.instructions) == instructions and verdict.load_bytes == load_bytes
 
@@ -158,7 +158,7 @@ def test_refuses(op: str, dtype: str, old: str, new: str, failure: str) -> None:
     assert any(failure in text for text in verdict.failures), verdict
 
 
-def test_shared_memory_is_that_of_the_target() -> None:
+def test_shared_memory_is_limited_by_the_target() -> None:
     tile = '"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "num_warps": 4'
     source = SOURCE.replace('"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "num_warps": 8', tile)
     enough = judged("multiply", "bf16", source)

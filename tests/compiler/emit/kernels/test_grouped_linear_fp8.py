@@ -29,5 +29,5 @@ def test_random_sizes(interpret: Interpret, seed: int) -> None:
     interpret(CHECKS, "grouped_linear_fp8_of_random_sizes", seed)
 
 
-def test_nan_stays_where_it_is(interpret: Interpret) -> None:
+def test_nan_does_not_spread(interpret: Interpret) -> None:
     interpret(CHECKS, "nan_stays_where_it_is")

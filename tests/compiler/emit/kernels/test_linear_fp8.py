@@ -30,7 +30,7 @@ def test_linear_fp8(interpret: Interpret, rows: int, out: int, inner: int) -> No
     interpret(CHECKS, "linear_fp8", rows, out, inner)
 
 
-def test_nan_stays_where_it_is(interpret: Interpret) -> None:
+def test_nan_does_not_spread(interpret: Interpret) -> None:
     interpret(CHECKS, "nan_stays_where_it_is")
 
 

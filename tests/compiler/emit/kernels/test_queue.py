@@ -44,7 +44,7 @@ def test_without_a_queue_programs_wait(tiles: int) -> None:
             assert rounds < 8 or queued <= 1.11 * time_of([1] * tiles, sms)
 
 
-def test_what_four_legs_are_enough_for() -> None:
+def test_four_legs_balance_missing_sms() -> None:
     """8 SMs that are missing cost 1.8 times the time with strides, and with legs little more than their share."""
     assert time_of(strides(4096, 112), 104) == 72 and time_of([1] * 4096, 104) == 40
     with_legs = [time_of([len(leg) for leg in legs(4096, 112, most)], 104) for most in (1, 2, 3, 4, 6)]

@@ -37,7 +37,7 @@ def test_rotate(
 
 
 @pytest.mark.parametrize("stride", [-1, 4, -4])
-def test_rotate_rows_that_are_apart(interpret: Callable[..., Any], stride: int) -> None:
+def test_rotate_rows_with_a_stride(interpret: Callable[..., Any], stride: int) -> None:
     """Entries of several tokens, and rows that are turned back."""
     sizes = 22, 3, 2, 6, 1, "pairs", False, False, stride
     interpret("tests.compiler.emit.kernels.checks_rotate", "rotate", torch.float32, *sizes)

@@ -95,7 +95,7 @@ def test_published_shapes_take_published_times() -> None:
     assert first.rate("gemm", "e4m3", (4096, 7168, 2048)) == pytest.approx(1025e12 * 112 / 132)
 
 
-def test_what_was_calibrated_goes_before_what_was_measured_alone() -> None:
+def test_calibrated_tables_are_preferred() -> None:
     """A calibrated table is preferred at every stage of the compiler, which all use the same rates."""
     assert rates_of(shipped(*V3)).table == "h800-calibrated"
     assert rates_of(shipped("moe-8gpu.dsc")).table == "h100"
@@ -149,7 +149,7 @@ def test_a_faster_device_is_never_slower(name: str, faster: float) -> None:
         assert after < before
 
 
-def test_another_accelerator_takes_shares_of_its_own_peaks() -> None:
+def test_an_unknown_accelerator_reaches_the_same_shares_of_its_peaks() -> None:
     spec = shipped(*V3)
     assert table_for(spec.cluster.node.device) == "h800"
     other = with_device(spec, name="l40s")  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_another_accelerator_takes_shares_of_its_own_peaks() -> None:
     assert twice.rate("gemm", "e4m3", shape) == pytest.approx(2 * rates.rate("gemm", "e4m3", shape))
 
 
-def test_what_has_no_rows_is_said() -> None:
+def test_classes_without_rows_are_reported() -> None:
     said = rates_of(shipped(*V3), "h800").notes.values()
     assert "table h800 has no row of wgrad in bf16: rows of gemm in bf16 stand in" in said
     table = shipped_table("h800")
@@ -214,7 +214,7 @@ def test_ranks_that_share_cores_take_no_less_than_their_work() -> None:
     assert rates.shared_s(1.0, [0.2] * 4) == 1.0, "ranks that mostly wait leave their core to others"
 
 
-def test_rope_is_a_pass_of_its_own_if_a_table_rates_it() -> None:
+def test_rope_is_a_separate_pass_if_the_table_has_its_rate() -> None:
     kernels = {}
     for name in ("tiny.dsc", "moe-8gpu.dsc"):
         rates, plan = rates_of(shipped(name)), make_plan(shipped(name))

@@ -47,7 +47,7 @@ def test_more_to_sum_up_is_never_slower_and_sides_are_alike(m: int, n: int, k: i
     assert filled("grouped_gemm", "bf16", (1, m, n, k), sms) == share
 
 
-def test_what_is_not_known_is_full() -> None:
+def test_unknown_shapes_and_devices_count_as_full() -> None:
     assert filled("gemm", "bf16", (), 132) == filled("gemm", "bf16", (64, 64, 64), None) == 1
     assert filled("norm", "any", (64, 64), 132) == filled("gemm", "e4m3", (64, 64, 64), 132) == 1
 

@@ -82,7 +82,7 @@ def random_fabric(generator: random.Random) -> Fabric:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_price_is_that_of_the_best_path_of_the_graph(seed: int) -> None:
+def test_prices_equal_the_best_path_in_the_graph(seed: int) -> None:
     """Prices on random clusters are those of the best path: its seconds, and the levels that it crosses."""
     generator = random.Random(seed)
     fabric = random_fabric(generator)
@@ -140,7 +140,7 @@ def by_hand(fabric: Fabric, members: list[int]) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 6, 8])
-def test_how_holders_lie_is_as_counted(devices: int) -> None:
+def test_spread_of_holders_equals_counting(devices: int) -> None:
     """The closed form of `Holders` against counting them, in every shape of a small mesh."""
     for dp in (4, 8, 12, 24):
         fabric = Fabric((Nodes(4 * dp // devices + 1, devices, H800),))
@@ -230,7 +230,7 @@ def test_transfers_are_interpolated_by_ranks_and_by_bytes() -> None:
     assert link_rate_at([((), 7.0)], 64, 5) == 7
 
 
-def test_levels_of_many_messages_are_as_counted() -> None:
+def test_levels_of_many_messages_equal_counting() -> None:
     generator = random.Random(2)
     for fabric in (*SMALL, Fabric((Nodes(70, 4, H800),))):
         for _ in range(20):

@@ -216,7 +216,7 @@ def mirrored(runs: Runs, num_layers: int) -> Runs:
 
 
 @pytest.mark.parametrize("placement", [loop(1), V, BIDIRECTIONAL], ids=str)
-def test_what_is_symmetric_is_split_alike(placement: StagePlacement) -> None:
+def test_mirrored_models_have_mirrored_splits(placement: StagePlacement) -> None:
     """The model from its end, on the ranks from theirs, has as good a split: the mirrored one is one of its best.
     Times and bytes in other units have the same split."""
     generator = random.Random(str(placement))
@@ -282,7 +282,7 @@ def _scaled(held: Holding, by: int) -> Holding:
     )
 
 
-def test_a_near_tie_goes_to_what_holds_less_and_no_farther() -> None:
+def test_near_ties_prefer_less_memory() -> None:
     """Rank 0 has more micro-batches under way: it gives a layer away for a hundredth of time, not for a fiftieth."""
 
     def split(first: int) -> Runs:
@@ -300,7 +300,7 @@ def test_a_near_tie_goes_to_what_holds_less_and_no_farther() -> None:
         assert runs == ((0, expected), (expected, 5)), last
 
 
-def test_too_many_steps_leave_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_steps_still_give_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found before the search for less bytes ends is as fast; before anything is found, stages are balanced."""
     generator = random.Random(7)
     pipeline = random_pipeline(generator, loop(3), 1, 1, True)

@@ -127,7 +127,7 @@ def test_measured_sums_price_the_reduction_of_a_cpu_plan() -> None:
     assert messages[0] == messages[1]
 
 
-def test_sums_over_the_network_are_measured_apart() -> None:
+def test_sums_over_the_network_have_a_separate_rate() -> None:
     spec = shipped("quickstart.dsc")
     spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"nodes": 2})})
     table = with_rows(shipped_table("cpu"), {"class": "all_reduce_network", "rate": 1e6})
@@ -139,7 +139,7 @@ def test_sums_over_the_network_are_measured_apart() -> None:
 # ---------------------------------------------------------------- exchanges
 
 
-def test_expert_groups_are_priced_where_they_lie() -> None:
+def test_expert_groups_are_priced_by_their_nodes() -> None:
     """Three nodes of eight, four ranks of six: the groups of the two in the middle are on two nodes each."""
     spec = shipped("moe-8gpu.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 4, "data": 6, "expert": 6})
@@ -151,7 +151,7 @@ def test_expert_groups_are_priced_where_they_lie() -> None:
     assert across > 2 * inside
 
 
-def test_the_group_that_lies_worst_counts() -> None:
+def test_the_most_spread_group_sets_the_price() -> None:
     """Nodes of eight, groups of six in a rank of 24: the second of four is on two nodes, and all go in step."""
     spec = shipped("moe-8gpu.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 1, "data": 24, "expert": 6})
