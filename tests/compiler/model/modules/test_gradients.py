@@ -100,12 +100,12 @@ def compare(name: str, segment: ir.Segment) -> None:
 
 
 @pytest.mark.parametrize("name", [*layers.FFNS, *layers.ATTENTIONS])
-def test_emitted_gradients_are_those_of_autograd(name: str) -> None:
+def test_emitted_gradients_equal_autograd(name: str) -> None:
     compare(name, segment_of(name))
 
 
 @pytest.mark.parametrize(("name", "norm"), [("Shared", "sandwich"), ("GatedAttention", "post"), ("Geglu", "post")])
-def test_they_are_behind_other_norms_too(name: str, norm: str) -> None:
+def test_gradients_behind_other_norms_equal_autograd(name: str, norm: str) -> None:
     compare(name, segment_of(name, norm=norm))
 
 
@@ -120,7 +120,7 @@ def test_a_whole_module_is_computed_again(name: str, again: str) -> None:
     assert saved[1] < saved[0]
 
 
-def test_the_cut_keeps_what_the_backward_reads() -> None:
+def test_the_cut_saves_only_what_the_backward_reads() -> None:
     """F saves the operands of gradients and no masks, W reads no weights, and I defers gradients for weights."""
     segment = segment_of("GatedAttention")
     whole = cut(segment)
@@ -146,7 +146,7 @@ def flops_of(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in (*layers.FFNS, *layers.ATTENTIONS) if name != "Convolution"])
-def test_flops_are_those_that_torch_counts(name: str) -> None:
+def test_flops_equal_those_that_torch_counts(name: str) -> None:
     x = torch.randn(MICRO_BATCH * SEQUENCE, HIDDEN, requires_grad=True)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         y = getattr(layers, name)(HIDDEN)(x if name in layers.FFNS else x.view(MICRO_BATCH, SEQUENCE, HIDDEN))
@@ -154,7 +154,7 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     assert flops_of(name) == counter.get_total_flops() > 0
 
 
-def test_what_is_made_of_no_tensor_costs_in_each_function_that_reads_it() -> None:
+def test_values_without_tensor_inputs_are_computed_in_each_function_that_reads_them() -> None:
     """Once in each, with the bytes that it writes; views cost nothing."""
     joint = interpret(segment_of("LinearAttention"))
     apart = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in taken_nodes(joint)}
@@ -168,7 +168,7 @@ def test_what_is_made_of_no_tensor_costs_in_each_function_that_reads_it() -> Non
     assert all(works[0][1].bytes > 0 for _, name, works in found if name in apart)
 
 
-def test_flops_of_a_convolution_are_those_of_its_groups() -> None:
+def test_flops_of_a_convolution_count_its_groups() -> None:
     """Torch's counter takes the gradient of a grouped convolution's weight for that of a whole one."""
     tokens = MICRO_BATCH * SEQUENCE
     along, across = 2 * tokens * HIDDEN * 3, 2 * tokens * HIDDEN * HIDDEN
@@ -183,7 +183,7 @@ def test_a_graph_is_read_back_from_a_build() -> None:
         assert recorded.module(wanted) == module and recorded.module(wanted).digest == module.digest
 
 
-def test_a_build_has_modules_at_its_own_sizes_alone() -> None:
+def test_a_build_has_modules_only_at_its_own_sizes() -> None:
     wanted = WantedModule("own.py:Geglu", "ffn", 2, 8, 64, "float32", "float32")
     module = Module.__new__(Module)
     recorded = RecordedModules({wanted: module})
@@ -194,7 +194,7 @@ def test_a_build_has_modules_at_its_own_sizes_alone() -> None:
         recorded.module(replace(wanted, text="own.py:Other"))
 
 
-def test_first_values_are_one_number_or_random() -> None:
+def test_initial_values_are_constant_or_random() -> None:
     """A number is the module's; a random parameter has the model's deviation, and matrices decay."""
     params = {each.path: each for name in ("Geglu", "Shared") for each in segment_of(name).params}
     std = spec(1, 1, 1, 2, of="llama").model.init_std

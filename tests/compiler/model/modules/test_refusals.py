@@ -135,7 +135,7 @@ def mistake(path: Path) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_traced_is_refused(name: str, tmp_path: Path) -> None:
+def test_modules_that_cannot_be_traced_are_refused(name: str, tmp_path: Path) -> None:
     lines, message, hint = WRONG[name]
     place, said, mends = mistake(written(tmp_path, **lines))
     assert place == '4:"own.py:Own"' and said.startswith(message) and mends == hint
@@ -164,7 +164,7 @@ def test_a_text_that_names_no_class_is_refused(tmp_path: Path) -> None:
     assert mistake(path)[1:] == ("`own.py` does not name a file and a class", 'write `module = "FILE.py:CLASS"`')
 
 
-def test_checking_runs_nothing(tmp_path: Path) -> None:
+def test_checking_runs_no_user_code(tmp_path: Path) -> None:
     """`dsc check` and the editor find a missing class without running any line of the file."""
     path = written(tmp_path)
     ran = tmp_path / "ran"

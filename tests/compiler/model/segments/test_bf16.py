@@ -45,7 +45,7 @@ ROWS = [19, 0, 16, 8]
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_bf16_is_off_by_its_roundings(name: str) -> None:
+def test_bf16_differs_from_float64_by_its_roundings(name: str) -> None:
     kind, ffn, changes = SEGMENTS[name]
     layers, sizes = (DENSE, ffn, ffn), {"hidden": 24, "sequence": 16} | changes
     narrow, wide = (segment_of(kind, spec(layers, precision=p, **sizes), ffn) for p in ("bf16", "fp64"))

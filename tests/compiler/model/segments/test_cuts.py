@@ -89,7 +89,7 @@ def segment(kind: str) -> ir.Segment:
     [spec(), GROUPED, quickstart_sized(), deepseek_v3("fp32")],
     ids=["small", "grouped queries", "quickstart", "DeepSeek-V3"],
 )
-def test_torch_traces_what_the_rules_say(model_spec: Spec) -> None:
+def test_the_trace_of_torch_equals_the_op_rules(model_spec: Spec) -> None:
     """`emit` compares the graphs; at the published size too, for nothing has storage while it is traced."""
     names = {emit(s, NUM_SMS).name for s in segments(model_spec)}
     assert len(names) == len(segments(model_spec)), "two segments, one module"
@@ -206,7 +206,7 @@ def test_aliases() -> None:
     assert {b.name: b.alias for b in final_norm.outputs} == {"y": "", "y_mtp": "y"}
 
 
-def test_segments_without_one_kind_of_backward() -> None:
+def test_segments_without_input_or_weight_gradients() -> None:
     embed, join = cut(segment("embed")), cut(segment("join"))
     assert ir.Signature() == embed.I and embed.W.args == ("g_table", "tokens", "d_y")
     assert ir.Signature() == join.W and join.I.returns == ("d_h", "d_shared", "d_rows")
@@ -343,7 +343,7 @@ def test_a_module_begins_with_the_dtype_of_its_activations() -> None:
         ("def W(\n    g_norm,", "def W(\n    g_weight,"),
     ],
 )
-def test_text_that_is_not_the_graph_is_refused(before: str, after: str) -> None:
+def test_text_that_differs_from_the_graph_is_refused(before: str, after: str) -> None:
     joint = interpret(segment("router"))
     parts = split(joint)
     source = printer.module(joint, parts, no_kernels)

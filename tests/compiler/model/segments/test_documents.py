@@ -58,7 +58,7 @@ def of_document(model_spec: Spec, parameters: dict[str, Tensor], tokens_BZ: Tens
     ],
     ids=["latent", "latent, experts", "grouped", "window, experts", "channels", "heads"],
 )
-def test_a_changed_document_moves_no_bit_of_another(ffn: Dense | Moe, attention: AnyAttention) -> None:
+def test_a_changed_document_changes_no_bit_of_another(ffn: Dense | Moe, attention: AnyAttention) -> None:
     model_spec = spec(layers=(DENSE, ffn), attention=attention, sequence=SEQUENCE)
     apart = model_spec.model_copy(update={"data": model_spec.data.model_copy(update={"documents": "masked"})})
     parameters = trained_like(

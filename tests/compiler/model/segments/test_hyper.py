@@ -54,7 +54,7 @@ def test_widths() -> None:
     assert model_spec["attention"].params[0].matrices == (3, 3, 9) and model_spec["final_norm"].params[0].matrices == ()
 
 
-def test_what_is_kept() -> None:
+def test_values_saved_with_and_without_recomputation() -> None:
     """A mixing keeps its logits and no round; with `hyper` it keeps nothing, for the streams are there."""
     model_spec = spec(layers=(DENSE, moe()), hyper_connections=STREAMS)
     plain, made = (segments(again(model_spec, *names)) for names in ((), ("hyper",)))

@@ -189,7 +189,7 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_what_grouped_queries_may_have(name: str) -> None:
+def test_options_of_grouped_query_attention(name: str) -> None:
     attention, more = GROUPED[name]
     segment = segment_of("attention", spec(attention=attention))
     assert {param.name for param in segment.params} - {"norm", "qkv", "q_norm", "k_norm", "out"} == more
@@ -208,11 +208,11 @@ def test_what_grouped_queries_may_have(name: str) -> None:
     ],
     ids=["a scale", "no position", "no position, a scale", "linear", "yarn", "yarn, both factors"],
 )
-def test_what_latent_attention_may_have(attention: Mla) -> None:
+def test_options_of_latent_attention(attention: Mla) -> None:
     check(segment_of("attention", spec(attention=attention)))
 
 
-def test_plain_attention_rotates_by_itself() -> None:
+def test_plain_attention_needs_no_separate_rotation() -> None:
     """Neither plain RoPE nor its absence needs an extra op, nor does the default scale width**-0.5."""
     for attention in (gqa(), gqa(rope=None), gqa(scale=0.5), gqa(rope=rope(width=4)), mla(), mla(rope=None)):
         nodes = interpret(segment_of("attention", spec(attention=attention))).nodes
@@ -254,7 +254,7 @@ def experts() -> tuple[ir.Segment, dict]:
     return segment, load(segment)
 
 
-def test_what_is_handed_through_is_the_same_tensor() -> None:
+def test_values_passed_through_are_the_same_tensor() -> None:
     model_spec = spec()
     attention, final_norm, join = (segment_of(kind, model_spec) for kind in ("attention", "final_norm", "join"))
     given = arguments(attention, 31)

@@ -70,7 +70,7 @@ def test_experts_are_held_where_the_placement_says() -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
-def test_each_slice_of_an_expert_has_a_place_of_its_own(slices: int) -> None:
+def test_each_slice_of_an_expert_has_its_own_place(slices: int) -> None:
     """On the ranks of its owner, one after the other, each of which has as many places as others."""
     owners = (2, 0, 1, 0, 2, 1)
     first, local = slots_of(owners, slices), len(owners) // 3
@@ -109,7 +109,7 @@ def swapped(folder: Path) -> None:
     path.write_text(json.dumps(document), "utf-8")
 
 
-def test_a_run_goes_on_with_it(place: Place) -> None:
+def test_a_run_resumes_with_a_placement(place: Place) -> None:
     folder, run = place.folder, place.folder / "runs" / "tiny"
     said = place.dsc("place", run, "-o", "placement.json").stdout
     assert "2 layers  4 experts in 2 groups on 2 devices" in said and "written  placement.json" in said
@@ -153,7 +153,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any
     assert mistake.code == "P0101" and f"placement.json: {message}" in mistake.message
 
 
-def test_what_commands_say_of_it(place: Place) -> None:
+def test_commands_report_a_missing_placement(place: Place) -> None:
     for command in ("check", "compile"):
         said = place.dsc(command, "tiny.dsc", "-s", 'parallel.placement="gone.json"', code=2).stderr
         assert "error[P0101]: there is no file gone.json" in said and "--> -s:1:20" in said
