@@ -58,7 +58,7 @@ def test_bytes(shape: tuple[int | str, ...], dtype: str, size: int) -> None:
     assert tensor_bytes(shape, dtype) == size
 
 
-def test_tiles_turn() -> None:
+def test_tiles_are_transposed() -> None:
     assert turned("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
     assert turned(turned("float8_e4m3fn[2x64 pow2]")) == "float8_e4m3fn[2x64 pow2]"
 
@@ -67,7 +67,7 @@ def test_tiles_turn() -> None:
 
 
 @pytest.mark.parametrize("output", ["e5m6", "bf16"])
-def test_attention_keeps_latents_and_what_it_returns(output: str) -> None:
+def test_attention_saves_latents_and_its_output(output: str) -> None:
     """Norms and up-projections are computed again, so their results are not there, in no dtype. What attention returns
     is read by its own backward: it is kept in 12 bits with an exponent for each 128, and no second copy is."""
     cut_segment = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
@@ -184,7 +184,7 @@ def test_quantising_takes_time() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
-def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
+def test_built_in_recipes_store_values_in_their_compute_dtype(precision: str) -> None:
     spec = deepseek(f"precision={precision}")
     assert precision in BUILT_IN
     for kind in ("attention", "dense", "router", "shared", "experts", "join", "head", "mtp_input"):
@@ -194,7 +194,7 @@ def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
         assert not any("quantise" in op for op in ops)
 
 
-def test_dispatch_alone_in_eight_bits() -> None:
+def test_only_dispatch_in_eight_bits() -> None:
     """BF16 products read rows that arrived in eight bits without a further cast, forward and backward."""
     spec = deepseek("precision.linear=bf16")
     cut_segment = cut(use_of(spec, "experts").segment)

@@ -35,7 +35,7 @@ def weights(rng: random.Random, share: float, count: int) -> list[Fraction]:
     return found
 
 
-def test_weights_lie_evenly() -> None:
+def test_weights_are_evenly_spaced() -> None:
     assert weights_between(0.3, 4) == tuple(Fraction(each, 10) for each in (7, 8, 9, 10))
     assert weights_between(0.3, 2) == (Fraction(7, 10), 1) and weights_between(0.3, 1) == (Fraction(7, 10),)
     assert weights_between(0.0, 3) == (1, 1, 1)
@@ -57,7 +57,7 @@ def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) 
     assert mean(saved) > least and min(saved) > -0.01, saved
 
 
-def test_weights_lie_between_no_attention_and_all() -> None:
+def test_weights_range_from_no_attention_to_full_attention() -> None:
     assert weights_between(0.25, 3) == (Fraction(3, 4), Fraction(7, 8), Fraction(1))
     assert weights_between(0.25, 1) == (Fraction(3, 4),)
 

@@ -78,7 +78,7 @@ def mean_s(spec: Spec, text: Path, by_cost: bool) -> float:
     return mean(times)
 
 
-def test_the_gain_is_that_of_the_steps_that_a_run_draws(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_saving_is_computed_from_the_steps_of_a_run(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     found = order_in_plan(capsys)
     text = Path(found["data"])
     assert found["drawn_s"] == pytest.approx(mean_s(spec, text, False), rel=1e-9)
@@ -90,7 +90,7 @@ def test_the_gain_is_that_of_the_steps_that_a_run_draws(spec: Spec, capsys: pyte
     assert f"saves {found['saved']:.1%}" in shown and "1f1b with micro-batches by cost" in shown
 
 
-def test_nothing_is_said_of_a_text_that_changed_or_is_not_there(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_saving_is_given_for_a_changed_or_missing_text(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     with (Path("text") / "0.txt").open("a", encoding="utf-8") as file:
         file.write("another word")
     assert order_in_plan(capsys) is None

@@ -129,7 +129,7 @@ def buffers_of(tensors: Sequence[Tensor], count: int | str) -> list[Buffer]:
 @pytest.mark.parametrize("gates", [True, False])
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("route", ["flat", "nodes"])
-def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool) -> None:
+def test_staging_memory_of_exchanges_equals_the_plan(route: str, forward: bool, gates: bool) -> None:
     """Alive between start and wait, and at the most within the wait: values of the program, and what is planned.
 
     The room of the rows that come has no padding, which the plan counts; tables of integers within a wait it does not.
