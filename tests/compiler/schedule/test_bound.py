@@ -54,7 +54,7 @@ def test_an_action_shortens_one_other_at_most() -> None:
     assert work < lower_bound(BIDIRECTIONAL, 8, 20, parse_costs("FW=0.5,IW=0.5"), 9) < work + 7
 
 
-def test_waits_know_that_a_step_has_two_actions_at_most() -> None:
+def test_waits_assume_at_most_two_actions_per_step() -> None:
     """The third forward starts behind the first two, 10; it takes 20 to the last rank, and 1 + 2 back."""
     waits = Waits(loop(1), 2, 3, parse_costs("F=10,I=1,W=1,FF=10"), None)
     assert waits.longest() == 10 + 20 + 3

@@ -69,7 +69,7 @@ def line(found: Iterator[str], stages: tuple[int, int], first: tuple[int, int]) 
 
 @pytest.mark.parametrize("ranks", range(2, 17, 2))
 @pytest.mark.parametrize("more", [0, 2, 6])
-def test_dualpipe_says_what_the_table_says(ranks: int, more: int) -> None:
+def test_dualpipe_matches_the_published_table(ranks: int, more: int) -> None:
     P, N = ranks, 2 * ranks + more
     half = N // 2
     expected = []
@@ -82,7 +82,7 @@ def test_dualpipe_says_what_the_table_says(ranks: int, more: int) -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 17))
 @pytest.mark.parametrize("more", [0, 1, 2, 7])
-def test_dualpipev_says_what_the_table_says(ranks: int, more: int) -> None:
+def test_dualpipev_matches_the_published_table(ranks: int, more: int) -> None:
     P, N = ranks, 2 * ranks + more
     expected = [line(tokens(2 * P, P, N, r), (r, 2 * P - 1 - r), (0, 0)) for r in range(P)]
     assert dualpipev(P, N).to_text().splitlines()[1:] == expected

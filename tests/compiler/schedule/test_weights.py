@@ -48,7 +48,7 @@ def judged(schedule, costs: Costs) -> Fraction:  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- reading
 
 
-def test_a_kind_that_is_left_out_weighs_1_and_b_what_its_halves_do() -> None:
+def test_omitted_kinds_weigh_1_and_b_follows_from_i_and_w() -> None:
     costs = costs_of_json(ONES % '[2, {"W": 2, "F": 1.5}, {"I": 0, "B": 0.5}]')
     assert costs.stages[0] == 2
     assert costs.stages[1] == Weight(Fraction(3, 2), Fraction(2 + 6, 5), Fraction(1), Fraction(2))
@@ -65,14 +65,14 @@ def test_a_kind_that_is_left_out_weighs_1_and_b_what_its_halves_do() -> None:
         ('[{"I": 0, "W": 0}]', "whose I and W take nothing"),
     ],
 )
-def test_bad_weights_say_what_to_write(stages: str, said: str) -> None:
+def test_invalid_weights_suggest_a_correction(stages: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]{1,200}$") as caught:
         costs_of_json(ONES % stages)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("wanted", [2, 6, 8, 12])
-def test_cut_anew_each_kind_takes_the_same(wanted: int) -> None:
+def test_recutting_keeps_the_time_of_each_kind(wanted: int) -> None:
     weights = (*uneven(random.Random(wanted), 3), Fraction(2))
     anew = cut_anew(weights, wanted)
     for kind in "FBIW":
@@ -157,7 +157,7 @@ def test_no_order_at_all_is_shorter(seed: int) -> None:
         assert lower_bound(placement, ranks, count, costs, 3) <= best
 
 
-def test_the_steady_state_of_an_excess_is_of_the_kinds() -> None:
+def test_the_excess_uses_weights_by_kind() -> None:
     costs = Costs(stages=(Weight(Fraction(1), Fraction(2), Fraction(1), Fraction(3)), Fraction(1)))
     measured = measure(SCHEDULES["1f1b"].generate(2, 6), costs)
     assert measured.makespan - measured.excess == 6 * (1 + 2 * 2)

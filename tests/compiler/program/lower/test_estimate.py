@@ -29,7 +29,7 @@ from tests.compiler.program.lower.stages import chain, deepseek_v3, pair_kinds, 
 PUBLISHED = {"F": 97.5, "I": 111.7, "W": 35.1, "B": 146.8}
 
 
-def test_costs_are_those_of_the_stages() -> None:
+def test_costs_sum_the_jobs_of_the_stages() -> None:
     lowering = deepseek_v3()
     costs = stage_costs(lowering, ("BF",))
     assert [kinds for kinds, _ in costs.pairs] == ["BF"]
@@ -94,7 +94,7 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["laptop-gqa", "llama3-8b"])
-def test_a_copy_to_the_host_takes_what_its_bytes_take(name: str) -> None:
+def test_the_time_of_a_host_copy_follows_from_its_bytes(name: str) -> None:
     """Cores copy within their memory, an accelerator over its link, of which 5.12e10 bytes a second are assumed."""
     spec = load(f"specs/{name}.dsc")
     lowering = Lowering(make_plan(spec), rank_rates(spec))
@@ -106,7 +106,7 @@ def test_a_copy_to_the_host_takes_what_its_bytes_take(name: str) -> None:
     assert float(copy_time(lowering)) == pytest.approx(1000 * most / bytes_per_s, rel=1e-3)
 
 
-def test_stages_that_are_alike_have_one_label() -> None:
+def test_equal_stages_share_a_label() -> None:
     lowering = deepseek_v3()
     labels = [by_kind(weight).label for weight in costs_of_searches(lowering).stages]
     assert len({*labels[1:8]}) == len({*labels[8:15]}) == 1 and len({*labels}) == 4
@@ -115,7 +115,7 @@ def test_stages_that_are_alike_have_one_label() -> None:
         assert len({labels[stage] for stage in held}) == len(held)
 
 
-def test_the_common_rank_has_the_stages_that_most_have() -> None:
+def test_the_common_rank_has_the_most_frequent_stages() -> None:
     """The order of the stages on a rank does not matter, as at the two ends of a V."""
     dense, moe, outer = {"F": 1, "B": 2}, {"F": 2, "B": 4}, {"F": 3, "B": 6}
     stages: dict[int, tuple[int, ...]] = {0: (0, 5), 1: (1, 4), 2: (2, 3)}

@@ -207,7 +207,7 @@ def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
     assert least_end(jobs, sends) <= found.end and (sends or found.end == end_of(jobs, order))
 
 
-def test_a_message_goes_behind_the_exchanges_before_it() -> None:
+def test_a_message_queues_behind_earlier_exchanges() -> None:
     """A job of 4 and then a message of 10; the exchange after it queues, and the order ends when both have ended."""
     jobs = Jobs(
         time=(4, 3, 6),

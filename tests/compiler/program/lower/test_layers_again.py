@@ -46,7 +46,7 @@ def run_again(stage: Stage, layer: str) -> list[str]:
         ("v3", 2, "L1", [*SPLIT, "router", "dispatch"]),
     ],
 )
-def test_what_a_backward_reads_is_run_again(of: str, tensor: int, layer: str, expected: list[str]) -> None:
+def test_steps_that_a_backward_needs_are_rerun(of: str, tensor: int, layer: str, expected: list[str]) -> None:
     """Neither the last product, nor the way of rows back from experts, nor the sum over tensor ranks behind it."""
     (stage,) = make_plan(again(spec(1, 1, 1, 4, of=of, tensor=tensor))).stages
     assert run_again(stage, layer) == expected
@@ -71,7 +71,7 @@ def test_the_first_layers_of_each_stage() -> None:
 @pytest.mark.parametrize(
     ("of", "schedule", "tensor"), [("v3", "1f1b", 1), ("v3", "zbv", 1), ("split", "1f1b", 2), ("everything", "zb1p", 1)]
 )
-def test_nothing_is_run_again_in_vain_or_kept(of: str, schedule: str, tensor: int) -> None:
+def test_nothing_is_rerun_needlessly_or_kept(of: str, schedule: str, tensor: int) -> None:
     plan, _, program = programs(again(spec(2, 1, 1, 4, of=of, schedule=schedule, tensor=tensor)), schedule)
     for bodies in program.bodies:
         for body in bodies:

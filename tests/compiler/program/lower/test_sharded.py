@@ -67,7 +67,7 @@ def test_weights_come_while_the_segment_before_runs() -> None:
         assert order.index(("gather", site)) < order.index(("run", before)), site
 
 
-def test_they_hold_the_communication_lane() -> None:
+def test_gathers_and_scatters_hold_the_communication_lane() -> None:
     """A gather takes as long as the tail's would; so does a scatter, of gradients in their dtype."""
     chosen = spec(2, 1, 4, 4, zero=3, schedule="1f1b")
     lowering = lowering_of(chosen)
@@ -81,7 +81,7 @@ def test_they_hold_the_communication_lane() -> None:
 
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("schedule", ["zb1p", "dualpipe"])
-def test_a_micro_batch_moves_as_often_as_its_use_says(schedule: str, zero: int) -> None:
+def test_weights_are_gathered_as_often_as_they_are_used(schedule: str, zero: int) -> None:
     """Also where a segment has weights whose gradients another one sums, as that of a norm that is computed again."""
     chosen = spec(2, 2, 4, 4, zero=zero, schedule=schedule)
     chosen = chosen.model_copy(update={"recompute": ("rmsnorm",)})

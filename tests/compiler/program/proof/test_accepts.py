@@ -129,7 +129,7 @@ def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> 
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), REWARDED)
-def test_what_is_told_is_held_to_the_end(name: str, ranks: int, micro_batches: int) -> None:
+def test_reported_values_are_held_to_the_end(name: str, ranks: int, micro_batches: int) -> None:
     """The rank of the last stage keeps told values, for every micro-batch; this is also compared with the ledger."""
     program, plan = family_program(name, ranks, micro_batches)
     peaks = prove(program, plan, 36).peak_bytes

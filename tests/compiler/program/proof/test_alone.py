@@ -58,7 +58,7 @@ def test_a_ledger_by_hand(schedule: str) -> None:
     assert sum(step.outputs[0].alias != "" for s in lowered.plan.stages for step in s.steps if hasattr(step, "sizes"))
 
 
-def test_a_program_that_says_otherwise_is_refused() -> None:
+def test_a_program_without_the_alias_is_refused() -> None:
     """The plan decides which values share a storage, and a program or plan that differs is refused."""
     lowered = lower_spec(spec(2, 1, 1, 2, schedule="1f1b"))
     program = lowered.programs["train_2"]

@@ -80,7 +80,7 @@ def files() -> Files:
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
-def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batches: int) -> None:
+def test_proven_builds_open(tmp_path: Path, name: str, ranks: int, micro_batches: int) -> None:
     program, plan = family_program(name, ranks, micro_batches)
     schedule = Structure(plan).schedule_of(program)
     build = Build.open(written(tmp_path, emitted(program, plan, schedule)))
@@ -88,7 +88,7 @@ def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batc
     assert "\n".join(labels) + "\n" == schedule.to_text().partition("\n")[2]
 
 
-def test_what_one_rank_has_alone_is_gathered_by_none(tmp_path: Path) -> None:
+def test_state_with_one_holder_is_not_gathered(tmp_path: Path) -> None:
     """Data ranks divide the optimizer's state, and of some experts there is one holder."""
     program, plan = family_program("zbv", 2, 5, 1)
     alone = {each.name for each in plan.buckets if len(each.holders) == 1}
@@ -142,7 +142,7 @@ def with_plan(files: Files, **parts: object) -> Files:
     return files | {"plan.json": text, name: files[name].replace(digest(files["plan.json"]), digest(text))}
 
 
-def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files) -> None:
+def test_start_up_that_does_not_match_the_programs(tmp_path: Path, files: Files) -> None:
     """A channel that is not opened, opened twice, or that nothing uses."""
     first, *rest = openings_of(files)
     assert first == ("edge", (0, 1), "each")
@@ -160,7 +160,7 @@ def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files)
 
 
 @pytest.mark.parametrize("kind", ["prologue", "epilogue", "update"])
-def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files, kind: str) -> None:
+def test_collectives_that_differ_from_the_plan(tmp_path: Path, files: Files, kind: str) -> None:
     name = "program/train_4.json"
     program = contract.RunProgram.from_json(files[name])
     listed = getattr(program, kind)
@@ -171,7 +171,7 @@ def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files
         assert found.startswith(f"{name}: its {kind} differs from the plan's buckets"), found
 
 
-def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files) -> None:
+def test_reductions_that_differ_from_the_plan(tmp_path: Path, files: Files) -> None:
     """Reductions that come too early, twice, for other stages, after no call, or in two orders."""
     name = "program/train_4.json"
     program = contract.RunProgram.from_json(files[name])

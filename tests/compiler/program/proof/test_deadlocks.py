@@ -131,7 +131,7 @@ def test_a_release_too_early_by_one() -> None:
 
 
 @pytest.mark.parametrize("row", [("dualpipe", 4, 8), ("interleaved", 3, 6), ("zbv", 4, 6), ("1f1b", 3, 6)])
-def test_what_a_rank_has_heard_itself_is_in_its_past(row: tuple[str, int, int]) -> None:
+def test_direct_messages_give_the_verdicts_of_vector_clocks(row: tuple[str, int, int]) -> None:
     """What the first run of a program with any fault accepts, or refuses, vector clocks do in the same words."""
     program, plan = family_program(*row)
     draw, refused = random.Random(0), 0

@@ -70,7 +70,7 @@ def test_mutants_of_layers_that_are_run_again_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("which", range(len(REWARDED)))
-def test_mutants_of_what_is_told_are_rejected(which: int) -> None:
+def test_mutants_of_reported_values_are_rejected(which: int) -> None:
     ((_, found),) = census(60, 1 + which, REWARDED[which : which + 1])
     hold(found)
 
@@ -126,7 +126,7 @@ def with_instructions(program: Program, change: Callable[[Instruction], Instruct
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_what_changes_no_result_is_accepted(ranks: int) -> None:
+def test_changes_that_keep_results_are_accepted(ranks: int) -> None:
     """Reductions in another common order; sends that are all drained in the end."""
     program, plan = dualpipe_program(ranks, 2 * ranks), small_plan(ranks)
     reference = outcomes(program, plan, symbols := Symbols())

@@ -225,7 +225,7 @@ def test_edited_bodies(rank: int, name: str, edit: Edit, message: str) -> None:
     ("edit", "message"),
     [(dangling_alias, ".* aliases gone, which is not live"), (writing_twice, r".*\w+ is written twice")],
 )
-def test_values_alone(edit: Edit, message: str) -> None:
+def test_the_pass_over_values_finds_faults_by_itself(edit: Edit, message: str) -> None:
     """The third pass alone also finds faults that the first pass finds."""
     program, plan = with_body(lowered(one_f_one_b(2, 2)), 1, "F1", edit), small_plan(2)
     with pytest.raises(ProofError, match=rf"rank 1, F1\.0: run F final_norm: {message}"):
@@ -235,7 +235,7 @@ def test_values_alone(edit: Edit, message: str) -> None:
 # ---------------------------------------------------------------- schedules, plans, replicas
 
 
-def test_programs_that_are_no_legal_schedule() -> None:
+def test_programs_of_an_illegal_schedule() -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
     row = program.invocations[0]
     named = row[0]._replace(body="F7")

@@ -14,7 +14,7 @@ MESHES = [
 ]
 
 
-def test_columns_that_share_are_those_at_one_place() -> None:
+def test_columns_at_one_place_share_a_parameter() -> None:
     """A slice of an expert is at one place of the groups, what is whole of it at all places of its slices."""
     for mesh in MESHES:
         every = range(mesh.columns)
@@ -31,7 +31,7 @@ def test_columns_that_share_are_those_at_one_place() -> None:
                 assert columns.start == first and columns[-1] == same[-1] and [*columns[1:]] == same[1:]
 
 
-def test_equal_holders_are_one_value() -> None:
+def test_equal_holders_give_equal_ranges() -> None:
     """Neighbours without a gap are those of a range, so their buckets and channels are found as its are."""
     mesh = Mesh(1, 4, 1, 1, 1, etp=2)
     assert sharing(mesh, True, False) == sharing(mesh, False, False) == range(4)

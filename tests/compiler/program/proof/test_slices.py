@@ -85,7 +85,7 @@ def test_other_slices_are_rejected(plan: Plan, name: str, fault: Callable[[Rows]
 
 
 @pytest.mark.parametrize("fault", [beside, once])
-def test_what_is_whole_of_an_expert_is_with_its_slices(fault: Callable[[Rows], Rows]) -> None:
+def test_unsliced_parameters_of_an_expert_are_with_its_slices(fault: Callable[[Rows], Rows]) -> None:
     biased = make_plan(spec(1, 2, 4, 2, of="everything", schedule="1f1b", expert_tensor=2))
     check_holders(biased)
     name = "layers.1.ffn.experts.1.down_bias"

@@ -191,7 +191,7 @@ def proven(lines: Lines, needed: set[Opening]) -> bool:
     return True
 
 
-def test_what_the_proof_says() -> None:
+def test_messages_of_the_start_up_proof() -> None:
     program, plan = family_program("dualpipe", 2, 4)
     openings = opening_order(plan, [program])
     needed, (first, second) = used(plan, [program]), lines_of(openings, 2)

@@ -56,7 +56,7 @@ def test_dualpipes_period_is_a_wave() -> None:
     assert time_of(problem, period, PAIRED) == 2 * PAIRED.two("BF")
 
 
-def test_with_one_activation_less_a_micro_batch_takes_two_and_two_fifths() -> None:
+def test_a_micro_batch_takes_12_fifths_with_one_activation_less() -> None:
     problem = make_problem(BIDIRECTIONAL, 16, 64, PAIRED, 16, folded=True)
     assert time_of(problem, next(waves(problem)), PAIRED) == Fraction("4.8")  # one of each direction
 

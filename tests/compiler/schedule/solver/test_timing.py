@@ -194,7 +194,7 @@ def _told(
 
 @settings(max_examples=60)
 @given(problems(), st.integers(0, 1000))
-def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed: int) -> None:
+def test_candidates_detected_as_longer_are_longer(case: tuple[ScheduleProblem, Costs], seed: int) -> None:
     problem, _ = case
     start = greedy(problem, seed)
     lines = [line for row, slots in enumerate(start or ()) if (line := line_of(problem, row, slots))]
@@ -208,7 +208,7 @@ def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed:
         lines, timing = better or lines, timing_of(problem, better) if better else None
 
 
-def test_nearly_all_that_is_longer_is_told() -> None:
+def test_nearly_all_longer_candidates_are_detected_early() -> None:
     problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Fraction(9, 5)),)), 9, folded=True)
     slots = slots_of_schedule(problem, dualpipe(8, 20))
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
@@ -219,7 +219,7 @@ def test_nearly_all_that_is_longer_is_told() -> None:
     assert len(longer) > 100 and sum(longer) > 0.9 * len(longer)
 
 
-def test_a_limit_stops_only_what_is_over_it() -> None:
+def test_a_limit_stops_only_longer_orders() -> None:
     problem = make_problem(BIDIRECTIONAL, 4, 8, Costs(), 5, folded=True)
     slots = slots_of_schedule(problem, dualpipe(4, 8))
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
