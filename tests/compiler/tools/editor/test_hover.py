@@ -45,13 +45,13 @@ def test_words_of_the_quickstart(marked: str, wanted: list[str]) -> None:
         assert part in text
 
 
-def test_of_a_word_its_own_meaning_is_said_and_not_that_of_its_key() -> None:
+def test_hover_on_a_value_explains_the_value_and_not_its_key() -> None:
     sigmoid = "each expert is scored on its own; the score of a group is the sum of its two best (DeepSeek-V3)"
     assert about(in_quickstart("score   = sig|moid")) == f"**sigmoid**\n\n{sigmoid}"
     assert about(in_quickstart("name = dual|pipe")).startswith("**dualpipe**\n\nmicro-batches from both ends")
 
 
-def test_what_says_itself_is_not_said_again() -> None:
+def test_literals_and_comments_have_no_hover() -> None:
     assert about(in_quickstart("hidden = 1|92")) == ""
     assert "= 192" not in about(in_quickstart("hid|den = 192"))
     assert about("# hid|den\n") == "" and about('import "l|ib.dsc"') == ""
@@ -115,7 +115,7 @@ def test_mistakes_elsewhere_leave_the_rest_known() -> None:
     assert about(broken.replace("model     = quick", "model     = qu|ick")) == "**model quick**", "it cannot be counted"
 
 
-def test_runs_that_differ_are_both_told() -> None:
+def test_values_that_differ_between_runs_are_both_shown() -> None:
     head, tail = QUICKSTART.split("run quickstart {", 1)
     two = f"{head}run quickstart {{{tail}\nrun other extends quickstart {{ parallel {{ pipeline = 1 }} }}\n"
     text = about(two.replace("    data     = auto", "    dat|a     = auto"))

@@ -223,7 +223,7 @@ def test_the_longest_path_is_the_planned_step(traced: Traces) -> None:
     assert longest(found, files, planned=False) <= planned
 
 
-def test_sums_of_a_rank_are_those_of_the_plan(traced: Traces) -> None:
+def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
     found, files = traced
     for rank, (_, nodes) in enumerate(files):
         here = found.plan.mesh.coordinates(rank)[0]
@@ -264,7 +264,7 @@ def flops_of(found: TimedPlan, rank: int) -> int:
     return total
 
 
-def test_what_a_forward_saved_goes_to_the_host_and_comes_back(traced: Traces) -> None:
+def test_host_copies_wait_for_the_forward_and_precede_the_backward(traced: Traces) -> None:
     """Copies exist only if the schedule has them: the copy out waits for the forward, the backward for the copy in."""
     found, files = traced
     for rank, (_, nodes) in enumerate(files):
@@ -322,7 +322,7 @@ def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
 # ---------------------------------------------------------------- the schema, and the command
 
 
-def test_numbers_are_those_of_the_published_schema() -> None:
+def test_field_numbers_match_the_published_schema() -> None:
     """`chakra_fields.json` is read from the descriptor of mlc-chakra 1.0.0."""
     for message, fields in FIELDS.items():
         assert {name: number for name, (number, _, _) in fields.items()}.items() <= SCHEMA[message].items()

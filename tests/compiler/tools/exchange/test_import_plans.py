@@ -115,7 +115,7 @@ def overrides(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 @settings(max_examples=20, derandomize=True, deadline=None)
 @given(overrides())
-def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
+def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
     path, changes = case
     try:
         spec = load(path, overrides=changes)
@@ -161,7 +161,7 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
         assert entry.key in found.text
 
 
-def test_yaml_says_what_a_script_says() -> None:
+def test_yaml_and_script_import_equally() -> None:
     members, _ = script(Source("pretrain.sh", SCRIPT), {"PP": "1", "DATA": "a"})
     lines = "".join(
         f"  --{name.replace('_', '-')}: {json.dumps(each.value)}\n" for name, found in members.items() for each in found

@@ -114,7 +114,7 @@ def exported_files(*changes: str) -> dict[str, str]:
 
 @settings(max_examples=25, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(exportable())
-def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
+def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
     path, changes = case
     try:
         spec = load(path, overrides=changes)
@@ -200,7 +200,7 @@ def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
         assert experts.model_copy(update={"balance": theirs.balance, "max_nodes": theirs.max_nodes}) == theirs
 
 
-def test_stages_are_those_of_a_job() -> None:
+def test_stages_follow_the_job() -> None:
     def with_key(line: str) -> ImportedPlan:
         return job(JOB.replace("pipeline_parallel_degree = 4\n", f"pipeline_parallel_degree = 4\n{line}\n"), devices=64)
 
@@ -218,7 +218,7 @@ def test_stages_are_those_of_a_job() -> None:
 
 
 @pytest.mark.parametrize(("copies", "shards", "told"), [(1, 4, False), (4, 1, False), (2, 2, True)])
-def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told: bool) -> None:
+def test_separately_sharding_groups_are_reported(copies: int, shards: int, told: bool) -> None:
     degrees = f"data_parallel_replicate_degree = {copies}\ndata_parallel_shard_degree = {shards}\n"
     text = JOB.replace("data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n", degrees)
     found = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
@@ -260,13 +260,13 @@ def test_betas_are_two_numbers(betas: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "beta2 = 0.95\n"])
-def test_betas_that_a_job_does_not_say_are_those_of_torchtitan(written: str) -> None:
+def test_missing_betas_default_to_those_of_torchtitan(written: str) -> None:
     found = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\n{written}"), devices=64)
     assert not found.mistakes and "beta1 = 0.9, beta2 = 0.95" in found.text
     assert ("default", "optimizer.beta1") in {(entry.kind, entry.key) for entry in found.ledger}
 
 
-def test_betas_of_none_are_those_of_torchtitan() -> None:
+def test_betas_of_none_default_to_those_of_torchtitan() -> None:
     files = exported_files("train.optimizer.beta1=0.8")
     text = files["config_registry.py"]
     assert text.count("'betas': (0.8, 0.95)") == 2
@@ -350,7 +350,7 @@ def test_a_schedule_without_a_name_is_named_as_a_file(tmp_path: Path, capsys: Ca
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_only_a_registry_is_taken_for_that_of_torchtitan() -> None:
+def test_only_an_imported_registry_is_assumed_to_be_that_of_torchtitan() -> None:
     """A module that writes the sizes of its model leaves nothing to assume."""
     written = exported_files()["config_registry.py"]
     head = written.partition("model_spec=")[0]

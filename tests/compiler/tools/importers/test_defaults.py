@@ -98,7 +98,7 @@ def filled(found: ImportedConfig) -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_sizes_alone_are_the_model_of_all_defaults(model_type: str) -> None:
+def test_a_config_of_sizes_only_gives_the_model_of_all_defaults(model_type: str) -> None:
     every = imported(whole(model_type))
     silent = imported(SIZES_OF[model_type] | {"model_type": model_type})
     assert (silent.model, silent.context) == (every.model, every.context)
@@ -151,7 +151,7 @@ def test_another_value_is_another_model(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_null_is_as_many_key_heads_as_heads(model_type: str) -> None:
+def test_null_key_heads_mean_as_many_as_heads(model_type: str) -> None:
     found = imported(SIZES | {"model_type": model_type, "num_key_value_heads": None, "num_attention_heads": 16})
     config = CONFIG_MAPPING[model_type](**SIZES | {"num_attention_heads": 16}, num_key_value_heads=None)
     assert found.model is not None and isinstance(found.model.attention, Gqa)

@@ -132,7 +132,7 @@ SHIPPED = {  # specs of this repository, written from the reports
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_it_is_the_shipped_model(name: str) -> None:
+def test_imports_equal_the_shipped_models(name: str) -> None:
     """The model without settings that a config lacks (schedules of balancing and MTP, the node limit) or that differ: a
     config has its class's init_std and balancing-loss weight, not the report's, and the RoPE of the published weights,
     whose context was extended after pre-training."""
@@ -292,7 +292,7 @@ READERS = {  # a type whose class reads the key
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_what_is_refused(key: str, tmp_path: Path) -> None:
+def test_refused_keys(key: str, tmp_path: Path) -> None:
     """A key is refused if the type's class reads it. Otherwise it is reported as not read."""
     other = "qwen2.5-7b"
     for name in {READERS.get(key, other)} | ({other} if REFUSED[key].types is not None else set()):
@@ -315,7 +315,7 @@ def test_what_is_refused(key: str, tmp_path: Path) -> None:
         assert loaded(lossy, tmp_path).model == lossy.model
 
 
-def test_a_balancing_loss_that_is_left_out_is_said() -> None:
+def test_an_omitted_balancing_loss_is_reported() -> None:
     """A V3 without the key has its class's loss, one with null has none; both are reported, also in the spec."""
     values = config("deepseek-v3")
     del values["aux_loss_alpha"]

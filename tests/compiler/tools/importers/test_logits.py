@@ -119,7 +119,7 @@ def mixture(of: dict[str, Tensor], moe: Moe) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_logits_are_those_of_transformers(model_type: str) -> None:
+def test_logits_equal_transformers(model_type: str) -> None:
     torch.manual_seed(0)
     theirs = AutoModelForCausalLM.from_config(CONFIGS[model_type](**SIZES | MODELS[model_type]), dtype=torch.float32)
     with torch.no_grad():

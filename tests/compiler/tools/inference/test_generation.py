@@ -31,7 +31,7 @@ def first(tokens: Iterator[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_the_whole_text(kind: str) -> None:
+def test_greedy_tokens_equal_those_without_a_cache(kind: str) -> None:
     """Without drafts, and with drafts if the model has an MTP block."""
     words: set[int] = set()
     for seed in range(4):

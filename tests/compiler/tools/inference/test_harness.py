@@ -112,7 +112,7 @@ def test_generate_until(model: DscModel) -> None:
     assert len(drawn) > 1
 
 
-def test_results_go_to_the_cache_of_the_harness(model: DscModel) -> None:
+def test_results_are_added_to_the_cache_of_the_harness(model: DscModel) -> None:
     kept: list[tuple[str, Any, Any]] = []
 
     class Hook:

@@ -41,7 +41,7 @@ def test_manifests_have_the_published_form(
 
 
 @pytest.mark.parametrize("launcher", KINDS)
-def test_the_forms_refuse_a_key_that_is_none(launcher: str, two_nodes: Path, tmp_path: Path) -> None:
+def test_the_schemas_refuse_unknown_keys(launcher: str, two_nodes: Path, tmp_path: Path) -> None:
     """Each object of a manifest whose keys are given, with one key more, is refused: a wrong key would not pass."""
     document, name = launch(launcher, two_nodes, tmp_path).documents()[-1], KINDS[launcher][-1]
     free = {"requests", "limits", "volumes"}  # of names that a user gives
@@ -177,7 +177,7 @@ def test_yaml_reads_back(values: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "text", ["y", "N", "Yes", "off", "true", "NULL", "1e3", "12e45", "0o17", ".5", "1_0", "+1", "~"]
 )
-def test_what_some_readers_take_for_no_text_is_in_quotes(text: str) -> None:
+def test_ambiguous_yaml_scalars_are_quoted(text: str) -> None:
     """YAML 1.1 and 1.2, and Go's readers, differ in what is a truth or a number; none differs on quotes."""
     assert documents({"value": text}) == f'value: "{text}"\n'
 
@@ -190,7 +190,7 @@ def test_every_text_of_a_manifest_is_a_word_a_block_or_in_quotes(two_nodes: Path
             assert plain.isdecimal() or plain in ("true", "false") or plain.replace("-", "").replace(".", "").isalpha()
 
 
-def test_what_is_said_twice_is_written_twice() -> None:
+def test_repeated_values_are_written_without_anchors() -> None:
     """A reader of YAML knows anchors, and a person who edits a manifest does not look for them."""
     shared = {"b": [1, "two"]}
     written = documents({"a": shared, "c": shared})

@@ -178,7 +178,7 @@ def test_a_task_runs_in_the_image(
     assert "python=python3\n" in (out / "node.sh").read_text(), "this machine's Python is not in the image"
 
 
-def test_what_sbatch_reads(job: Path, two_nodes: Path, gpu_nodes: Path, tmp_path: Path) -> None:
+def test_options_that_sbatch_reads(job: Path, two_nodes: Path, gpu_nodes: Path, tmp_path: Path) -> None:
     words = ("--partition", "gpu,long", "--account", "a.b", "--constraint", "h100&ib", "--lead", "120")
     for build, gpus in ((two_nodes, []), (gpu_nodes, ["--gpus-per-node=1"])):
         text = (launch("slurm", build, tmp_path / "options", *words).folder / "job.sbatch").read_text()

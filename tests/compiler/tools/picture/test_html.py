@@ -65,7 +65,7 @@ def colour(image: Image.Image, place: tuple[float, float]) -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_action_has_its_colour_where_it_belongs(browser: Browser, tmp_path: Path, dark: bool) -> None:
+def test_every_action_is_drawn_in_its_colour_and_place(browser: Browser, tmp_path: Path, dark: bool) -> None:
     picture = make_picture(("dualpipe", 4, 10))
     page = Page(browser, picture, tmp_path, dark=dark)
     theme, image = DARK if dark else LIGHT, page.image()
@@ -82,7 +82,7 @@ def test_every_action_has_its_colour_where_it_belongs(browser: Browser, tmp_path
     assert browser.errors == [] and [url.partition(":")[0] for url in browser.requests] == ["file"]
 
 
-def test_hovering_says_what_is_there(browser: Browser, tmp_path: Path) -> None:
+def test_hovering_describes_the_action(browser: Browser, tmp_path: Path) -> None:
     page = Page(browser, make_picture(("dualpipe", 4, 10)), tmp_path)
     browser.hover(*page.at(0, 0.5))
     said = page.tip()
@@ -165,7 +165,7 @@ def test_the_theme_follows_the_system_and_the_button(browser: Browser, tmp_path:
 
 
 @pytest.mark.parametrize(("P", "N"), [(16, 120), (64, 512)])
-def test_large_schedules_stay_small_files_and_draw_what_is_seen(
+def test_large_schedules_give_small_files_and_draw_only_visible_boxes(
     browser: Browser, tmp_path: Path, P: int, N: int
 ) -> None:
     picture = make_picture(("dualpipe", P, N))
@@ -186,7 +186,7 @@ def test_large_schedules_stay_small_files_and_draw_what_is_seen(
     assert not browser.errors
 
 
-def test_planned_and_measured_are_told_apart(browser: Browser, tmp_path: Path) -> None:
+def test_planned_and_measured_rows_are_distinguished(browser: Browser, tmp_path: Path) -> None:
     page = Page(browser, make_measured(1.25), tmp_path)
     browser.hover(*page.at(1, 0.5))  # rank 0, measured
     assert "measured 1.25 ms, planned 1 ms (+25%)" in page.tip() and page.state()["track"] == "measured"
@@ -201,7 +201,7 @@ def test_planned_and_measured_are_told_apart(browser: Browser, tmp_path: Path) -
     assert not browser.errors
 
 
-def test_hostile_words_are_only_shown(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(browser: Browser, tmp_path: Path) -> None:
     (panel,) = make_picture(("dualpipe", 2, 4)).panels
     hostile = replace(panel, name=HOSTILE, directions=(HOSTILE, HOSTILE), facts=((HOSTILE, HOSTILE),))
     hostile = replace(hostile, rows=tuple(replace(row, track=HOSTILE) for row in hostile.rows))

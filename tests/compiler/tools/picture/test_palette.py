@@ -48,7 +48,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 @pytest.mark.parametrize("vision", VISION)
-def test_tints_are_told_apart(theme: Theme, vision: str) -> None:
+def test_tints_are_distinguishable(theme: Theme, vision: str) -> None:
     tints = {name: oklab(colour, vision) for name, colour in theme.tints.items()}
     assert len(tints) == 8
     for a, b in itertools.combinations(tints, 2):
@@ -56,7 +56,7 @@ def test_tints_are_told_apart(theme: Theme, vision: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
-def test_series_are_told_apart_and_seen(theme: Theme) -> None:
+def test_series_are_distinguishable_and_have_contrast(theme: Theme) -> None:
     for vision in VISION:
         for a, b in itertools.combinations(theme.series, 2):
             assert math.dist(oklab(a, vision), oklab(b, vision)) > 0.07, (a, b, vision)

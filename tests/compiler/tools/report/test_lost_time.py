@@ -63,7 +63,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> None:
+def test_each_second_is_attributed_and_the_parts_sum_to_the_time(seed: int) -> None:
     draw, run = random.Random(seed), History()
     run.event("start")
     saved = 0
@@ -93,7 +93,7 @@ def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> N
     assert found.goodput == pytest.approx(run.spent["steps"] / sum(run.spent.values()), abs=1e-6)
 
 
-def test_rows_that_are_damaged_count_for_nothing() -> None:
+def test_damaged_rows_are_ignored() -> None:
     rows = [{"step": 1, "time": 5}, {"step": 2, "time": "soon", "step_s": "long"}, {"step": 3}]
     assert lost_time(rows, [], [{"event": "start", "time": "x"}]) is None
     run = History()

@@ -167,7 +167,7 @@ def test_gradients_and_five_steps(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
-def test_a_merged_export_computes_what_the_adapters_do(
+def test_a_merged_export_equals_the_model_with_adapters(
     model_type: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     theirs = random_model(model_type, torch.float32)
@@ -220,7 +220,7 @@ def test_a_merged_export_computes_what_the_adapters_do(
     assert "m.weights/step-00000000 has other weights than theirs" in capfd.readouterr().err
 
 
-def test_peft_is_told_how_adapters_were_trained() -> None:
+def test_the_config_for_peft_describes_the_training() -> None:
     """Nothing is dropped, and B · A is multiplied by alpha / rank."""
     manifest = Manifest(1, 1, {"plan": {"adapter": {"factor": 0.5}}}, ())
     config = adapter_config(manifest, Adapters((), ("a", "b"), (), 8), "base")
@@ -279,7 +279,7 @@ def _paths() -> list[str]:
     return [path.replace("*", str(e)) for path in THERE for e in range(8)]
 
 
-def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
+def test_a_run_saves_only_adapters_and_resumes(imported: Path) -> None:
     """In processes, as users run them."""
     Path("text.txt").write_text(TEXT, "utf-8")
     text = Path("m.dsc").read_text("utf-8")
@@ -322,7 +322,7 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
         ("/models/Qwen3-8B", "/models/Qwen3-8B"),
     ],
 )
-def test_an_import_keeps_what_the_model_is_loaded_by(folder: str, name: str) -> None:
+def test_an_import_keeps_the_published_name(folder: str, name: str) -> None:
     model = load_spec(Path(__file__).parents[4] / "specs" / "tiny.dsc").model
     meta = imported_meta(model, "llama", 64, Path(folder))
     assert published_name(Manifest(step=0, serial=0, shards=(), meta=meta)) == name

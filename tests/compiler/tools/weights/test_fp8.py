@@ -75,7 +75,7 @@ def test_blocks_are_multiplied_by_their_scales(folder: Path) -> None:
         assert torch.equal(ours, values(before[name], before[name + "_scale_inv"]))
 
 
-def test_what_is_written_in_blocks_is_what_is_read_from_them(folder: Path, tmp_path: Path) -> None:
+def test_blocks_round_trip(folder: Path, tmp_path: Path) -> None:
     """Written again, blocks have the same scales and data, to the last bit of a scale."""
     spec = folder.with_name("m.dsc")
     assert import_(folder, spec) == 0
@@ -110,7 +110,7 @@ NAME = "model.layers.0.mlp.down_proj.weight"
         ("wide", f"{NAME}_scale_inv is not a tensor of this model"),
     ],
 )
-def test_what_is_wrong_with_blocks(folder: Path, capfd: pytest.CaptureFixture[str], what: str, message: str) -> None:
+def test_faults_of_blocks_are_refused(folder: Path, capfd: pytest.CaptureFixture[str], what: str, message: str) -> None:
     found = load_file(folder / "model.safetensors")
     scales = found[NAME + "_scale_inv"]
     match what:
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_blocks(folder: Path, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_a_scale_that_is_no_scale_is_refused(folder: Path, value: float) -> None:
+def test_invalid_scales_are_refused(folder: Path, value: float) -> None:
     found = load_file(folder / "model.safetensors")
     found[NAME + "_scale_inv"][1, 0] = value
     put(folder, found)

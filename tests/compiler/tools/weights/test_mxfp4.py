@@ -57,7 +57,7 @@ def put(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_numbers_are_those_of_the_format() -> None:
+def test_numbers_equal_the_definition_of_the_format() -> None:
     data, scales = random_blocks(2, 3, 64, seed=9)
     scales[0, 0, 0], scales[1, 2, 1] = 0, 250  # far below 1, and far above
     exact = values(data, scales)
@@ -115,7 +115,7 @@ def test_other_shapes_are_refused(folder: Path, capfd: pytest.CaptureFixture[str
     )
 
 
-def test_a_scale_that_is_no_number_is_refused(folder: Path) -> None:
+def test_a_nan_scale_is_refused(folder: Path) -> None:
     found = load_file(folder / "model.safetensors")
     found[f"{UP}_scales"][1, 2, 0] = 255
     put(folder, found)

@@ -105,7 +105,7 @@ def test_a_text_ends_where_the_run_ended_its_documents(ids: object, expected: ob
     assert end == 0 and json.loads(files["generation_config.json"]) == {"top_k": 20, "eos_token_id": expected}
 
 
-def test_a_checkpoint_that_is_not_there(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_checkpoint(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (imported / "m.weights").rename(imported / "elsewhere")
     line = next(i for i, text in enumerate(Path("m.dsc").read_text("utf-8").splitlines(), 1) if "initial" in text)
     said = check(capfd)
@@ -171,7 +171,7 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
 # ---------------------------------------------------------------- what is refused of an export
 
 
-def test_an_export_takes_no_place(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_exports_write_nothing(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (imported / "out").mkdir()
     (imported / "out" / "mine").touch()
     assert export(Path("m.weights"), Path("out")) == 2
@@ -196,7 +196,7 @@ def test_weights_are_not_written_over(imported: Path, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("scaling", [None, LinearScaling(factor=4.0), YARN], ids=["none", "linear", "yarn"])
-def test_the_scaling_of_a_rotation_is_said_under_both_keys(scaling: LinearScaling | YarnScaling | None) -> None:
+def test_the_scaling_of_rope_is_written_under_both_keys(scaling: LinearScaling | YarnScaling | None) -> None:
     """`rope_scaling` is what programs before transformers 5 read; it is not there where nothing is scaled."""
     rotated = gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=100.0, scaling=scaling)})
     config = publication(model(rotated, Dense(inner=12), Dense(inner=12), mtp=False), 8).config
