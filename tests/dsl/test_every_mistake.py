@@ -142,7 +142,7 @@ def test_a_contradictory_model_is_not_reported_as_lack_of_memory() -> None:
         ({"top_groups = 1": "top_groups = 1, top_group = 2"}, None),
     ],
 )
-def test_an_edit_says_what_was_meant(edits: dict[str, str], written: str | None) -> None:
+def test_an_edit_writes_the_intended_text(edits: dict[str, str], written: str | None) -> None:
     """An edit is offered only where the meaning is certain and the key that it writes is not set yet."""
     text = spec("tiny", edits)
     (item,) = said(text)

@@ -271,7 +271,7 @@ def test_the_underlined_key_lists_the_code(code: str) -> None:
     assert words & {key.name for key in keys().values() if code in key.codes}, (words, str(found))
 
 
-def test_a_rule_for_one_kind_is_not_told_of_another() -> None:
+def test_a_rule_for_one_kind_is_not_listed_at_another() -> None:
     told = {key.name for key in keys().values() if "E0802" in key.codes}
     assert told == {"expert", "expert_tensor", "data", "tensor", "context"}
     assert "E0908" not in keys()["model.attention.mla.heads"].codes
@@ -286,7 +286,7 @@ def test_every_code_has_a_group() -> None:
 # ---------------------------------------------------------------- what is found
 
 
-def test_everything_that_is_known_is_explained() -> None:
+def test_every_topic_is_explained() -> None:
     for name in sorted(names_of_topics()):
         topics = find(name)
         assert topics, name
@@ -392,7 +392,7 @@ def test_units_are_exact() -> None:
     assert units["B"].exactly == "1,000,000,000"
 
 
-def test_plain_paths_are_those_of_the_command_line() -> None:
+def test_plain_paths_equal_those_of_the_command_line() -> None:
     assert plain("model.attention.mla.head_dim.rope") == "model.attention.head_dim.rope"
     assert plain("model.layers.ffn.moe.experts") == "model.layers.ffn.experts"
 

@@ -133,7 +133,7 @@ def test_nearest_divisor() -> None:
             assert found in divisors and all(abs(found - wanted) <= abs(each - wanted) for each in divisors)
 
 
-def test_the_codes_of_joint_rules_are_those_they_give() -> None:
+def test_the_codes_of_joint_rules_match_their_source() -> None:
     """These codes are checked before the search for conflicts."""
     given = {code for _, rule in JOINT for code in re.findall(r'"(E\d{4})"', inspect.getsource(rule))}
     assert given == JOINT_CODES
