@@ -155,7 +155,7 @@ def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> No
 @pytest.mark.parametrize(
     ("rows", "out", "inner"), [(1, 1, 1), (5, 130, 301), (140, 64, 128), (0, 3, 5), (31, 127, 129)]
 )
-def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out: int, inner: int) -> None:
+def test_products_equal_those_of_dequantised_operands(name: str, rows: int, out: int, inner: int) -> None:
     form = FORMATS[name]
     n = form.planes
     x, dy, w = random(rows, inner, seed=1), random(rows, out, seed=2), random(out, inner, seed=3)
@@ -225,7 +225,7 @@ def test_groups_meet_their_experts(name: str, sizes: tuple[int, ...]) -> None:
     within(acc, total, magnitude, rows + 2 * len(sizes))
 
 
-def test_what_is_kept_in_12_bits_comes_back_within_half_a_unit() -> None:
+def test_e5m6_round_trips_within_half_a_unit() -> None:
     x = random(20, 300)
     back = OPS["dequantise_e5m6"](*OPS["quantise_e5m6"](x))
     assert back.dtype == torch.bfloat16, "E5M6 times a power of two has no more bits than BF16"

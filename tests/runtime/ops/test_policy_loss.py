@@ -28,7 +28,7 @@ def gradient(args: Args) -> Tensor:
 
 @DTYPES
 @pytest.mark.parametrize("torch_alone", [False, True])
-def test_logp_has_the_bits_of_the_cross_entropy_whatever_rows_are_beside(
+def test_logp_is_bit_identical_to_cross_entropy_beside_any_rows(
     dtype: torch.dtype, torch_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch_alone:
@@ -44,7 +44,7 @@ def test_logp_has_the_bits_of_the_cross_entropy_whatever_rows_are_beside(
 
 
 @DTYPES
-def test_void_tokens_count_for_nothing(dtype: torch.dtype) -> None:
+def test_void_tokens_have_no_effect(dtype: torch.dtype) -> None:
     logits_TV, targets_T, *told, reference_T, low, high, kl, corrected = arguments(dtype)
     wild = [each_T.masked_fill(targets_T < 0, torch.nan) for each_T in (*told, reference_T)]
     plain, changed = ((logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*told, reference_T), wild))
@@ -83,7 +83,7 @@ def test_the_gradient_stops_where_the_clipped_side_is_smaller(ratio: float, adva
     torch.testing.assert_close(gradient(args), slope * (onehot_TV - logits_TV.softmax(1)), rtol=1e-13, atol=1e-14)
 
 
-def test_the_ratio_is_one_where_the_policy_is_the_one_that_sampled() -> None:
+def test_the_ratio_is_one_for_the_policy_that_sampled() -> None:
     logits_TV, targets_T, _, advantage_T, weight_T, *_ = arguments(torch.float32, T=64, V=500)
     old_T = policy_loss(logits_TV, targets_T, advantage_T, advantage_T, weight_T, None, LOW, HIGH, 0.0, True)[1]
     loss, logp_T, _ = policy_loss(logits_TV, targets_T, old_T, advantage_T, weight_T, old_T, LOW, HIGH, 0.5, True)
@@ -106,7 +106,7 @@ def test_a_target_outside_the_vocabulary_makes_the_loss_nan() -> None:
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_the_mean_gradient_over_all_words_is_that_of_a_divergence(corrected: bool) -> None:
+def test_the_mean_gradient_over_all_words_equals_that_of_a_divergence(corrected: bool) -> None:
     """Each of five words occurs once, weighted by its probability under the policy; all advantages are 0."""
     source = Source(torch.float64, 11)
     policy_V, reference_V = (source.normal(5).requires_grad_(own) for own in (True, False))

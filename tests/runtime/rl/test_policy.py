@@ -70,7 +70,7 @@ def test_steps_on_the_same_completions(segments: Segments) -> None:
         assert first["reward"] == second["reward"] and first["entropy"] == second["entropy"] > 0
 
 
-def test_rows_say_what_completions_are(segments: Segments) -> None:
+def test_rows_describe_the_completions(segments: Segments) -> None:
     for rows in trained(segments, *PLANS[0]).values():
         for row in rows:
             completions = [[token for token in each if token >= 0] for each in row["completions"]]
