@@ -173,7 +173,9 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]
         ("gqa, everything", "nothing"),
     ],
 )
-def test_a_step_is_off_by_its_roundings(tmp_path: Path, segments: Segments, attention: str, recompute: str) -> None:
+def test_a_step_differs_from_fp64_by_its_roundings(
+    tmp_path: Path, segments: Segments, attention: str, recompute: str
+) -> None:
     hold_to_roundings(tmp_path, segments, chosen(attention, recompute=recompute), chosen(attention, "fp64"))
 
 

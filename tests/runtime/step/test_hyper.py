@@ -73,7 +73,7 @@ def test_messages_are_as_wide_as_all_streams(tmp_path: Path, segments: Segments)
 
 
 @pytest.mark.parametrize("names", [("hyper",), ("hyper", "rmsnorm", "swiglu"), ("layer",), ("layer", "hyper")])
-def test_what_is_computed_again_has_the_same_bits(tmp_path: Path, segments: Segments, names: tuple[str, ...]) -> None:
+def test_recomputation_is_bit_identical(tmp_path: Path, segments: Segments, names: tuple[str, ...]) -> None:
     plain = spec(2, 2, 2, 4, STEPS, 0, "v3_streams", "1f1b")
     again = plain.model_copy(update={"recompute": names})
     check(tmp_path, segments, {"plain": plain, "again": again}, 4)

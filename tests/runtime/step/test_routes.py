@@ -136,7 +136,7 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str
     return max((float((one - other).norm() / other.norm()), name) for name, one, other in pairs)
 
 
-def test_routes_differ_by_one_rounding_of_sums(
+def test_routes_differ_by_one_rounding_of_the_sums(
     by: Callable[[int, str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
     """With two experts per node, each route has the losses and gradients of one rank with the same sums."""

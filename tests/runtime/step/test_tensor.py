@@ -54,7 +54,7 @@ def test_experts_have_tensor_ranks_as_data_ranks(
     check(tmp_path, segments, specs, pp * dp * tp)
 
 
-def test_rows_of_tensor_ranks_go_through_nodes(tmp_path: Path, segments: Segments) -> None:
+def test_rows_of_tensor_ranks_are_routed_by_nodes(tmp_path: Path, segments: Segments) -> None:
     """Groups of four expert ranks on two nodes each, from two data ranks with two tensor ranks."""
     chosen = on_nodes(spec(1, 4, 4, 2, STEPS, 1, tensor=2), 4)
     assert chosen.by_nodes
@@ -70,7 +70,7 @@ def test_training_on_tensor_ranks_equals_autograd(
 
 
 @pytest.mark.parametrize(("schedule", "pp"), [("1f1b", 1), ("zbv", 2)])
-def test_training_on_tensor_ranks_with_documents_apart(
+def test_training_on_tensor_ranks_with_masked_documents(
     tmp_path: Path, segments: Segments, schedule: str, pp: int
 ) -> None:
     """Attention has all rows of a sequence, and where its documents begin."""

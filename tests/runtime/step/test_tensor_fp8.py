@@ -63,7 +63,7 @@ def slices_of(of: Spec, rank: int) -> dict[str, Slice]:
     ("attention", "recompute"),
     [("mla", PUBLISHED), ("gqa", "nothing"), ("mla", "whole"), ("gqa, everything", "nothing")],
 )
-def test_a_step_on_tensor_ranks_is_off_by_its_roundings(
+def test_a_step_on_tensor_ranks_differs_from_fp64_by_its_roundings(
     tmp_path: Path, segments: Segments, attention: str, recompute: str
 ) -> None:
     """In float64 without rounding, it equals the step of one rank in FP64."""
