@@ -133,7 +133,7 @@ def wait_until_over(run: Run) -> bool:
 # ---------------------------------------------------------------- what is written
 
 
-def test_a_copy_is_saved_and_not_what_training_makes_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_is_not_affected_by_later_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path)
     run.train(1)
     with held_up(monkeypatch):
@@ -240,9 +240,7 @@ def test_the_training_thread_neither_hashes_nor_writes(tmp_path: Path, monkeypat
     assert not waited["copy_"], "what is waited for is not copied"
 
 
-def test_a_save_that_is_due_waits_for_the_one_before_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_waits_for_the_previous_one_and_reports_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path)
     for _ in range(3):
         run.train(1)
@@ -342,7 +340,7 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["LATEST", "step-00000003"]
 
 
-def test_what_became_of_copies_is_said_behind_a_step(tmp_path: Path) -> None:
+def test_results_of_copies_are_reported_after_a_step(tmp_path: Path) -> None:
     """A place is failing until a copy reaches it, even if older ones stay there."""
     run, ended = run_of(tmp_path), list[Copied]()
     run.saves._copiers = [cast(Copier, SimpleNamespace(ended=lambda: ended))]
@@ -363,7 +361,7 @@ def test_what_became_of_copies_is_said_behind_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", ["continue", "stop"])
-def test_a_shard_that_cannot_be_written_ends_all_ranks_behind_one_step(tmp_path: Path, failure: str) -> None:
+def test_an_unwritable_shard_ends_all_ranks_after_the_same_step(tmp_path: Path, failure: str) -> None:
     """Rank 1 cannot write its shard of step 2. With `failure = stop` no rank trains a step that others do not."""
     folder = tmp_path / "run"
 

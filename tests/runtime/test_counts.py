@@ -83,7 +83,7 @@ def test_bytes_that_ranks_move(tmp_path: Path, segments: Segments, bless: bool) 
     check("four ranks", dict(totals[0]), bless)
 
 
-def test_a_change_fails_with_what_was_and_what_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_count_fails_with_the_old_and_new_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "GOLDEN", tmp_path / "counts.json")
     check("one", {"dispatches": 3, "allocations": 1, "calls": 5}, bless=True)
     check("other", {}, bless=True)

@@ -176,7 +176,7 @@ def test_layout(counts: list[list[int]], alignment: int) -> None:
 
 
 @given(st.integers(0, 300), st.integers(1, 6), st.sampled_from([1, 2, 8, 128]), st.randoms(use_true_random=False))
-def test_rows_that_are_planned(rows: int, experts: int, alignment: int, random: object) -> None:
+def test_planned_rows_bound_padded_rows(rows: int, experts: int, alignment: int, random: object) -> None:
     """Even loads are padded to what is planned for times, and no load to more than is planned for memory."""
 
     def padded(loads: list[int]) -> int:

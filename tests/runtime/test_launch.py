@@ -186,7 +186,7 @@ def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
     assert (outcome.rank, outcome.reason) == (1, "KeyError: 'the cause'")
 
 
-def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_kill_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 6])
     monkeypatch.setattr("runtime.launch.launcher.oom_kills_so_far", lambda: next(counts))
     monkeypatch.setattr("runtime.launch.rank_watch.oom_kills_so_far", lambda: next(counts))
@@ -194,7 +194,7 @@ def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert outcome.reason == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
 
 
-def test_what_ranks_did_last_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_actions_of_ranks_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The board is looked at once more when all ranks have ended."""
     order = []
 
@@ -318,7 +318,7 @@ def test_a_slow_rank_that_reports_is_not_a_hang() -> None:
         assert stillness.seconds(number / 10, (number // 8,)) < 0.75
 
 
-def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
+def test_suspension_of_the_supervisor_is_not_a_hang() -> None:
     stillness = Stillness(checked=0.0)
     assert stillness.seconds(0.1, (7,)) == 0.0  # something changed
     assert stillness.seconds(0.2, (7,)) == pytest.approx(0.1)
@@ -397,7 +397,7 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
-def test_what_a_rank_wrote_cannot_drive_the_terminal(tmp_path: Path) -> None:
+def test_output_of_a_rank_cannot_control_the_terminal(tmp_path: Path) -> None:
     outcome = run(tmp_path, raise_(ValueError("\x1b]0;owned\x07\x1b[2J")), 0, world=1)
     assert all(c.isprintable() or c == "\n" for c in str(outcome))
     assert r"\x1b]0;owned\x07" in str(outcome)

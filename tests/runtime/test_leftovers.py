@@ -113,7 +113,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("what", LEFT)
-def test_what_is_left_fails_the_run_is_named_and_ended(folder: Path, what: str) -> None:
+def test_leftovers_fail_the_run_and_are_named_and_removed(folder: Path, what: str) -> None:
     left = LEFT[what]
     done = session(folder, left.body, *left.words)
     with suppress(FileNotFoundError):
@@ -137,7 +137,7 @@ NOT_LEFT = {
 
 
 @pytest.mark.parametrize("what", NOT_LEFT)
-def test_what_is_not_left_is_no_fault(folder: Path, what: str) -> None:
+def test_resources_that_are_released_are_no_fault(folder: Path, what: str) -> None:
     done = session(folder, NOT_LEFT[what].body, *NOT_LEFT[what].words, patience_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert not [*folder.glob("dsc-tests-*")]

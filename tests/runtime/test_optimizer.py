@@ -14,7 +14,7 @@ from runtime.state.optimizers.adamw import adamw
 
 @pytest.mark.parametrize("elements", [0, 1, NORM_ROW - 1, NORM_ROW, 5 * NORM_ROW + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_sum_of_squares_is_that_of_float64(elements: int, dtype: torch.dtype) -> None:
+def test_the_sum_of_squares_equals_float64(elements: int, dtype: torch.dtype) -> None:
     flat = torch.randn(elements, dtype=dtype, generator=torch.Generator().manual_seed(elements))
     found, expected = square_sum(flat), flat.double().square().sum()
     assert found.dtype == torch.float64

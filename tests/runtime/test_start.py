@@ -91,7 +91,7 @@ def test_a_stopped_rank_is_named_within_seconds(tmp_path: Path, transport: Trans
     assert f"rank 3 did not come within {START_S:g} s: this rank waits in `connect" in said or text != "connect"
 
 
-def test_a_rank_that_dies_on_the_way_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_dies_during_start_up_is_named(tmp_path: Path) -> None:
     def before(rank: int, action: str) -> None:
         if (rank, action) == (2, "connect expert 2-3"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_each_rank_makes_its_own_groups_alone(tmp_path: Path, transport: Transport) -> None:
+def test_each_rank_creates_only_its_own_groups(tmp_path: Path, transport: Transport) -> None:
     """Six over gloo, and no group of torch.distributed; a message of each direction, between the same two ranks."""
 
     def after(rank: int, links: Links) -> None:

@@ -184,7 +184,7 @@ def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
     )
 
 
-def test_a_machine_that_is_gone_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:
+def test_a_vanished_machine_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:
     """Rank 0 is not in a collective when the other stops: only the silence shows it."""
     ranks.agents = (0, 1)
 
@@ -252,9 +252,7 @@ def test_a_rank_that_is_stopped_before_its_channels_are_open_is_named(ranks: Ran
     assert re.search(r"\n  rank 0: \w+ in connect, step 0, for \d+.\d s\n", ranks.errors(0))
 
 
-def test_a_rank_that_is_late_is_named_with_what_it_does(
-    ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_rank_is_named_with_its_action(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lives, so what the others say it keeps them waiting in is theirs, and its own action says why."""
     monkeypatch.setattr(torchrun_watch, "SETTLE_S", 1.0)
 
@@ -365,7 +363,7 @@ def test_another_run_folder_is_refused(ranks: Ranks) -> None:
     assert said in ranks.errors(0) + ranks.errors(1)
 
 
-def test_an_environment_that_is_none_is_refused() -> None:
+def test_an_invalid_environment_is_refused() -> None:
     good = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     assert TorchrunRank.of(good).rank == 1
     for wrong in ({"RANK": "first"}, {"RANK": "2"}, {"RANK": "-1"}, {"MASTER_PORT": ""}):
@@ -387,7 +385,7 @@ def test_nothing_listens_outside_loopback(ranks: Ranks) -> None:
     assert addresses and set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def test_ranks_that_are_started_again_meet_in_the_store_of_before(ranks: Ranks) -> None:
+def test_restarted_ranks_meet_in_the_previous_store(ranks: Ranks) -> None:
     """torchrun keeps its store, with the addresses of dead ranks; and after a failure of the other machine it counts no
     restart of its own."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
