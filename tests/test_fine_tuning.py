@@ -57,7 +57,7 @@ def test_all_weights_have_a_plan_too(
     assert "123.5K parameters\n" in capsys.readouterr().out
 
 
-def test_messages_are_those_of_the_table(
+def test_messages_match_the_table(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(home)

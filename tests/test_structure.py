@@ -49,7 +49,7 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
-def test_packages_import_only_what_they_may(package: str) -> None:
+def test_packages_import_only_allowed_ones(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     for path in files:
@@ -65,7 +65,7 @@ def test_no_files_and_no_entries_of_a_folder_import_each_other_in_a_circle() -> 
 
 
 @pytest.mark.parametrize("package", sorted(ROOMS))
-def test_no_room_imports_a_later_one(package: str) -> None:
+def test_no_folder_imports_a_later_one(package: str) -> None:
     place = {f"{package}.{room}": number for number, room in enumerate(ROOMS[package])}
     inside = {(a, b) for a, b in imports_of_modules() if room_of(a) in place and room_of(b) in place}
     late = sorted((a, b) for a, b in inside if place[room_of(a)] < place[room_of(b)])
@@ -73,7 +73,7 @@ def test_no_room_imports_a_later_one(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", sorted(ROOMS))
-def test_a_package_has_at_most_13_rooms(package: str) -> None:
+def test_a_package_has_at_most_13_folders(package: str) -> None:
     assert {name.removesuffix(".py") for name in names_in(ROOT / package)} == {*ROOMS[package]}
     assert len(ROOMS[package]) <= MOST_ROOMS
 
@@ -179,7 +179,7 @@ CORE = (
 APART = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix"}
 
 
-def test_only_names_know_their_parts() -> None:
+def test_only_name_types_take_names_apart() -> None:
     """What a name means is a property of its type, wherever it is asked for (runtime/contract/names.py)."""
     paths = [path for folder in CORE for path in sorted((ROOT / folder).rglob("*.py"))]
     taking = {

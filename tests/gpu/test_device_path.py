@@ -73,7 +73,7 @@ MESHES = {
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_what_a_device_sees(
+def test_device_calls_match_the_golden_files(
     name: str, tmp_path: Path, segments: Segments, bless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = MESHES[name]

@@ -17,7 +17,7 @@ from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import spec, with_host_state
 
 
-def test_a_tensor_of_the_cpu_meets_none_of_a_device() -> None:
+def test_mixing_cpu_and_device_tensors_is_refused() -> None:
     with pretended():
         x = torch.arange(6.0, device=DEVICE).view(2, 3)
         assert x.device == DEVICE and x[0].device == DEVICE and x.new_zeros(2).device == DEVICE

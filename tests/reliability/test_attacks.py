@@ -146,7 +146,7 @@ def test_an_edited_build_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------- the watch itself
 
 
-def test_the_watch_sees_what_it_is_for(tmp_path: Path) -> None:
+def test_the_watch_detects_attacks(tmp_path: Path) -> None:
     with watch(tmp_path) as found:
         os.system("true")
         (tmp_path / "mine").write_text("x")

@@ -46,7 +46,7 @@ def test_published_totals(file: str, total: int) -> None:
     assert counts.parameters(shipped(file).model).total == total
 
 
-def test_deepseek_v32_has_the_parameters_of_its_class() -> None:
+def test_parameters_of_deepseek_v32_equal_transformers() -> None:
     """The class of `transformers` with the published configuration, on the meta device, without memory."""
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32"))
@@ -69,7 +69,7 @@ def test_deepseek_v3_in_parts() -> None:
     assert count.embedding == count.head == 129_280 * 7168
 
 
-def test_v4_is_as_large_as_its_class() -> None:
+def test_parameters_of_v4_equal_transformers() -> None:
     """DeepSeek-V4 of the published configurations, as `transformers` makes it: without balancing biases, which its
     class has as buffers, and without the MTP block. The report has 284B and 1.6T (arXiv 2606.19348)."""
     flash = {"compress_ratios": [0, 0, 4, *[128, 4] * 20]}
@@ -207,7 +207,7 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
 
 
 @pytest.mark.parametrize(("file", "run"), RUNS)
-def test_shipped_models_are_laid_out_so(file: str, run: str) -> None:
+def test_shipped_models_count_as_their_layers(file: str, run: str) -> None:
     spec = shipped(file, run)
     whole = spec.parallel.model_copy(update={"context": 1, "tensor": 1})  # whose ranks split the work
     assert_as_laid_out(spec.model_copy(update={"parallel": whole}))
@@ -215,11 +215,11 @@ def test_shipped_models_are_laid_out_so(file: str, run: str) -> None:
 
 @settings(max_examples=60)
 @given(specs())
-def test_random_models_are_laid_out_so(spec: Spec) -> None:
+def test_random_models_count_as_their_layers(spec: Spec) -> None:
     assert_as_laid_out(spec)
 
 
-def test_slots_are_no_parameters() -> None:
+def test_slots_are_not_counted_as_parameters() -> None:
     """Experts that a file places have one number each besides, which is no weight."""
     spec = shipped("quickstart.dsc")
     placed = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": "placement.json"})})
@@ -255,7 +255,7 @@ def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
 
 
 @pytest.mark.parametrize("change", ["bias", "window"])
-def test_a_layer_that_is_changed_alone_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_only_the_layer_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = shipped("laptop-gqa.dsc")
     before = counted(spec, model_steps(spec)), flops_of(spec)
     monkeypatch.setitem(gqa.PARAMETERS, "qkv_bias", "attention.qkv_bias")

@@ -134,7 +134,7 @@ def test_random_models_draw_every_field_and_every_alternative() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(any_model)
-def test_parameters_are_those_of_the_reference(model: Model) -> None:
+def test_parameters_equal_the_reference(model: Model) -> None:
     count, tensors = counts.parameters(model), reference(model).state_dict()
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("router.table")}  # no parameter
     main = {name: tensor.numel() for name, tensor in tensors.items() if not name.startswith("mtp.")}
@@ -148,7 +148,7 @@ def test_parameters_are_those_of_the_reference(model: Model) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(any_model)
-def test_segments_that_differ_in_their_functions_differ_in_what_is_shown(model: Model) -> None:
+def test_segments_with_different_functions_are_shown_differently(model: Model) -> None:
     """Otherwise two layers would share one emitted module, with the text of one of them."""
     keys = defaultdict[Any, set[Any]](set)
     for step in model_steps(shipped("tiny.dsc").model_copy(update={"model": model})):
@@ -167,7 +167,7 @@ def of_recurrence(net: DeltaNet) -> int:
 
 @settings(max_examples=40, deadline=None)
 @given(any_model)
-def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
+def test_flops_equal_the_reference(model: Model) -> None:
     """FLOPs follow the published definition: the gates' products are left out, and a step takes three forwards."""
     alone = model.model_copy(update={"mtp": None})
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -129,7 +129,7 @@ def test_deepseek_v3() -> None:
     assert 20 < bound.total / 2**30 < 30
 
 
-def test_zero_divides_the_optimizer_alone() -> None:
+def test_zero_1_shards_only_the_optimizer() -> None:
     spec = shipped("moe-8gpu.dsc")
     whole = lower_bound(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 0})}))
     divided = lower_bound(spec)

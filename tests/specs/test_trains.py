@@ -59,7 +59,7 @@ def test_trains(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
+def test_fine_tuning_and_rewards_train(tmp_path: Path) -> None:
     """The second begins with what the first leaves; its completions are scored."""
     copies.copy(SPECS / "r1-tiny.dsc", tmp_path)
     copies.copytree(SPECS / "r1-tiny", tmp_path / "r1-tiny")
@@ -76,7 +76,7 @@ def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
         assert (0 < row["entropy"] <= math.log(20) and row["grad_norm"] > 0) or row["reward_alike"] == 1
 
 
-def test_the_files_of_r1_tiny_are_what_its_script_writes(tmp_path: Path) -> None:
+def test_the_files_of_r1_tiny_equal_the_output_of_its_script(tmp_path: Path) -> None:
     copies.copy(SPECS / "r1-tiny" / "sums.py", tmp_path)
     runpy.run_path(str(tmp_path / "sums.py"), run_name="__main__")
     names = sorted(path.name for path in (SPECS / "r1-tiny").iterdir() if path.is_file())
