@@ -201,7 +201,7 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
 
 
 def layer_classes(spec: Spec, table: str) -> dict[str, float]:
-    """Seconds of one MoE layer by kernel class: a quarter of those of a stage with four layers."""
+    """Seconds of one MoE layer by kernel class: a quarter of a stage with four layers."""
     plan, rates = make_plan(spec), rates_of(spec, table)
     seconds: dict[str, float] = defaultdict(float)
     for kind, value in class_seconds(plan.stages[1], plan.cuts, rates, balanced_rows(spec)).items():

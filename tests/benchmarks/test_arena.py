@@ -1,4 +1,4 @@
-"""The arena with contestants that are none: who runs when, what is taken, and who is to blame."""
+"""The arena with fake contestants: turns, measurements, and blame for failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/compile-speed.md is what was measured, and what is measured is what compiles."""
+"""docs/compile-speed.md shows the stored measurements, which name existing functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run on a GPU, as far as it can be without one: its tables of kernels and of others."""
+"""The GPU benchmark as far as it runs without a GPU: the cases of kernels and of libraries to compare with."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_flops_and_bytes_give_the_published_times() -> None:
 @pytest.mark.usefixtures("path")
 @on_tiny
 def test_the_op_passes_the_check_of_its_kernel(task: dict[str, Any]) -> None:
-    """The op stands for the kernel on the CPU, whatever it runs on there. A formula in torch may save a rounding."""
+    """On the CPU the op stands for the kernel. A formula in torch may save a rounding."""
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     arguments = case.arguments(TINY, Make(dtype, "cpu"))
     expected = exact(case, arguments)
@@ -99,7 +99,7 @@ def test_the_op_passes_the_check_of_its_kernel(task: dict[str, Any]) -> None:
         with_formula = results(case, FORMULAS[case.op], copied(arguments))
         picked = expected[: len(with_formula)] if not case.written else expected[-len(with_formula) :]
         more = replace(case, roundings=case.roundings + 1)
-        # do·v, rounded before what is nearly its size is taken from it, adds as much again to gradients of attention.
+        # do·v is rounded before a number of nearly its size is subtracted: this doubles the error of gradients.
         assert error(more, dtype, with_formula, picked) <= (2 if case.op.endswith("attention_dgrad") else 1)
 
 
@@ -113,7 +113,7 @@ def test_checks_pass_with_other_random_numbers(task: dict[str, Any]) -> None:
 
 
 def test_expert_choices_do_not_depend_on_rounding() -> None:
-    for seed in (2, 42):  # with which two scores of 256 tokens are within rounding, as they are drawn
+    for seed in (2, 42):  # seeds with two scores that differ by less than rounding
         logits, bias = router(EVEN, Make(BF16, "cpu", seed))
         wide = OPS["route"](logits.double(), bias.double(), *routing(EVEN))
         assert torch.equal(OPS["route"](logits, bias, *routing(EVEN))[1], wide[1])
@@ -138,7 +138,7 @@ ON_CPU = [
 
 @pytest.mark.parametrize(("op", "name"), ON_CPU)
 def test_libraries_compared_with_do_the_same_work(op: str, name: str) -> None:
-    """Others compute the same on a CPU, for one source whose rows are in the order that they want."""
+    """Libraries compute the same on a CPU, for one source whose rows are in the order that they expect."""
     case = next(case for case in CASES if case.op == op)
     sizes = replace(TINY, rows=24, inner=24, hidden=32, heads=4, value=8)  # _grouped_mm wants whole 16 bytes
     dtype = torch.float32 if op == "adamw" else BF16
@@ -149,7 +149,7 @@ def test_libraries_compared_with_do_the_same_work(op: str, name: str) -> None:
     found = PEERS[op][name](*given)()
     if op == "adamw":
         assert error(case, dtype, (given[0],), expected[:1]) <= 1
-    elif not op.startswith("linear_cross_entropy"):  # of which it does the products alone
+    elif not op.startswith("linear_cross_entropy"):  # which only computes the products
         started = arguments[0].double() if op.endswith("_") else torch.zeros(())
         assert error(replace(case, roundings=3), BF16, (found,), (expected[0] - started,)) <= 1
 

@@ -1,4 +1,4 @@
-"""The run on a GPU as a whole: workers that fail alone, parts that are left out, timings, results and their page."""
+"""The whole run on a GPU: isolated failures of workers, skipped parts, timings, results and their page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_failed_task_does_not_affect_the_others() -> None:
 def test_a_task_that_hangs_is_stopped() -> None:
     hung, next_one = answers([{"n": 0, "do": "hang"}, {"n": 1, "do": "it"}], 1, each_s=2)
     assert "took more than 2 s" in hung["failed"]
-    assert "pid" in next_one or "took more than 2 s" in next_one["failed"]  # as it is on a busy machine
+    assert "pid" in next_one or "took more than 2 s" in next_one["failed"]  # as on a busy machine
 
 
 def test_a_run_that_is_interrupted_ends_its_workers() -> None:
@@ -230,7 +230,7 @@ def test_short_calls_are_replayed_from_one_graph(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["rmsnorm", "grouped_linear_wgrad_ up", "linear_fp8 out-projection", "adamw"])
 def test_a_kernel_is_timed_beside_others(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The op stands for the kernel, and a call for its time, so that this runs without a GPU."""
+    """The op stands for the kernel, and its time is a constant, so that this runs without a GPU."""
 
     def first(call: Callable[[], Any]) -> float:
         call()
@@ -324,7 +324,7 @@ def test_every_launch_is_in_one_family() -> None:
 
 
 def test_reasons_have_the_registers_of_the_facts() -> None:
-    """The page says what products of E4M3 take, and what the gradient of queries takes for one head."""
+    """The page states the registers of E4M3 products and of the query gradient for one head."""
     eight = [row["registers"] for row in families(compiled())["FP8 products"]]
     assert f"{min(eight)} to {max(eight)} of 255 registers" in WHY["result of a product"]
     rows = compiled()["cases"]["dequantise_mla_attention_dgrad_quantise_both_e5m6"]["launches"]

@@ -1,4 +1,4 @@
-"""docs/performance.md is made of what was measured, and says what was not."""
+"""docs/performance.md shows the measurements, and lists what was not measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def row(name: str, group: str, seconds: float, processor_s: float, processes: int = 1, **more: Any) -> dict[str, Any]:
-    """A row of three rounds of two steps, one of which was disturbed."""
+    """A row of three rounds of two steps; one round was disturbed."""
     rounds = [[2 * s, 2 * processor_s] for s in (seconds, seconds, 9.0)]
     return {
         "name": name,
@@ -50,7 +50,7 @@ def contest() -> dict[str, Any]:
         "product_flops": 90_000_000_000,
         "attention_flops": 10_000_000_000,
         "rows": [
-            row("limit", "limit", 0.9, 0.9),  # products alone: 0.9 s, so all of it 1 s: 1000 tokens/s
+            row("limit", "limit", 0.9, 0.9),  # products take 0.9 s, so the limit of a step is 1 s: 1000 tokens/s
             row("alone", "ours", 1.25, 1.25),
             row("both", "ours", 0.8, 1.6, processes=2),
             row("pipe", "ours", 1.0, 1.7, processes=2, title="DualPipe P = 2"),
@@ -91,7 +91,7 @@ def test_a_row_shows_medians_ratios_and_shares() -> None:
 
 
 def test_results_have_the_options_of_the_others() -> None:
-    """The page says that they are there."""
+    """The page says that the results contain them."""
     rows = [row for each in results() for contest in each["contests"] for row in contest["rows"]]
     assert all(row["info"].get("choice") for row in rows if row["group"] == "theirs" and not row["failed"])
 
@@ -190,7 +190,7 @@ def test_contests_are_selected_by_words() -> None:
 
 @pytest.mark.parametrize("each", [c for c in (*CONTESTS, PRECISIONS) if c.precision != "bf16"], ids=lambda c: c.name)
 def test_layouts_use_the_ranks_that_their_rows_state(each: Any) -> None:
-    """All train today, on as many ranks as the row says, and the batch is the same."""
+    """All layouts can be trained, on the ranks that the row states, with the same batch."""
     processes = {r.name: r.processes for r in each.rows} | {"start": 1}
     for name, overrides in builds_of(each).items():
         chosen = load_spec(str(ROOT / each.spec), list(overrides))

@@ -1,4 +1,4 @@
-"""docs/published-runs.md is what is stored, what is stored is what is predicted, and the goals are met."""
+"""docs/published-runs.md shows the stored results, these equal the predictions, and the goals are met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands side by side in DeepSeek-V3's program: nothing that one kernel could do, and bytes counted by hand."""
+"""Adjacent calls in DeepSeek-V3's program: no pair could be one kernel, and bytes are counted by hand."""
 
 from __future__ import annotations
 

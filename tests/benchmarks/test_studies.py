@@ -1,4 +1,4 @@
-"""Studies: runs are trained once and kept, what cannot be trained is said, and pages hold the numbers of their runs."""
+"""Studies: runs are trained once and kept, failures are reported, and pages show the numbers of their runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Three variants that train, one of them by another program, one that fails, and two that are refused."""
+    """Three variants that train (one with another program), one that fails, and two that are refused."""
     folder = tmp_path_factory.mktemp("study")
     words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "again")
     for number in range(8):
@@ -83,7 +83,7 @@ def test_runs_are_trained_once(tiny: Study, tmp_path: Path, capfd: pytest.Captur
 
 
 def test_a_run_of_another_spec_has_no_result(tiny: Study, tmp_path: Path) -> None:
-    """A longer run is another one, and so is what a variant has become."""
+    """A run with more steps or a changed variant is a different run."""
     trains, path = replace(tiny, variants=tiny.variants[:2]), tmp_path / "results.json"
     records = {run.name: record(run.variant.name, 1, digest=trains.digest(run)) for run in trains.runs()}
     write_results(path, Results("tiny", STEPS, {}, dict(records)))
@@ -101,7 +101,7 @@ def test_a_run_of_another_spec_has_no_result(tiny: Study, tmp_path: Path) -> Non
 
 
 def record(variant: str, seed: int, **more: Any) -> Record:
-    """A run of 100 steps in 50 windows, whose last five are 4, 5, 6, 7 and 8."""
+    """A run of 100 steps in 50 windows; the losses of the last five are 4, 5, 6, 7 and 8."""
     curve = [9.0] * 45 + [4.0, 5.0, 6.0, 7.0, 8.0]
     fields = {
         "digest": "0",
@@ -114,7 +114,7 @@ def record(variant: str, seed: int, **more: Any) -> Record:
 
 
 def results_of(study: Study) -> Results:
-    """Every run of a study, each seed with a loss of its own."""
+    """Every run of a study, with a different loss for each seed."""
     about = {"date": "2000-01-02", "processor": "A Processor", "python": "3", "torch": "1"}
     records = {
         run.name: record(run.variant.name, run.seed, loss=[loss * (1 + run.seed / 100) for loss in record("", 0).loss])
@@ -170,7 +170,7 @@ def test_differences_compare_runs_of_the_same_seed() -> None:
 
 
 def test_the_page_compares_parts_of_the_recipe_with_the_whole() -> None:
-    """A difference is said to be visible, or not, by its standard error; of one seed nothing is said."""
+    """The page calls a difference visible or not by its standard error, and makes no statement about one seed."""
     results = results_of(fp8.STUDY)
     for seed, by in ((1, 1.01), (2, 1.02), (3, 1.03)):
         curve = [loss * (1 + seed / 100) * by for loss in record("", 0).loss]
@@ -212,7 +212,7 @@ def test_pictures_are_svg_with_a_curve_for_each_variant() -> None:
         assert {variant.label for variant in study.variants} <= labels
 
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- stored results
 
 
 @pytest.mark.parametrize("module", [balance, fp8], ids=["balance", "fp8"])

@@ -30,7 +30,7 @@ def test_flops_equal_those_of_transformers(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         loss_of(theirs)(tokens, tokens).backward()
     work = work_of(model, BATCH, SEQUENCE)
-    square = work.attention * 2 * SEQUENCE // (SEQUENCE + 1)  # eager attention computes what is masked, too
+    square = work.attention * 2 * SEQUENCE // (SEQUENCE + 1)  # eager attention also computes masked scores
     assert counter.get_total_flops() == work.product_flops + square
 
 
