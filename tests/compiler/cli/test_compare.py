@@ -25,7 +25,7 @@ MakeRun = Callable[..., Path]
 
 
 def rows_of(steps: int, tokens: int, slope: float) -> list[dict[str, Any]]:
-    """Rows of a run whose loss is a plain function of the step, which takes half a second."""
+    """Rows of a run with a linear loss and steps of half a second."""
     return [
         {
             "step": step,

@@ -40,7 +40,7 @@ def codes() -> dict[object, SegmentCode]:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) -> Traced:
-    """The kinds of the segments that were traced, in order; what was traced in an earlier test is not traced anew."""
+    """The kinds of the traced segments, in order. Segments traced in an earlier test are not traced again."""
     kinds: Traced = []
 
     def counted(segment: Segment, num_sms: int) -> SegmentCode:

@@ -153,7 +153,7 @@ def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Cap
 
 
 def test_ids_without_a_tokenizer_are_numbers(folder: Path, capsys: Captured) -> None:
-    """A window has them, and a sequence with documents that are kept apart."""
+    """For a window, and for a sequence with separated documents."""
     megatron.write(folder / "ids", [[[*range(1, 100), 0]], [[*range(100, 150), 0]]], "int32")
     before, _, after = (folder / "text.dsc").read_text("utf-8").partition("  data {")
     data = '  data { source = "ids", end_id = 0, validation = 0%, documents = masked }'

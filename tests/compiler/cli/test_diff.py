@@ -73,7 +73,7 @@ def test_one_change_is_reported_as_one_path(path: str, text: str) -> None:
     assert {(f.name, f.after, f.before) for f in back.facts} == {(f.name, f.before, f.after) for f in found.facts}
 
 
-BLOCKS = {  # of moe-8gpu.dsc, whose device has SMs
+BLOCKS = {  # in moe-8gpu.dsc, whose device has SMs
     "model": "model.norm_eps=1e-5",
     "cluster": "cluster.node.device.memory=90GB",
     "precision": "precision=fp32",
@@ -95,7 +95,7 @@ def test_any_block_of_a_run_may_differ() -> None:
     path = str(ROOT / "specs" / "moe-8gpu.dsc")
     found = difference(resolve(path), resolve(path, overrides=list(BLOCKS.values())))
     blocks = dict.fromkeys(each.path.split(".")[0] for each in found.values)
-    absent = ("name", "adapter")  # no override adds a block that says its kind
+    absent = ("name", "adapter")  # an override cannot add a block with a kind
     assert list(blocks) == [name for name in Spec.model_fields if name not in absent]
 
 

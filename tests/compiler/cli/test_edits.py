@@ -106,7 +106,7 @@ run other extends base {
 )
 WORDS = {*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT}
 KEYS = {path.rpartition(".")[2] for path in keys()}
-BLOCKS = {  # the place of each block's brace → the block, `{ }` of rate apart
+BLOCKS = {  # position of each block's brace → the block, except the `{ }` of a rate
     match.end(): match[1]
     for match in re.finditer(r"(\w+(?: [\w.]+)?)(?: extends \w+)?\s*\{", EVERY_BLOCK)
     if match[1] != "rate"
@@ -142,7 +142,7 @@ def test_no_word_in_any_block_gets_an_edit_that_causes_another_error(place: int)
 
 
 def test_keys_that_are_missing_come_on_lines_of_their_own() -> None:
-    """Added below the line that opens the block, whatever follows its brace."""
+    """They are added below the line that opens the block, whatever follows the brace."""
     text = 'import "lib/base.dsc"\nrun a extends base { train { validate {  # how well\n    batches = 2 } } }\n'
     (item,) = said("all", (), {"all.dsc": text})
     edit = edit_of(item)

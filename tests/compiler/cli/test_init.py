@@ -69,7 +69,7 @@ def test_the_starter_is_formatted_and_names_its_file() -> None:
 
 
 def test_the_starter_trains() -> None:
-    """Two steps, in processes; the whole of it takes less than a minute on two cores."""
+    """Two steps, in processes. The whole run takes less than a minute on two cores."""
     assert main(["init", "tiny.dsc"]) == 0
     done = forks.run("compiler.cli.main", ["train", "tiny.dsc", "--steps", "2"], Path.cwd())
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def test_imports_are_written_once_and_cycles_end(tmp_path: Path) -> None:
     Path("c.dsc").write_text('import "sub/b.dsc"\n# of c\nmodel c { }', "utf-8")
     text = inlined(Path("a.dsc"))
     assert [text.count(part) for part in ("run a", "model b", "model c", "# of c", "import")] == [1, 1, 1, 1, 0]
-    assert text.index("model c") < text.index("model b") < text.index("run a")  # as they are read
+    assert text.index("model c") < text.index("model b") < text.index("run a")  # with the values that are read
 
 
 @pytest.mark.parametrize("text", ["run a { \n", 'import "none.dsc"\nrun a { }\n'])

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Builds of tiny: as it is, and with nothing fused."""
+    """Builds of tiny: unchanged, and without fusion."""
     spec, folder = load(ROOT / "specs" / "tiny.dsc"), tmp_path_factory.mktemp("builds")
     apart = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
     for name, of in (("tiny", spec), ("apart", apart)):

@@ -1,4 +1,4 @@
-"""`-o FILE` of all commands: refused before the work, written in one step, and never over what is read."""
+"""`-o FILE` of all commands: refused before the work, written atomically, and never over an input."""
 
 from __future__ import annotations
 

@@ -44,12 +44,12 @@ def test_a_log_repeats_a_long_step_without_news(monkeypatch: pytest.MonkeyPatch)
     tell = progress("plan", (0.0, 1e6))
     tell("one")
     assert log.said.wait(60)
-    tell("two")  # not said: the next line is far off
+    tell("two")  # not printed: the next line is not due yet
     tell("")
     tell("")
     assert log.getvalue() == "plan: one\n" and active_count() == before
     log.said.clear()
-    tell("three")  # begins anew
+    tell("three")  # starts again
     assert log.said.wait(60)
     tell("")
     assert log.getvalue() == "plan: one\nplan: three\n"

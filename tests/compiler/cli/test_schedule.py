@@ -85,10 +85,10 @@ def test_a_table_in_a_file_and_a_shipped_one(capsys: Captured, tmp_path: Path) -
     first = parsed(capsys.readouterr().out, "simulated")
     assert first["makespan"] == 17_978.3 and first["excess"] == pytest.approx(17_978.3 - 120 * 129)
     table = tmp_path / "mine=1.json"
-    table.write_text(json.dumps(first["costs"]))  # what is printed is read
+    table.write_text(json.dumps(first["costs"]))  # the printed text is read back
     assert costs_of_json(table.read_text()).two("FF") == shipped("deepseek-v3-low").two("FF")
     assert run(*sizes, "--costs", str(table)) == 0
-    assert parsed(capsys.readouterr().out, "simulated") == first | {"unit": None}  # a file does not say its own
+    assert parsed(capsys.readouterr().out, "simulated") == first | {"unit": None}  # a file has no default schedule
 
 
 def test_compare(capsys: Captured) -> None:

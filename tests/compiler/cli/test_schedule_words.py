@@ -37,7 +37,7 @@ def test_each_rank_has_a_cap(capsys: Captured) -> None:
 
 
 def test_compare_advises_caps_of_the_model(capsys: Captured) -> None:
-    """DualPipeV on 4 ranks holds 9 halves, so 4.5: a cap of 5 is enough, as it says, and then nothing is refused."""
+    """DualPipeV on 4 ranks holds 9 halves, so 4.5: the message advises a cap of 5, which is accepted."""
     said = ["schedule", "--compare", "1f1b,dualpipev", *SIZES, "--costs", "F=1", "--cap"]
     assert main([*said, "4"]) == 0
     assert "dualpipev on 4 ranks with 9 micro-batches holds 4.5 activations: use --cap 5" in capsys.readouterr().out
@@ -171,7 +171,7 @@ def test_ordering_a_spec_needs_given_costs(more: tuple[str, ...], said: tuple[st
 
 
 def test_a_placement_with_chunks_suggests_the_key(tmp_path: Path, capsys: Captured) -> None:
-    """`loop(3)` is how `dsc schedule` writes what a spec says with two keys; the edit of the hint is right."""
+    """A spec writes `loop(3)` of `dsc schedule` as two keys; the edit in the hint is valid."""
     (tmp_path / "quick.dsc").write_text(Path(QUICK).read_text("utf-8"))
     text = 'import "quick.dsc"\nrun mine extends quickstart { schedule { name = auto, placement = loop(3) } }\n'
     (tmp_path / "mine.dsc").write_text(text)

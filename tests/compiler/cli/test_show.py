@@ -37,8 +37,8 @@ def test_output_reads_back_as_the_same_spec(path: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_printed_lines_and_leaves_agree(path: Path) -> None:
-    """Each value of the text form is a leaf with that text; a leaf that is no line is a name or a kind. Attention
-    that is put over another one, of a layer or of MTP, says `none` of what it lacks, which is no leaf."""
+    """Each printed value is a leaf with that text; a leaf without a line is a name or a kind. Attention
+    that overrides another one (of a layer or of MTP) prints `none` for missing keys, which are not leaves."""
     spec = resolve(path, runs_in(path)[0]).spec
     found = {leaf.path: leaf.text for leaf in leaves(spec)}
     assert len(found) == len(leaves(spec))

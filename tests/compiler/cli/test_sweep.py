@@ -170,7 +170,7 @@ def test_a_sweep_continues_after_a_failure_and_stops_at_a_signal(
     def call(words: list[str]) -> int:
         called.append(words[words.index("--out") + 1])
         ended = [each["exit_code"] for each in parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")["runs"]]
-        before = (len(called) - 1) % 3  # the second sweep begins behind three calls
+        before = (len(called) - 1) % 3  # the second sweep begins after three calls
         assert ended == [1, 0, 130][:before] + [None] * (len(ended) - before), "those that have ended have a code"
         return {"seed=1": 1, "seed=2": 0, "seed=3": 130, "seed=4": 0}[Path(called[-1]).name]
 

@@ -162,7 +162,7 @@ def test_killed_processes_are_distinguished_from_slow_ones(
 def test_the_next_phase_is_waited_for(
     run: Run, clock: Clock, capsys: pytest.CaptureFixture[str], silent_s: float
 ) -> None:
-    """While it is compiled nothing holds the folder; where none follows, the end of the phase is that of the run."""
+    """While it compiles, no process holds the folder. The end of the last phase is the end of the run."""
     (run.folder / "watch.json").write_text(json.dumps(FORECAST | {"phases": 2}))
     run.steps(1, 2)
     run.end("finished", 0)
@@ -273,7 +273,7 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
             continue
         try:
             data = os.read(terminal, 1 << 16)
-        except OSError:  # how a terminal says that nobody writes any more
+        except OSError:  # how a terminal signals that all writers have closed it
             break
         stream.feed(data)
         lines = [line.rstrip() for line in screen.display if line.strip()]
@@ -295,7 +295,7 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
 def test_measurements_are_compared_with_the_same_kind_of_forecast(
     held: str, calibrated: bool, speed: str, memory: str
 ) -> None:
-    """A process of a CPU holds more than tensors, and times of another CPU are no forecast."""
+    """A CPU process holds more than tensors, and times of another CPU are not a forecast."""
     forecast = Forecast.from_json(json.dumps(FORECAST | ({} if calibrated else {"calibrated": False})))
     state, row = RunState(Path("mine"), forecast), {key: value for key, value in ROW.items() if key != "memory_bytes"}
     state.take(FollowedItem("row", {"step": 1, "time": "", **row, held: 2**31}))
