@@ -21,7 +21,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 def operand(*shape: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Data and scales of 1 × 128, which lie column by column."""
+    """Data and scales of 1 × 128 tiles, in column-major order."""
     scales = random(-(-shape[1] // 128), shape[0], seed=seed + 100).exp2().t()
     return (8 * random(*shape, seed=seed)).to(E4M3), scales
 
@@ -34,7 +34,7 @@ def weight(*shape: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def exact(data: Tensor, scales: Tensor) -> Tensor:
-    """The operand in FP64; its scales may be those of rows or of blocks."""
+    """The operand in FP64; scales may belong to rows or to blocks."""
     wide = scales.double().repeat_interleave(128, -1)[..., : data.shape[-1]]
     if scales.shape[-2] != data.shape[-2]:
         wide = wide.repeat_interleave(128, -2)[..., : data.shape[-2], :]
@@ -42,7 +42,7 @@ def exact(data: Tensor, scales: Tensor) -> Tensor:
 
 
 def operations(terms: int) -> int:
-    """Roundings of a sum of so many products, as above; whatever their number, some tiles may be shared by groups."""
+    """Roundings of a sum of `inner` products, as above; tiles may be shared by groups."""
     return 130 + -(-terms // 128)
 
 

@@ -58,7 +58,7 @@ def permute(dtype: torch.dtype, tokens: int, experts: int, k: int, columns: int,
 
 
 def one_expert(tokens: int, k: int) -> None:
-    """All choices of all tokens: the op does not ask that those of a token differ."""
+    """All choices of all tokens: the choices of a token may be equal."""
     x_TD, gate_TK, expert_TK = random(tokens, 8), random(tokens, k), torch.full((tokens, k), 2)
     equal(run("permute", x_TD, gate_TK, expert_TK, 4), ops.permute(x_TD, gate_TK, expert_TK, 4))
 
@@ -66,7 +66,7 @@ def one_expert(tokens: int, k: int) -> None:
 def route_permute(
     dtype: torch.dtype, tokens: int, experts: int, softmax: bool, groups: int, top_groups: int, k: int, by_slots: bool
 ) -> None:
-    """Choices, order and rows of the composition; gate weights of the kernel alone that routes."""
+    """Choices, order and rows equal the composition; gate weights equal the separate routing kernel."""
     logits_TE, bias_E = 2 * random(tokens, experts, seed=1), 0.1 * random(experts, seed=2)
     x_TD, slots_E = random(tokens, 40, dtype=dtype), torch.randperm(experts, generator=generated(4))
     how = (softmax, groups, top_groups, k, True, 2.5)
@@ -129,7 +129,7 @@ def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
 
 
 def embedding(dtype: torch.dtype, tokens: int, vocab: int, columns: int) -> None:
-    """A vocabulary smaller than the number of tokens has each token several times. Some are in another part of it."""
+    """A vocabulary smaller than the number of tokens, so tokens repeat. Some tokens are in another shard of it."""
     w_VD, dh_TD = random(vocab, columns, dtype=dtype, seed=1), random(tokens, columns, dtype=dtype, seed=2)
     tokens_T = torch.randint(vocab, (tokens,), generator=generated(1))
     tokens_T[1::4] = -1

@@ -24,8 +24,8 @@ def rotate(
     stride: int = 1,
 ) -> None:
     """Both ops on two sequences whose rows are columns of wider ones, for one head and for several. `documents`: a few
-    in each, as long as they come. `some`: the rows are in any places of a sequence twice as long. `stride`: how many
-    positions they are apart."""
+    in each, of random lengths. `some`: rows at random places of a sequence twice as long. `stride`: distance of rows in
+    positions."""
     columns = first + width + behind
     x = random(2 * (sequence // abs(stride)), heads * columns + 3, dtype=dtype, seed=1)[:, : heads * columns]
     low, high, original = RAMPS[ramp]
@@ -43,7 +43,7 @@ def rotate(
     if stride != 1:
         starts = (None, None, stride)
     rows = x.double().reshape(-1, heads, columns)
-    largest = rows.abs()  # a turned number is a sum of two, of which each is at most the pair's
+    largest = rows.abs()  # a rotated number is a sum of two terms, each at most the length of the pair
     largest[..., first : first + width] += (
         rows[..., first : first + width].unflatten(-1, (-1, 2)).flip(-1).flatten(-2).abs()
     )

@@ -44,7 +44,7 @@ def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups
 
 
 def apart(x_TE: Tensor, error_TE: Tensor, num: int) -> bool:
-    """Whether the `num` largest of each row and the next are farther from each other than they may be off."""
+    """Whether the `num` largest of each row and the next one differ by more than their possible error."""
     values_TN, index_TN = x_TE.topk(min(num + 1, x_TE.shape[1]))
     error_TN = error_TE.gather(1, index_TN)
     return bool((values_TN[:, :-1] - values_TN[:, 1:] > error_TN[:, :-1] + error_TN[:, 1:]).all())
@@ -64,7 +64,7 @@ def route(
 
 
 def ties(softmax: bool, groups: int, top_groups: int) -> None:
-    """Few different logits, so that many scores are equal, and those of groups as well."""
+    """Few different logits, so that many scores of experts and of groups are equal."""
     tokens, experts, k = 32, 24, 5
     values = torch.tensor([0.0, 1.0, 3.0])
     logits_TE = values[torch.randint(3, (tokens, experts), generator=torch.Generator().manual_seed(1))]
@@ -74,7 +74,7 @@ def ties(softmax: bool, groups: int, top_groups: int) -> None:
 
 
 def not_numbers(softmax: bool, groups: int, top_groups: int) -> None:
-    """Every choice is an expert, each at most once a token, and that of the reference; NaN stays in its row."""
+    """Choices are experts, at most once per token, and equal the reference; NaN stays in its row."""
     tokens, experts, k = 6, 24, 5
     logits_TE = random(tokens, experts, seed=1)
     how = (softmax, groups, top_groups, k, True, 1.0)
@@ -91,7 +91,7 @@ def not_numbers(softmax: bool, groups: int, top_groups: int) -> None:
 
 
 def dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> None:
-    """Magnitudes are those of the terms of each sum; each of these is off by as much as the scores in it."""
+    """Magnitudes are sums of the magnitudes of terms; the error of a term is that of its scores."""
     logits_TE, dgate_TK = 2 * random(tokens, experts, seed=1), random(tokens, k, seed=2)
     expert_TK = best(random(tokens, experts, seed=3), k)
     how = (expert_TK, softmax, normalize, 2.5)

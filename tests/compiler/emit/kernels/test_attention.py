@@ -39,8 +39,8 @@ def test_mla(interpret: Interpret, dtype: torch.dtype, sizes: tuple[int, ...]) -
 @pytest.mark.parametrize(
     "sizes",
     [
-        (1, 256, 1, 128, 64, 128),  # whole blocks of V3's widths, dk and dv apart
-        (2, 300, 2, 24, 16, 40),  # several blocks, the last one not full; widths that are no powers of two
+        (1, 256, 1, 128, 64, 128),  # whole blocks of V3's widths, separate kernels for dk and dv
+        (2, 300, 2, 24, 16, 40),  # several blocks, the last one partial; widths that are not powers of two
         (1, 200, 9, 10, 6, 5),
     ],
 )
@@ -86,7 +86,7 @@ def test_gqa_in_several_blocks(interpret: Interpret, sizes: tuple[int, ...]) -> 
     interpret(CHECKS, "gqa", BF16, sizes)
 
 
-# B, S, kv heads, query heads of each, columns; window, softcap, whether there are sinks.
+# B, S, kv heads, query heads per kv head, columns; window, softcap, whether there are sinks.
 BOUNDED = [
     ((2, 37, 2, 3, 10), 5, 0.0, False),
     ((2, 37, 2, 3, 10), 1, 0.0, True),  # each query sees its own key and the sink
@@ -103,7 +103,7 @@ IN_BLOCKS = [
     ((1, 300, 1, 1, 32), 129, 0.0, True),
     ((1, 300, 1, 1, 32), 1, 0.0, True),
     ((1, 30, 1, 1, 32), 1, 0.0, False),  # every weight is 1, so queries and keys have no gradient
-    ((1, 256, 1, 1, 128), 64, 0.0, False),  # whole blocks, dk and dv apart
+    ((1, 256, 1, 1, 128), 64, 0.0, False),  # whole blocks, separate kernels for dk and dv
     ((1, 150, 1, 1, 32), 300, 8.0, True),
     ((1, 140, 1, 2, 256), 70, 20.0, True),  # Gemma 2's widest heads
 ]
@@ -179,7 +179,7 @@ def test_moves_only_the_bytes_of_needed_tiles(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_tiles_need")
 
 
-# ---------------------------------------------------------------- what is emitted
+# ---------------------------------------------------------------- emitted text
 
 
 def mla_arguments(S: int, H: int, nope: int, rope: int, value: int, dtype: str = "bfloat16") -> tuple[Any, ...]:
@@ -250,7 +250,7 @@ def test_tiles_of_wide_heads_in_fp32_are_small() -> None:
 
 
 def test_different_bounds_give_different_names() -> None:
-    """Files of one build have names that differ where their texts do; a window as wide as a sequence is none."""
+    """Files of one build have different names if their texts differ; a window as wide as a sequence has no effect."""
     bounds = [(64, 0.0, False), (65, 0.0, False), (0, 0.0, False), (0, 0.0, True), (64, 2.5, True), (64, 25.0, True)]
     files = [emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, *each), 132) for each in bounds]
     assert len({file.name for file in files if file}) == len({file.source for file in files if file}) == len(files)
@@ -268,7 +268,7 @@ def test_heads_that_are_too_wide_have_no_kernel() -> None:
 
 @pytest.mark.parametrize("rising", [True, False])
 def test_queues_of_a_window(tmp_path: Path, rising: bool) -> None:
-    """Tiles count what a window leaves of them: programs are done at nearly the same time."""
+    """Tiles are weighed by what a window leaves of them: programs end at nearly the same time."""
     file = emit_kernel("bounded_attention", bounded_arguments(4096, 64, 8, 64, 512, 0.0, False), 132)
     assert file
     tiles, starts = (x.tolist() for x in load(file, tmp_path)._legs(64, 128, rising, 16, torch.device("cpu")))

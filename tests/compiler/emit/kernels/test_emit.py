@@ -75,8 +75,8 @@ def test_a_kernel_is_called_like_its_op(op: str) -> None:
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_a_template_is_python(path: Path) -> None:
-    """Jinja lines are comments to Python, and what stands between its braces is a set of a set. What others include is
-    a piece of a file, without its docstring."""
+    """To Python, Jinja lines are comments, and text between its braces is a set of a set. An included template is
+    a part of a file, without a docstring."""
     text = path.read_text()
     tree = ast.parse(text)
     assert not path.name.endswith(".py.j2") or (ast.get_docstring(tree) and "{{" in text)

@@ -32,7 +32,7 @@ def run(build: Path, out: Path, interpret: bool) -> dict[str, Tensor]:
 
 
 def both(base: Spec, folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple[Left, Left]:
-    """What a step with reference ops leaves, and one with kernels, of which every file was used."""
+    """Results of a step with reference ops and of one with kernels. Asserts that every kernel file was used."""
     few = Machine(devices=1, device=Device(name="few", memory=4 * 10**9, sms=4))
     cluster = base.cluster.model_copy(update={"node": few})
     update = {"model": of, "precision": precision, "cluster": cluster, **changes}
@@ -47,7 +47,7 @@ def both(base: Spec, folder: Path, precision: Precision, of: Model, **changes: A
 
 
 def of_two_layers(of: Model) -> Model:
-    """The model with one layer of each kind: more of them run the same kernels."""
+    """The model with one layer of each kind; more layers would run the same kernels."""
     return of.model_copy(update={"layers": (of.layers[0], of.layers[1].model_copy(update={"last": 1}))})
 
 

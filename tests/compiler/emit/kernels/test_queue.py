@@ -63,7 +63,7 @@ def test_four_legs_balance_missing_sms() -> None:
 
 @pytest.mark.parametrize(("heads", "band", "rising"), [(0, 4, True), (1, 1, False), (6, 4, True), (32, 8, False)])
 def test_tickets_of_attention(tmp_path: Path, heads: int, band: int, rising: bool) -> None:
-    """Every tile has one ticket, tickets come leg by leg, and a lane's legs are halves of what it has left."""
+    """Every tile has one ticket, tickets come leg by leg, and each leg is half of the remaining tiles of its lane."""
     programs, sequence = 5, 512
     q, kv, k_rope = (Buffer(name, ("R", width), "bfloat16") for name, width in (("q", 48), ("kv", 64), ("k", 16)))
     file = emit_kernel("mla_attention", (q, kv, k_rope, sequence, 1, 32, 16, 32, 1e4), programs)

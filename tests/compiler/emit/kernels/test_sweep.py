@@ -1,4 +1,4 @@
-"""`make kernels`: what is compiled and what is taken from the last run, what is printed, and the exit code."""
+"""`make kernels`: what is compiled or reused from the last run, the output, and the exit code."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_launch_is_compiled_once_for_all_specs_and_ops() -> None:
 
 
 def test_a_verdict_is_reused_only_for_equal_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of a kernel, its launch, what its family streams, the gate, and Triton: each changed alone."""
+    """Each input is changed separately: kernel text, launch, streams of its family, the gate, and Triton."""
     tiny = [variant for variant in VARIANTS if variant[0] == "tiny.dsc"][:1]
 
     def keys() -> set[str]:
