@@ -41,7 +41,7 @@ def tasks(file: str) -> tuple[CalibrationTask, ...]:
     return found
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 def test_every_op_of_a_spec_is_measured_once_as_it_is_called() -> None:
@@ -184,7 +184,7 @@ def test_parts_are_reported_and_the_first_failure_ends_them(
     ends: list[Kind],
     transfers: int,
 ) -> None:
-    """An op takes the median of its processes; what one process alone has no one to send to is left out."""
+    """The time of an op is the median over its processes; a single process skips transfers."""
     left = iter(ends)
 
     def launched(target: Callable[..., None], world: int, **_: Any) -> Any:
@@ -266,7 +266,7 @@ def test_invalid_command_lines_are_refused(
 
 @pytest.fixture
 def named(tmp_path: Path) -> Path:
-    """A spec in a folder, whose cluster names a table in another."""
+    """A spec whose cluster names a table in another folder."""
     text = (SPECS / "quickstart.dsc").read_text("utf-8")
     (tmp_path / "run").mkdir()
     (tmp_path / "lib").mkdir()

@@ -40,8 +40,8 @@ def times(table: RateTable) -> LayerTimes:
 
 
 def test_the_published_figures_agree_with_each_other() -> None:
-    """The parts of a layer are a quarter of the published lanes of 4 layers (compiler/schedule/tables); the classes
-    are what is busy. The parts are 6% longer than the classes: they span what their kernels wait for."""
+    """The parts of a layer are a quarter of the published lanes of 4 layers (compiler/schedule/tables); the classes sum
+    up the busy time. The parts are 6% longer than the classes, as they include waiting."""
     trace = shipped_trace("deepseek-pair")
     lanes = json.loads((TABLES.parents[2] / "schedule/tables/deepseek-v3-high.json").read_text("utf-8"))["lanes"]
     for phase in "FIW":

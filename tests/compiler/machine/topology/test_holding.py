@@ -33,7 +33,7 @@ def runs_of(spec: Spec) -> list[int]:
 
 @pytest.mark.parametrize("of", ["v3", "qwen"])
 def test_bytes_kept_per_micro_batch_equal_those_of_its_actions(of: str) -> None:
-    """A forward leaves, to the byte, what its backward needs, and this leaves what its weight gradients need."""
+    """To the byte: a forward keeps what its backward needs, and the backward keeps what its weight gradients need."""
     spec = small_spec(1, 2, 2, 6, of=of, schedule="zb1p")
     text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
     schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")
@@ -50,7 +50,7 @@ def test_bytes_kept_per_micro_batch_equal_those_of_its_actions(of: str) -> None:
 
 
 def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
-    """Compute and exchanges each by itself under pairs; elsewhere they are in turn, but for what an action hides."""
+    """With pairs, compute and exchanges are separate lanes; else they add up, except for overlaps in an action."""
     spec = small_spec(2, 2, 2, 4)
     chains = chains_of(rates_of(spec), cut_model(spec))
     pairs, alone = (blocks_of(chains, overlaps) for overlaps in (True, False))
@@ -63,7 +63,7 @@ def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2", "llama3-8b", "qwen3-30b-a3b"])
 def test_assumed_memory_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
-    """What the action that runs has beside it is not counted, and of a pair the forward's as if it ended first."""
+    """Temporary values of the running action are not counted, and of a pair the forward counts as if it ended first."""
     spec = shipped(f"{name}.dsc")
     found = timed(spec)
     placement, num_stages = found.plan.stage_placement, len(found.plan.stages)

@@ -60,7 +60,7 @@ def bodies_of(found: Lowered, rank: int) -> dict[str, Body]:
 
 
 def test_orders_suit_the_device_of_each_rank() -> None:
-    """Ranks 0 and 3 mirror each other on unlike devices: on its own one, no body is slower than in the other's order,
+    """Ranks 0 and 3 are mirrored, on different devices: on its own device no body is slower than in the other's order,
     and some are faster; the work is the same."""
     _, found = lowered("dualpipe")
     times = rank_times(found.lowering)
@@ -77,7 +77,7 @@ def test_orders_suit_the_device_of_each_rank() -> None:
 
 
 def test_planned_peaks_equal_those_proven_for_each_rank() -> None:
-    """The planner goes through one body for those that differ in their peers alone: as the proof, rank by rank."""
+    """The planner visits one of the bodies that differ only in their peers. Results equal the proof rank by rank."""
     chosen, found = lowered("dualpipe")
     rows = held_rows(chosen)
     (name,) = (name for name in found.schedules if name.startswith("train"))
@@ -103,7 +103,7 @@ def test_equal_devices_of_two_names_make_the_programs_of_one() -> None:
 
 
 def test_costs_of_stages_use_the_devices_that_run_them() -> None:
-    """Ranks with equal layers: each half costs what it costs on a cluster of its devices alone."""
+    """Ranks with equal layers: each half costs as much as on a cluster of only its devices."""
     layout = "Et*12|t*12|t*12|t*12L"
     specs = [mixed("1f1b", *kinds, layout=layout) for kinds in ((FAST, SLOW), (FAST,), (SLOW,))]
     weights = []

@@ -36,7 +36,7 @@ FILES = ModuleFiles(HERE)
 
 
 def place(name: str, precision: str = "fp64", **changes: Any) -> Place:
-    """Where a module of layers.py stands in a model."""
+    """The place of a module of layers.py in a model."""
     plain = spec(1, 1, 1, 2, of="llama", precision=precision)
     model = plain.model.model_copy(update={key: changes.pop(key) for key in ("norm",) if key in changes})
     spec_of: Spec = plain.model_copy(update={"model": model, **changes}).with_files(SpecFiles(modules=FILES))
@@ -155,7 +155,7 @@ def test_flops_equal_those_that_torch_counts(name: str) -> None:
 
 
 def test_values_without_tensor_inputs_are_computed_in_each_function_that_reads_them() -> None:
-    """Once in each, with the bytes that it writes; views cost nothing."""
+    """Once per function, with the bytes written; views cost nothing."""
     joint = interpret(segment_of("LinearAttention"))
     apart = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in taken_nodes(joint)}
     found = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
@@ -169,7 +169,7 @@ def test_values_without_tensor_inputs_are_computed_in_each_function_that_reads_t
 
 
 def test_flops_of_a_convolution_count_its_groups() -> None:
-    """Torch's counter takes the gradient of a grouped convolution's weight for that of a whole one."""
+    """Torch's counter counts the weight gradient of a grouped convolution like that of an ungrouped one."""
     tokens = MICRO_BATCH * SEQUENCE
     along, across = 2 * tokens * HIDDEN * 3, 2 * tokens * HIDDEN * HIDDEN
     assert flops_of("Convolution") == 3 * (along + across)

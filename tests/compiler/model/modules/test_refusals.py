@@ -117,7 +117,7 @@ WRONG = {
 
 
 def written(folder: Path, **lines: str) -> Path:
-    """A spec, and beside it the file of its module."""
+    """Write a spec with the file of its module beside it."""
     parts = {"make": "pass", "step": "pass", "result": "x * self.weight"} | lines
     (folder / "own.py").write_text(FILE.format(**parts))
     (folder / "spec.dsc").write_text(SPEC)
@@ -177,7 +177,7 @@ def test_checking_runs_no_user_code(tmp_path: Path) -> None:
 
 
 def test_another_graph_is_another_segment(tmp_path: Path) -> None:
-    """The cache of segments sees what a file computes, and not how it is written."""
+    """The segment cache depends on what a file computes, and not on its text."""
     from compiler.emit.segment_cache import key_of
     from compiler.model.layers import LAYERS, Place
 

@@ -119,7 +119,7 @@ def test_versions_and_sources_are_among_the_tools(monkeypatch: pytest.MonkeyPatc
 
 
 def test_any_change_of_a_source_changes_the_digest(tmp_path: Path) -> None:
-    """A file of each place edited, a template too; one added; one renamed."""
+    """A file in each place is edited (also a template), one is added, one renamed."""
     for place in cache.SOURCES:
         if (ROOT / place).is_dir():
             copies.copytree(ROOT / place, tmp_path / place, ignore=shutil.ignore_patterns("__pycache__"))
@@ -161,7 +161,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_the_sources_are_all_that_emitting_imports() -> None:
-    """Layers import what plans them, too; of them only the functions are traced, whose modules are all there."""
+    """Layers also import planning code; only their functions are traced, and all modules of these are included."""
     todo = [
         *(ROOT / "compiler/model/segments").glob("*.py"),
         ROOT / "compiler/emit/segment_cache.py",
@@ -217,7 +217,7 @@ def test_invalid_entries_are_ignored(text: str) -> None:
 
 
 def test_an_entry_of_another_key_or_name_is_ignored() -> None:
-    """Whoever forges the digest, too, names no file outside of the build's segments and kernels."""
+    """Even with a forged digest, an entry cannot name a file outside the build's segments and kernels."""
     assert cache.read(ENTRY, cache.key_of(SEGMENT, 7, ""), SEGMENT) is None
     for code in (replace(CODE, name="../../evil"), replace(CODE, kernels=(("../../evil", "x = 1\n"),))):
         assert cache.read(cache.entry(KEY, code), KEY, SEGMENT) is None

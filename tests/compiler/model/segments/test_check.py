@@ -48,7 +48,7 @@ def both(subject: ir.Segment) -> Joint:
     return interpreted
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def wrong_tensors(index: int, change: Callable[[Tensor], Tensor]) -> Callable[[Rule], Rule]:
@@ -174,7 +174,7 @@ def test_a_node_too_many_or_too_few_is_refused() -> None:
 
 
 def test_a_gradient_of_several_values_is_named_by_the_last_of_them() -> None:
-    """A sum hands its gradient on as it is: to the product, and to a sum before it."""
+    """A sum passes its gradient on unchanged: to the product, and to an earlier sum."""
 
     def function(ops: Any, p: Any, x: Any) -> tuple[Any, ...]:
         summed = ops.add(ops.linear(x, p.w), ops.swiglu(ops.cat2(x, x)))

@@ -1,6 +1,6 @@
-"""Documents that are kept apart: changing one moves no bit of the losses of another, nor of gradients that these have.
+"""Separate documents: changing one changes no bit of the losses of another, nor of the gradients of these losses.
 
-Where there are experts, a changed document is routed otherwise. Then products of experts have other rows, and gradients
+With experts, a changed document is routed differently. Then products of experts have other rows, and gradients
 of weights are sums in another order: they agree to the rounding of float64.
 """
 

@@ -52,16 +52,16 @@ def with_logits(model_spec: Spec) -> Spec:
     return again(model_spec, "logits")
 
 
-# ---------------------------------------------------------------- what is fused
+# ---------------------------------------------------------------- fusion
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
-    """`fused` asserts it of each segment; here, that over the whole model it is what its layers are.
+    """`fused` asserts this for each segment; here, the counts over the whole model match its layers.
 
-    Of several residual streams no sum is beside a norm. Between tensor ranks, and where context ranks project apart,
-    the gradient of attention's norm is an op alone. Where weights are not trained, no gradient is put together beyond
-    the residual's, and a router that does not choose by one op permutes by another.
+    With several residual streams, no sum is next to a norm. With tensor ranks, or if context ranks project separately,
+    the gradient of attention's norm is a separate op. If weights are frozen, no gradient is combined except
+    the residual's, and a router that does not choose with one op permutes with another.
     """
     model_spec = load_spec(path_of(name))
     model, ops = (
@@ -124,7 +124,7 @@ BOTH, KEPT = "mla_attention_dgrad_quantise_both", "dequantise_mla_attention_dgra
     ],
 )
 def test_attention_in_tiles(kept: str | None, nope: int, value: int, sequence: int, expected: set[str]) -> None:
-    """Attention quantises where a head is whole tiles, and reads what was kept of it."""
+    """Attention quantises its output if a head consists of whole tiles, and reads the kept form."""
     attention = EIGHT_BITS.model.attention
     assert isinstance(attention, Mla)
     widths = attention.head_dim.model_copy(update={"nope": nope, "value": value})

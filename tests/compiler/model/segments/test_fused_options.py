@@ -1,4 +1,4 @@
-"""Passes of fusion match as often as they say in segments of every option of a model, in BF16 and in FP8."""
+"""Fusion passes match as often as stated in segments with every option of a model, in BF16 and in FP8."""
 
 from __future__ import annotations
 

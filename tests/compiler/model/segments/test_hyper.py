@@ -40,7 +40,7 @@ def test_ends_and_grouped_queries() -> None:
 
 
 def test_widths() -> None:
-    """A segment takes and hands through three streams of 12 numbers; what is between is of 12."""
+    """A segment takes and returns three streams of width 12; values in between have width 12."""
     model_spec = segments(spec(hyper_connections=STREAMS))
     assert {each.name: each.shape[1] for each in model_spec["join"].inputs if each.name != "order"} == {
         "h": 36, "shared": 12, "rows": 12, "post": 3, "comb": 9,

@@ -21,7 +21,7 @@ def sparse(**changes: Any) -> Spec:
 
 
 def dense() -> Spec:
-    """The phase in which the indexer alone is trained."""
+    """The phase in which only the indexer is trained."""
     return sparse(train=sparse().train.model_copy(update={"only": "indexer"}))
 
 

@@ -49,7 +49,7 @@ def again(model_spec: Spec, *names: str) -> Spec:
 
 
 def segments(model_spec: Spec) -> dict[str, ir.Segment]:
-    """The segments by kind; routers are those of the main model."""
+    """The segments by kind; of routers, those of the main model."""
     uses = [step for step in reversed(model_steps(model_spec)) if isinstance(step, ir.Use)]
     return {use.segment.kind: use.segment for use in uses}
 
@@ -62,7 +62,7 @@ def fixed(buffers: tuple[ir.Buffer, ...], rows: int = 3) -> int:
     return sum(buffer.fixed_bytes + rows * buffer.row_bytes for buffer in buffers)
 
 
-# ---------------------------------------------------------------- what is kept, by hand
+# ---------------------------------------------------------------- saved values, by hand
 
 
 def test_the_cut_of_latent_attention() -> None:
@@ -105,7 +105,7 @@ def test_the_ends_of_the_model() -> None:
 
 
 def test_grouped_queries() -> None:
-    """Queries and keys are normed again; the product of all three is what the norms take, and the values."""
+    """Queries and keys are normed again; the fused QKV product is saved: the inputs of the norms, and the values."""
     made = cut(segments(again(MODELS["grouped queries"], "rmsnorm"))["attention"])
     assert names_of(made.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
     plain = cut(segments(again(spec(attention=gqa(qk_norm=None)), "rmsnorm"))["attention"])
@@ -131,7 +131,7 @@ def test_values_that_only_w_needs_are_recomputed_in_w() -> None:
 
 
 def test_memory_of_deepseek_v3() -> None:
-    """Elements a token and MoE layer that F keeps beside the layer's inputs: from 101,636 in BF16 to a third."""
+    """Elements per token and MoE layer that F saves besides the layer's inputs: from 101,636 in BF16 to a third."""
     plain, made = (segments(again(deepseek_v3(), *names)) for names in ((), V3))
     attention = {
         name: fixed(cut(by_kind["attention"]).saved) / 4096 for name, by_kind in (("plain", plain), ("made", made))
@@ -185,7 +185,7 @@ def test_recomputation_uses_the_same_kernels(model_spec: Spec) -> None:
 
 
 def test_an_embedding_moves_only_the_rows_of_its_tokens() -> None:
-    """F reads indices and rows, and writes rows; W reads rows and those of gradients, and writes these."""
+    """F reads indices and rows, and writes rows; W reads rows and rows of gradients, and writes the latter."""
     joint = interpret(segments(spec())["embed"])
     tokens, width = joint.tensors["y"].shape
     assert isinstance(tokens, int) and isinstance(width, int) and joint.tensors["y"].dtype == "float64"
@@ -258,7 +258,7 @@ def test_a_layer_lists_exactly_the_names_that_change_its_segments() -> None:
                 assert built is None or built.recompute == ((name,) if name in layer.recompute else ())
                 if built and (interpret(replace(built, recompute=(name,))).again or name in built.fused):
                     changed.add(name)
-        assert changed == set(layer.recompute) - {SUM}, kind  # which says more beside the whole segment alone
+        assert changed == set(layer.recompute) - {SUM}, kind  # which only has an effect together with the whole segment
 
 
 def test_keys() -> None:

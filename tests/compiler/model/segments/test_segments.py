@@ -59,7 +59,7 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         given["table"] = given["table"].argsort(dim=1).int()
     given |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
     for argument in segment.inputs:
-        if argument.name == "real":  # five tokens of each sequence of eight
+        if argument.name == "real":  # five valid tokens in each sequence of eight
             given["real"] = (torch.arange(int(argument.shape[0])) % 8 < 5).to(torch.int32)
         elif argument.dtype == "int32":
             given[argument.name] = torch.tensor(rows).cumsum(0).to(torch.int32)
@@ -375,7 +375,7 @@ def test_lines_fit_and_are_the_graph(override: str) -> None:
 
 @pytest.mark.parametrize(("precision", "parts"), [("fp8_block", 2), ("mxfp8", 2), ("nvfp4", 3)])
 def test_products_of_few_bits_read_copies_of_their_weights(precision: str, parts: int) -> None:
-    """Backwards read the turned ones. Scales are powers of 2 where tiles are cut anew, which is exact by them."""
+    """Backwards read the transposed copies. Scales are powers of 2 where tiles are recut, so recutting is exact."""
     steps = model_steps(dsl_load(SPECS / "quickstart.dsc", overrides=[f"precision={precision}"]))
     exact, read = set[str](), set[str]()
     for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():

@@ -42,7 +42,7 @@ def spec(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_experts_of_a_layer_fill_the_nodes_that_run_it(spec, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    """Expert ranks of the first stage fill one node of eight, those of the second two of four."""
+    """Expert ranks of the first stage fill one node of eight, those of the second stage two nodes of four."""
     chosen = load(spec("1f1b"))
     plan = make_plan(chosen)
     tensors = [

@@ -29,7 +29,7 @@ NAMED = 'parallel.placement="placement.json"'
 
 
 def shifted(ranks: int, experts: int, load: Any = None) -> LayerPlacement:
-    """Experts dealt out to the ranks in turn."""
+    """Experts assigned to the ranks round-robin."""
     physical = np.arange(experts).reshape(-1, ranks).T.reshape(-1)
     return layer_placement("", physical, ranks, (), None if load is None else np.asarray(load, dtype=float))
 
@@ -63,7 +63,7 @@ def refused(capsys: Shown, *settings: str) -> str:
     return capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- what is assumed
+# ---------------------------------------------------------------- assumptions
 
 
 def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
@@ -78,7 +78,7 @@ def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
 
 
 def test_balance_under_the_load_of_the_file(folder: Path) -> None:
-    """Balance by hand: even experts have load 3, odd ones 1; the file deals them out in turn, the default in halves."""
+    """Balance by hand: even experts have load 3, odd ones 1; the file alternates ranks, the default cuts in halves."""
     write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
     spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
     placement = expert_placement_of(spec)
@@ -183,7 +183,7 @@ def test_only_degrees_of_the_file_are_tried(folder: Path, capsys: Shown, ranks: 
     assert {choice["values"]["parallel.expert"] for choice in found["choices"]} == {ranks}
 
 
-def test_other_degrees_are_open_beside_it(folder: Path, capsys: Shown) -> None:
+def test_other_degrees_stay_open_beside_the_placement(folder: Path, capsys: Shown) -> None:
     """Data ranks must be a multiple of the file's, so the longest pipelines are left out."""
     write(folder, 4)
     found = plan(capsys, "parallel.expert=4", "parallel.pipeline=auto", "schedule.name=1f1b", NAMED)

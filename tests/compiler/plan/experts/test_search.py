@@ -102,7 +102,7 @@ def _best_of_node(load: np.ndarray, groups: object) -> float:
 
 
 def test_better_than_the_greedy_where_something_better_exists() -> None:
-    """Longest first puts 3 and 3 apart; together they are even."""
+    """Longest-first separates 3 and 3; together they would balance."""
     load, layout = np.array([3.0, 3.0, 2.0, 2.0, 2.0, 0.0]), ExpertLayout(6, 1, 1, 2)
     placed = place_layer(load, layout)
     assert placed.greedy.device > 1.1 and placed.balance.device == 1 and placed.gap == 0

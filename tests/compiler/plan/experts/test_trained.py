@@ -1,5 +1,5 @@
-"""A placement that trains: the losses, gradients and weights of plain autograd, wherever the experts are; going on with
-one at the next resume; and what is refused.
+"""Training with a placement: losses, gradients and weights equal plain autograd wherever the experts are; resuming with
+a new placement; and refusals.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_experts_are_held_where_the_placement_says() -> None:
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
 def test_each_slice_of_an_expert_has_its_own_place(slices: int) -> None:
-    """On the ranks of its owner, one after the other, each of which has as many places as others."""
+    """The places are on consecutive ranks of the owner; all ranks have equally many places."""
     owners = (2, 0, 1, 0, 2, 1)
     first, local = slots_of(owners, slices), len(owners) // 3
     places = [[place + local * each for each in range(slices)] for place in first]
@@ -119,7 +119,7 @@ def test_a_run_resumes_with_a_placement(place: Place) -> None:
     done = place.dsc("train", "tiny.dsc", "--steps", 6, "--resume")
     assert "going on from" in done.stdout + done.stderr and "experts.layers.1" in done.stdout + done.stderr
     assert saved(run).step == 6 and before.step == 3
-    assert saved(run, 3).shapes == saved(run).shapes  # the names are those of logical experts
+    assert saved(run, 3).shapes == saved(run).shapes  # names refer to logical experts
     assert bits(saved(run, 3)) == bits(before)
     assert load_spec(run / "spec.resolved").parallel.placement == "placement.json"
     assert "[3, 1]" in (run / "placement.json").read_text()
