@@ -30,7 +30,7 @@ def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
     for _ in range(FAILURES):
         left = draw.expovariate(1 / mtbf_s)
         passed_s += left
-        clock, saved, written = 0.0, 0.0, 0.0  # of this start; what is saved; when its write ends
+        clock, saved, written = 0.0, 0.0, 0.0  # time since this start; saved work; end of its write
         trained = 0.0
         while True:
             clock = (

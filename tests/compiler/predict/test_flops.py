@@ -22,7 +22,7 @@ def model(name: str) -> Model:
 
 
 def product_parameters(flops: Flops) -> float:
-    """Parameters of products that a token uses: what is left without the core, of which the causal has half."""
+    """Parameters of the products that a token uses: FLOPs less the attention core, which causal attention halves."""
     return (2 * flops.causal - flops.full) / 6
 
 

@@ -1,4 +1,4 @@
-"""`dsc plan` on completions: what their time depends on, and that planned caches equal those of a run."""
+"""`dsc plan` with completions: what their time depends on; planned caches equal those of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes in which a rank copies what it saves are those that the plan counts on its host."""
+"""The bytes into which a rank copies saved state equal the plan's host memory."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tests.runtime.step.specs import spec as small_spec
 from tests.specs.shipped import SPECS, shipped
 
 GIB = 2**30
-# The split of DeepSeek-V3's layers that is consistent with what is published (its report names none).
+# A split of DeepSeek-V3's layers that is consistent with the published numbers (the report names none).
 PUBLISHED = 'parallel.layout="Et*4|(t*4|)*14tmL"'
 
 
@@ -38,7 +38,7 @@ MESHES = [(2, 2, 4, "dualpipe"), (1, 4, 4, "1f1b"), (2, 1, 3, "zbv"), (2, 2, 4, 
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), MESHES)
 def test_equals_the_bytes_that_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
-    """The predicted state is what the runtime allocates, to the byte, on every rank, whatever the padding of shards."""
+    """The predicted state equals the runtime's allocation to the byte, on every rank, with any padding of shards."""
     spec = small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule)
     lowered = lower_spec(spec)
     states = rank_states(spec, lowered.plan)
@@ -69,7 +69,7 @@ def test_eight_bit_copies_of_deepseek_v3() -> None:
 
 
 def test_the_published_set_up_fits() -> None:
-    """DeepSeek-V3 on its devices with recomputation, as its report says (arXiv 2412.19437, §3.2.3)."""
+    """DeepSeek-V3 on its devices with the recomputation of its report (arXiv 2412.19437, §3.2.3)."""
     spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
     found = predict(spec)
     assert found.fits and all(rank.peak_bytes < 79.1 * GIB for rank in found.ranks)
@@ -103,7 +103,7 @@ def memory(rank: int, **fields: object) -> RankMemory:
 
 
 def test_explains_why_a_plan_does_not_fit() -> None:
-    """The fullest rank, at which action, by how much; its parts sum to what it holds."""
+    """Names the fullest rank, the action and the excess; the parts sum up to the total."""
     spec = shipped("deepseek-v3.dsc")
     plan = make_plan(spec)
     ranks = [memory(0, peak_bytes=79 * GIB), memory(1), memory(2, peak_bytes=86 * GIB, weights=21 * GIB), memory(3)]
@@ -142,7 +142,7 @@ def test_sizes_are_printed_in_a_suitable_unit() -> None:
 
 
 def test_the_worst_case_is_reported_with_its_probability() -> None:
-    """The chance by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
+    """The probability by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
     from math import comb, log10
 
     spec = shipped("deepseek-v3.dsc")
@@ -163,7 +163,7 @@ def test_each_rank_has_the_memory_of_its_device() -> None:
 
 @pytest.mark.parametrize("zero", range(4))
 def test_memory_of_layers_before_planning(zero: int) -> None:
-    """The same to the byte as with one, but for the biases of routers, where buckets need no padding."""
+    """Equals the planned memory to the byte, except for router biases, if buckets need no padding."""
     one = ["parallel.pipeline=1", "parallel.expert=1", "schedule.name=1f1b", f"parallel.zero={zero}"]
     spec = load(SPECS / "quickstart.dsc", overrides=one)
     model = cut_model(spec)

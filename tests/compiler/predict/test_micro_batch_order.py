@@ -1,4 +1,4 @@
-"""`schedule { order = cost }`: the positions of micro-batches that documents make unequal, and what they save."""
+"""`schedule { order = cost }`: positions of micro-batches with unequal documents, and the saving."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_weights_are_evenly_spaced() -> None:
 
 @pytest.mark.parametrize(("name", "least"), [("1f1b", 0.08), ("zbv", 0.01), ("dualpipe", 0.05)])
 def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) -> None:
-    """Searched for costs that lie evenly, they save on every draw of others, and this share in the mean of them."""
+    """Positions found for evenly spaced costs save time on every draw of other costs, and this share on average."""
     schedule, share, rng = SCHEDULES[name].generate(4, 12), 0.5, random.Random(3)
     order = best_order(schedule, Costs(micro_batches=weights_between(share, 12)), 0.05)
     assert sorted(order) == [*range(12)]

@@ -200,7 +200,7 @@ def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: 
 
 
 def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> None:
-    """The fabric of such an edit has the devices of the edit's cluster, not those of the cluster that is too small."""
+    """The fabric for such an edit has the devices of the larger cluster, not of the original one."""
     tight = ["-s", "cluster.node.device.memory=16GiB"]
     assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]

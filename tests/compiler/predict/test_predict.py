@@ -30,7 +30,7 @@ from dsl.schema import Spec
 from tests.specs.shipped import NAMES, path_of
 
 ROOT = Path(__file__).parents[3]
-# The first phase of DeepSeek-V3.2, and of its small form, trains indexers alone.
+# The first phase of DeepSeek-V3.2, and of its small form, trains only indexers.
 TRAINED_WHOLE = [f"{name}:v32.sparse" if name in ("deepseek-v3.2", "laptop-v32") else name for name in NAMES]
 ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
 
@@ -174,7 +174,7 @@ def test_no_torch_is_imported() -> None:
 
 
 def test_planning_for_more_devices_takes_no_more_work() -> None:
-    """131,072 devices: the plan has as many values as that of 2,048, so it takes as long."""
+    """131,072 devices: the plan has as many values as the plan for 2,048, so planning takes as long."""
     few = plan_of("deepseek-v3")
     many = plan_of("deepseek-v3", *MANY)
     assert many.num_devices == 131_072 and dict(many.degrees)["data"] == 8192

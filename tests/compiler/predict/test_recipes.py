@@ -23,7 +23,7 @@ BLOCKS = "linear = e4m3, activation_tile = 1x128, weight_tile = 128x128"
 
 
 def planned(folder: Path, precision: str, file: str = "llama3-8b", run: str = "pretrain") -> Spec:
-    """A shipped run with a recipe of its own."""
+    """A shipped run with a custom recipe."""
     path = folder / "mine.dsc"
     path.write_text(
         dedent(f"""
@@ -72,7 +72,7 @@ def test_per_tensor_scales_need_another_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_logits_in_fp32_are_kept_and_cast(tensor: int, tmp_path: Path) -> None:
-    """The head keeps four bytes of a logit and not two; a cast, and one of the gradient, move six each."""
+    """The head saves four bytes per logit instead of two; the casts of logits and of gradients move six bytes each."""
     heads = []
     for recipe in ("logits = fp32", ""):
         spec = planned(tmp_path, recipe)

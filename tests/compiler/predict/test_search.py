@@ -180,7 +180,7 @@ def test_layers_are_added_to_the_cell_that_then_holds_least() -> None:
         (ONE_STAGE, (100, 100, 100), 5, 50 - 100),  # the last rank has the head: layers go to the others
         (ONE_STAGE, (100, 100, 45), 5, 105 - 100),  # and less memory
         (ONE_STAGE, (100, 100, 100), 70, 70 - 100),
-        (V, (100, 100), 5, 52 - 100),  # the first rank has both ends, and what they share once
+        (V, (100, 100), 5, 52 - 100),  # the first rank has both ends, and their shared bytes once
         (V, (100, 100), 0, 47 - 100),
         (V, (100, 80), 0, 57 - 100),  # the other has 20 less room: a fourth layer is better here
     ],
@@ -188,7 +188,7 @@ def test_layers_are_added_to_the_cell_that_then_holds_least() -> None:
 def test_lacking_memory_of_the_best_split_by_hand(
     placement: StagePlacement, room: tuple[int, ...], first: int, missing: int
 ) -> None:
-    """Four layers of 10 bytes, a head of 50; the ends share 3. What is held is held all the time."""
+    """Four layers of 10 bytes, a head of 50; the ends share 3. All bytes are held all the time."""
     stages_of_rank = placement.num_stages(len(room)) // len(room)
     moments = (((1, 0, 0),) * stages_of_rank,)
     holding = Holding(((10, 0, 0),) * 4, (first, 0, 0), (50, 0, 0), 3, (moments,) * len(room), room)

@@ -228,7 +228,7 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
         assert after.fits and after.step.seconds == pytest.approx(edit["step_s"])
 
 
-def test_the_text_says_where_to_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_names_the_place_of_edits(capsys: pytest.CaptureFixture[str]) -> None:
     spec = str(SPECS / "llama3-8b.dsc")
     assert main(["plan", spec, "-s", f"{MEMORY}=40GiB", "--width", "100"]) == 0
     shown = capsys.readouterr().out

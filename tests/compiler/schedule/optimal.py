@@ -1,6 +1,6 @@
 """The least makespan of small schedules on any placement, by constraint programming; bounds are compared with it.
 
-Written from the rules of a schedule alone: it shares no code with compiler/schedule/solver. Needs OR-tools.
+It is written from the rules of schedules, and shares no code with compiler/schedule/solver. Needs OR-tools.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_a_pair_of_unequal_weights_keeps_its_share_and_takes_as_long_as_the_long
     table = (("BF", Fraction(9, 5)),)
     by = [Costs(pairs=table, stages=(Fraction(w), Fraction(1), Fraction(1), Fraction(1))) for w in (1, 2, 9)]
     assert [costs.of(Pair(F, B), 0) for costs in by] == [Fraction(9, 5), Fraction(12, 5), 9]
-    # the share is no jump: next to equal weights it takes next to what equal ones take
+    # the share is continuous: nearly equal weights take nearly the time of equal ones
     near = Costs(pairs=table, stages=(Fraction(1001, 1000), Fraction(1), Fraction(1), Fraction(1)))
     assert 0 < near.of(Pair(F, B), 0) - Fraction(9, 5) < Fraction(1, 100)
 

@@ -230,12 +230,12 @@ def test_dualpipev(ranks: int, more: int) -> None:
         assert timeline.peak_activations == (2 * ranks + 1,) * ranks
 
 
-# ---------------------------------------------------------------- what stands in, and the table
+# ---------------------------------------------------------------- stand-ins, and the table
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 10])
 def test_stand_in_of_a_bidirectional_plan_for_few_micro_batches(ranks: int) -> None:
-    """ZBV, unfolded: at most P activations, and with B = I + W never longer than 1f1b, whatever F, I, W and latency."""
+    """ZBV, unfolded: at most P activations, and with B = I + W never longer than 1f1b, for any F, I, W and latency."""
     for micro_batches in range(1, 2 * ranks + 2):
         schedule = zbv_both_ways(ranks, micro_batches)
         schedule.check()

@@ -35,7 +35,7 @@ def table(rng: random.Random, ranks: int) -> LinkTimes:
     return LinkTimes(table=tuple(tuple(times.get((min(a, b), max(a, b)), Fraction(0)) for b in rows) for a in rows))
 
 
-def test_nodes_and_tables_say_the_same() -> None:
+def test_nodes_and_tables_give_the_same_latencies() -> None:
     nodes = costs_of_json(HEAD + '{"inside": 0.5, "node": 2, "between": 3}}')
     rows = [[0, 0.5, 3, 3], [0.5, 0, 3, 3], [3, 3, 0, 0.5], [3, 3, 0.5, 0]]
     listed = costs_of_json(HEAD + json.dumps({"table": rows}) + "}")
@@ -92,7 +92,7 @@ def test_times_of_the_search_equal_simulation(placement: StagePlacement) -> None
         slots = slots_of_schedule(problem, schedule)
         lines = [line_of(problem, row, each) for row, each in enumerate(slots)]
         timing = timing_of(problem, [line for line in lines if line])
-        found = simulate(schedule_of_slots(problem, slots), costs)  # pairs that gain nothing were taken apart
+        found = simulate(schedule_of_slots(problem, slots), costs)  # pairs without gain were separated
         assert timing is not None and timing.makespan * problem.unit == found.makespan
 
 

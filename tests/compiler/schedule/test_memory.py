@@ -31,7 +31,7 @@ SHARES = (Fraction(0), Fraction(1, 3), HALF, Fraction(1))
 
 
 def held_at(schedule: Schedule, timeline: Timeline, keeps: Fraction, rank: int, time: Fraction) -> Fraction:
-    """What a rank holds at a moment: activations whose forward has begun, until their backward or W ends."""
+    """The activations that a rank holds at a moment: from the start of the forward to the end of the backward or W."""
     begun: dict[tuple[int, int], Fraction] = {}
     for step, (start, end) in zip(schedule.actions[rank], timeline.spans[rank], strict=True):
         for action in actions_of(step):

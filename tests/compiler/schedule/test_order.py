@@ -169,7 +169,7 @@ def test_the_order_is_printed_with_both_makespans(table: str, capsys: pytest.Cap
         assert max(rank[-1][1] for rank in plain(SCHEDULES["1f1b"].generate(3, 6), costs)) == value[key]
 
 
-def test_auto_is_not_above_the_named_ones(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_is_never_slower_than_named_schedules(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = "1f1b,zb1p,zbv,vhalf,auto"
     said = [
         "schedule",
@@ -190,7 +190,7 @@ def test_auto_is_not_above_the_named_ones(table: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
+def test_auto_in_its_best_order_is_never_slower_than_named_schedules_in_theirs(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Random costs; if a placement is asked for, `auto` keeps to it."""

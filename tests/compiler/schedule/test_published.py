@@ -135,7 +135,7 @@ def test_latency_and_pairs_count() -> None:
 
 
 def test_a_circle_is_named() -> None:
-    """Rank 0 wants the backward of micro-batch 1 first, rank 1 gives that of 0 first and then waits for rank 0."""
+    """Rank 0 expects the backward of micro-batch 1 first; rank 1 sends that of 0 first and then waits for rank 0."""
     text = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.0 B1.1\n"
     schedule = Schedule.from_text(text)
     schedule.check()

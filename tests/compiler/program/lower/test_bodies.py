@@ -1,5 +1,5 @@
-"""Emitted bodies: what they are predicted to take is what two machines with queues take, and waits stand where they
-must."""
+"""Emitted bodies: the predicted time equals that of two machines with queues, and waits are at the right
+places."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_hidden_share_covers_the_whole_step() -> None:
 
 
 def test_evaluation_frees_at_once() -> None:
-    """A forward alone keeps nothing, whatever the order of its segments."""
+    """A forward without backward keeps nothing, in any order of its segments."""
     lowering = small()
     steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
     program = lowering.program(Schedule("evaluate", 2, 1, ONE_STAGE, steps), evaluate=True)

@@ -12,7 +12,7 @@ from compiler.plan.actions import order as order_cache
 from compiler.plan.actions.lanes import Jobs, best_order
 from compiler.plan.actions.order import Orders
 
-# Two chains, a dispatch in each; the second job of a chain reads what its first has sent.
+# Two chains with a dispatch each; the second job of a chain reads what the first has sent.
 JOBS = Jobs(
     time=(4, 3, 5, 4, 3, 5),
     exchange=(True, False, False, True, False, False),

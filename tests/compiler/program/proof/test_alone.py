@@ -1,4 +1,4 @@
-"""Nothing moves with one expert rank: an exchange returns what it was given, and no byte of it counts twice."""
+"""With one expert rank nothing moves: an exchange returns its operand, and no byte counts twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_many_rows(chosen: Spec) -> Spec:
 
 
 def moved(plan: Plan) -> Plan:
-    """The plan as if rows came as tensors of their own, as they do where several ranks exchange them."""
+    """The plan as if received rows were separate tensors, as with several ranks."""
 
     def own_outputs(step):  # type: ignore[no-untyped-def]
         outputs = getattr(step, "sizes", None) and tuple(replace(each, alias="") for each in step.outputs)

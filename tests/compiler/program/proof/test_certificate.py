@@ -45,7 +45,7 @@ def name_of(program: Program) -> str:
 
 
 def small_plan_json(program: Program, plan: Plan) -> str:
-    """What the runtime reads of a plan, with one layer, and one parameter of each bucket."""
+    """The part of a plan that the runtime reads, with one layer, and one parameter per bucket."""
     mesh = contract.Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1)
     buckets = tuple(
         contract.PlannedBucket(each.name, tuple(each.holders), each.stages, (parameter,))
@@ -60,7 +60,7 @@ def small_plan_json(program: Program, plan: Plan) -> str:
 
 
 def written(folder: Path, files: Files) -> Path:
-    """A build folder whose manifest is of these files, edited or not."""
+    """Write a build folder with a manifest of these files, edited or not."""
     for name, text in (files | {"manifest.json": manifest(files)}).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -136,7 +136,7 @@ def openings_of(files: Files) -> list[contract.Opening]:
 
 
 def with_plan(files: Files, **parts: object) -> Files:
-    """The files with another plan, and certificates that are of it."""
+    """The files with another plan and matching certificates."""
     plan = replace(contract.RunPlan.from_json(files["plan.json"]), **parts)  # type: ignore[arg-type]
     text, name = pretty(plan), "certificate/train_4.json"
     return files | {"plan.json": text, name: files[name].replace(digest(files["plan.json"]), digest(text))}

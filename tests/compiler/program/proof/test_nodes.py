@@ -32,7 +32,7 @@ def instructions(kind: str, wait: str = "") -> list[Instruction]:
 
 
 def test_peak_bytes_include_forwarded_rows() -> None:
-    """A copy more at every place is held while one exchange forwards it: 16 elements of 8 bytes."""
+    """One more copy at each place is held while an exchange forwards it: 16 elements of 8 bytes."""
     peaks = [prove(PROGRAM, PLAN, Received(40, copies, 30)).peak_bytes[0] for copies in (1000, 1001, 1003)]
     assert (peaks[1] - peaks[0], peaks[2] - peaks[1]) == (16 * 8, 2 * 16 * 8)
 

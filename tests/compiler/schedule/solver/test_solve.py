@@ -55,8 +55,8 @@ def test_never_worse_than_a_named_schedule(num_ranks: int, data: st.DataObject) 
 
 @settings(max_examples=25)
 @given(st.data())
-def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None:
-    """The program of it, of a small model with all parts; and it is no longer than what else the placement runs."""
+def test_found_schedules_are_proven_on_every_placement(data: st.DataObject) -> None:
+    """The program of a small model with all parts is proven, and is no longer than named schedules of the placement."""
     num_ranks, num_micro_batches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     held_by = data.draw(st.sampled_from([V, ONE_STAGE, loop(3), *[BIDIRECTIONAL] * (num_ranks % 2 == 0)]))
     stages = held_by.num_stages(num_ranks)
@@ -121,7 +121,7 @@ def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
 
 
 def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
-    found = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # less of it for `v`
+    found = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # lower effort for `v`
     sides = [
         Solver(PAIRED.recut(4, 8), 10, effort=0.06).solve_on(V, 4, 9),
         Solver(PAIRED, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 9),
@@ -131,7 +131,7 @@ def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
 
 
 def test_another_placement_is_chosen_if_it_is_better() -> None:
-    """Stages so small that filling and draining take next to no time beat the search, which has one of them a rank."""
+    """Many small stages, with almost no fill and drain time, beat the search, which has one stage per rank."""
     found = checked(Solver(Costs(), effort=QUICK).solve(4, 8, chunks=16), Costs(), None)
     assert found.origin == "interleaved_zb" and found.schedule.stage_placement == loop(16)
     assert found.makespan == named(4, 8, Costs(), None, 16)["interleaved_zb"] < 25
@@ -156,7 +156,7 @@ def test_the_least_of_no_gain_at_the_cap_of_1f1b() -> None:
 
 
 def test_dualpipe_is_beaten_where_pairs_gain() -> None:
-    """Figures for a tenth of the search; `benchmarks.solver` has those of the full search."""
+    """Figures for a tenth of the search effort; `benchmarks.solver` has those of the full search."""
     assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), PAIRED, 9).makespan <= Fraction(
         "49.8"
     )  # DualPipe: 50.4
@@ -179,7 +179,7 @@ def test_fewer_micro_batches_than_dualpipe_allows() -> None:
 
 
 def test_an_odd_number_of_a_long_run_starts_from_the_even_one() -> None:
-    """Where a backward that goes is split, the W that goes is the one behind it: others may be of other backwards."""
+    """If a removed backward is split, the following W is removed: others may belong to other backwards."""
     found = Solver(parse_costs("F=10,I=10,W=10"), 5, effort=0.02).solve_on(BIDIRECTIONAL, 8, 25)
     found.schedule.check()
     assert found.makespan == simulate(found.schedule, found.costs).makespan <= 890
@@ -230,7 +230,7 @@ def test_a_long_run_is_a_short_one_with_more_periods() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_other_numbers_of_ranks(num_ranks: int) -> None:
     found = checked(Solver(PAIRED, 6, effort=QUICK).solve(num_ranks, 9), PAIRED, 6)
-    if num_ranks == 1:  # the first F and the last B alone, the rest in pairs
+    if num_ranks == 1:  # the first F and the last B are single, the rest in pairs
         assert found.makespan == 8 * PAIRED.two("BF") + 3
 
 
