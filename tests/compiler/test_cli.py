@@ -1,4 +1,4 @@
-"""The command line itself: what it does when its output cannot be written, and that a refusal names its place."""
+"""The command line itself: behaviour if its output cannot be written; refusals name their place."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_full_disk_gives_a_one_line_error() -> None:
 
 
 def test_a_closed_stdout_is_treated_as_a_broken_pipe() -> None:
-    """Closed stdout is no success, or a script would read an empty document. A command that prints nothing succeeds."""
+    """A closed stdout is an error, or a script would read an empty document. A command without output succeeds."""
     schedule = ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")
     for words, code in ((("check", "--format", "json", TINY), 141), (schedule, 141), (("fmt", "--check", TINY), 0)):
         command = " ".join(map(str, (*DSC, *words))) + " >&-"
@@ -81,7 +81,7 @@ def test_commands_that_train_reopen_a_closed_stdin(words: tuple[str, ...]) -> No
     ("streams", "code"), [("2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 75), (">&-", 141), ("2>&1 | true", 141)]
 )
 def test_a_compilation_keeps_its_exit_code_without_a_reader(tmp_path: Path, streams: str, code: int) -> None:
-    """The compilation ends with its own code, though nobody reads what it prints, and the build is there."""
+    """The compilation keeps its own exit code if nobody reads its output, and the build exists."""
     command = " ".join((*DSC, "compile", str(TINY), "-o", str(tmp_path / "build"), streams))
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == code and (tmp_path / "build" / "manifest.json").is_file()

@@ -1,4 +1,4 @@
-"""`dsc explain`: what it prints, its exit codes, what it does not import."""
+"""`dsc explain`: output, exit codes, and avoided imports."""
 
 from __future__ import annotations
 

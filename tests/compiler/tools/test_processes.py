@@ -18,7 +18,7 @@ MODULES = {
     "ends": "import sys\nprint('said')\nsys.exit(int(sys.argv[1]))",
     "killed": "import os, sys\nos.kill(os.getpid(), int(sys.argv[1]))",
     "reads": "import sys\nopen(sys.argv[1], 'w').write(sys.stdin.readline() + sys.stdin.readline())",
-    # Says the digest of a build, and then ends with a code.
+    # Prints the digest of a build, and then ends with a code.
     "compiles": "import os, sys\nos.write(int(sys.argv[-1]), b'abc\\n')\nsys.exit(int(sys.argv[1]))",
     "waits": "import signal\nsignal.pause()",
     "answers": """import json, sys
@@ -47,7 +47,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_the_exit_code_is_that_of_the_process(capfd: Captured, code: int) -> None:
+def test_the_exit_code_equals_that_of_the_process(capfd: Captured, code: int) -> None:
     assert call(["ends", str(code)]) == code and capfd.readouterr().out == "said\n"
     assert call(["ends", str(code)], quiet=True) == code and capfd.readouterr().out == ""
 
@@ -88,7 +88,7 @@ def test_a_compilation_gives_its_digest(capfd: Captured) -> None:
 
 
 def test_the_launcher_receives_the_parts_and_then_the_build(tmp_path: Path) -> None:
-    """A line each; and one that ends before it reads is no error of this process."""
+    """One line each; a launcher that ends before reading is no error of this process."""
     files = open_files()
     assert call_both(["compiles", "0"], ["reads", str(tmp_path / "told")], '{"a": 1}') == (0, True)
     assert (tmp_path / "told").read_text("utf-8") == '{"a": 1}\nabc\n'
@@ -115,7 +115,7 @@ def test_if_one_process_fails_the_other_is_ended(
 
 
 def test_lines_are_shown_as_they_come_and_kept(capfd: Captured) -> None:
-    """The lines of the process on both streams and those of this process keep their order, in any thread."""
+    """Lines of the process on both streams and of this process keep their order, in any thread."""
     shown, files = list[str](), open_files()
 
     def run() -> None:

@@ -39,7 +39,7 @@ class Processes:
     codes: list[int] = field(default_factory=list)
     compiler_code: int = 0
     told: list[tuple[str, ...]] = field(default_factory=list)
-    quiet: list[bool] = field(default_factory=list)  # of compilers that run alone
+    quiet: list[bool] = field(default_factory=list)  # of compilers that run before the launcher
 
     def call(self, command: Sequence[str], *, output: OutputLines = OWN_STREAMS) -> int:
         assert output is OWN_STREAMS
@@ -166,7 +166,7 @@ def test_no_run_is_named_if_the_compiler_fails(
     by_torchrun: bool, processes: Processes, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder has an earlier run, which is not the requested one."""
-    if by_torchrun:  # the compiler runs before the launcher, and not beside it
+    if by_torchrun:  # the compiler runs before the launcher, not concurrently
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
     Path("runs/tiny").mkdir(parents=True)

@@ -83,7 +83,7 @@ def test_arithmetic_and_references() -> None:
     assert "= 64" in about(text.replace("|", "").replace("let base", "let ba|se"))
 
 
-def test_a_value_of_an_imported_block_is_that_of_its_file() -> None:
+def test_a_value_of_an_imported_block_is_taken_from_its_file() -> None:
     library = MODEL.format(hidden="256", inner="hidden * 4")
     found = documented('import "lib.dsc"\nrun a { model = m }', lib=library)
     about_m = hover(found, found.source.text.index("= m ") + 2)

@@ -187,7 +187,7 @@ def test_notes_lead_to_the_other_place(editor: Editor) -> None:
     assert related["location"]["range"]["start"]["line"] == first
 
 
-def test_formatting_is_that_of_fmt(editor: Editor) -> None:
+def test_formatting_equals_that_of_fmt(editor: Editor) -> None:
     ugly = QUICKSTART.replace("  parallel {", "     parallel   {").replace("batch       = 16", "batch=16  ") + "\n\n\n"
     editor.open(SPEC, ugly)
     options = {"options": {"tabSize": 8, "insertSpaces": False}}
@@ -268,7 +268,7 @@ def test_documents_without_a_file(editor: Editor) -> None:
     assert editor.stop() == 0
 
 
-def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
+def test_diagnostics_equal_those_of_check(editor: Editor) -> None:
     """Every bad spec of tests/ui in the editor."""
     copies.copytree(ROOT / "tests/ui", editor.folder / "ui")
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:

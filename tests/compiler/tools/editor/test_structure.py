@@ -47,7 +47,7 @@ def read(node: outline.OutlineNode) -> Shape:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_the_structure_is_that_of_the_parser(path: Path) -> None:
+def test_the_structure_equals_that_of_the_parser(path: Path) -> None:
     source = Source(str(path), path.read_text("utf-8"))
     assert [read(node) for node in outline.read(source.text).body] == [
         parsed(each) for each in parse(source).document.body

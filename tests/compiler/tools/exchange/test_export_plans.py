@@ -228,7 +228,7 @@ def test_a_custom_optimizer_is_refused() -> None:
         exported_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- what is lost
+# ---------------------------------------------------------------- losses
 
 
 def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture) -> None:

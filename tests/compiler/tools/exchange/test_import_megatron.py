@@ -12,7 +12,7 @@ from dsl.schema import Gqa
 from tests.compiler.tools.exchange.test_import_plans import SCRIPT, of_recipe, of_script, read_back
 
 Capture = pytest.CaptureFixture[str]
-OFF = {  # argument → the key under which its absence is said
+OFF = {  # argument → the key under which its absence is reported
     "--normalization RMSNorm": "normalization", "--swiglu": "swiglu", "--disable-bias-linear": "add_bias_linear",
     "--hidden-dropout 0.0": "hidden_dropout", "--attention-dropout 0": "attention_dropout",
     "--position-embedding-type rope": "position_embedding_type", "--moe-router-dtype fp32": "moe_router_dtype",

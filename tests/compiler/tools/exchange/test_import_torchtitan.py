@@ -37,7 +37,7 @@ from tests.compiler.tools.exchange.test_import_plans import (
 )
 
 Capture = pytest.CaptureFixture[str]
-OFF = ("train.validate.*",)  # a block that is lost, whose keys that are off are none
+OFF = ("train.validate.*",)  # a lost block; keys that are off are no losses
 YARN = "yarn { factor = 40, original = 64, beta_fast = 16, beta_slow = 2, mscale = 0.7, mscale_all_dim = 0.7 }"
 JOB = """\
 [job]
@@ -307,7 +307,7 @@ def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
     st.integers(1, 60), st.integers(0, 70), st.sampled_from([0.0, 0.1, 0.33, 0.8, 1.0]),
     st.sampled_from(["linear", "cosine"]), st.sampled_from([0.0, 0.1]),
 )  # fmt: skip
-def test_rates_are_those_of_torchtitan(steps: int, warmup: int, ratio: float, shape: str, least: float) -> None:
+def test_rates_equal_those_of_torchtitan(steps: int, warmup: int, ratio: float, shape: str, least: float) -> None:
     """At every step, by the formula of the released package."""
     of = f"warmup_steps = {warmup}\ndecay_ratio = {ratio}\ndecay_type = '{shape}'\nmin_lr_factor = {least}"
     keys = from_toml(toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{of}\n")))
@@ -379,7 +379,7 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -> None:
-    """Functions that call each other, as those of torchtitan's registry do."""
+    """Functions that call each other, as in torchtitan's registry."""
     module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
     body = "config = quickstart()\n    config.debug.seed = 7\n    return config"
     more = f"def longer() -> Trainer.Config:\n    {body}\n"
@@ -393,7 +393,7 @@ def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -
 
 
 def test_names_with_types_are_followed(tmp_path: Path, capsys: Capture) -> None:
-    """Names and attributes whose types are written are followed, and a name without a value is none."""
+    """Annotated names and attributes are followed; a name without a value is skipped."""
     module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
     body = "config: Trainer.Config = base\n    config.debug.seed: int = 7\n    other: int\n    return config"
     typed = f"base: Trainer.Config = quickstart()\ndef typed() -> Trainer.Config:\n    {body}\n"
@@ -414,7 +414,7 @@ def test_names_that_lead_to_each_other_end() -> None:
 
 
 def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each name stands for two of the next one: seven names for a hundred values."""
+    """Each name expands to two of the next one: seven names give a hundred values."""
     lines = [f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(7)]
     text = "".join(lines) + "a7 = 1\ndef run() -> Trainer.Config:\n    return Trainer.Config(training=a0)\n"
     _, found, computed = returned(Source("c.py", text), CONFIG, None)

@@ -1,5 +1,5 @@
 """The CSV that an export to torchtitan writes, run by torch's own pipeline runtime in real processes over gloo: the
-gradients are those of plain autograd."""
+gradients equal plain autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What configs say of attention, as a spec says it: read back from the text that the import writes."""
+"""Keys of attention in configs, as imported and read back from the written spec."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_windows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", [each for each, family in FAMILIES.items() if family.linear])
 def test_linear_attention_has_the_activation_of_its_convolution(model_type: str) -> None:
-    """Its class applies `hidden_act` there too."""
+    """The class applies `hidden_act` to the convolution too."""
     values = SIZES_OF[model_type] | {"model_type": model_type, "hidden_act": "gelu"}
     errors = [each.message for each in imported(values).diagnostics]
     assert '`hidden_act` = "gelu": it is also the activation of linear attention, which is SiLU in a spec' in errors

@@ -216,7 +216,7 @@ def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, seed: int) ->
 @pytest.mark.parametrize(
     ("sizes", "device", "devices"),
     [
-        ({"vocab_size": 96}, "cpu", 1),  # below what a tokenizer is trained to
+        ({"vocab_size": 96}, "cpu", 1),  # smaller than a trained vocabulary
         ({"vocab_size": 2048, "hidden_size": 1024, "num_hidden_layers": 12}, "h100", 1),
         ({"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 16}, "h100", 8),
         ({"vocab_size": 151936, "hidden_size": 8192, "num_hidden_layers": 48}, "h100", 32),

@@ -1,4 +1,4 @@
-"""Arguments of shell scripts: those that a shell hands to the program, wherever the script holds them."""
+"""Arguments of shell scripts equal those that a shell passes to the program, wherever the script defines them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compiler.tools.importers.key_files import ComputedValue, typed
 from compiler.tools.importers.shell_words import ARGUMENT, script
 from dsl.messages.diagnostics import Source, SpecError
 
-STUB = 'torchrun() { printf "%s\\0" "$@"; }\npython() { torchrun "$@"; }\n'  # says what it is given
+STUB = 'torchrun() { printf "%s\\0" "$@"; }\npython() { torchrun "$@"; }\n'  # prints its arguments
 
 
 def read(text: str, **variables: str) -> dict[str, object]:
-    """The arguments of a script that says each of them once."""
+    """The arguments of a script in which each occurs once."""
     found, mistakes = script(Source("s.sh", text), variables)
     assert not mistakes, [str(item) for item in mistakes]
     for name, values in found.items():
@@ -79,10 +79,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_arguments_equal_those_that_bash_passes(case: str) -> None:
-    if case == "a function":  # whose argument is not known
+    if case == "a function":  # its argument is unknown
         found, mistakes = script(Source("s.sh", CASES[case]), {})
         assert isinstance(found["x"][0].value, ComputedValue) and found["y"][0].value == 2 and len(mistakes) == 1
-    elif case in ("a log", "commands behind"):  # which say an argument twice
+    elif case in ("a log", "commands behind"):  # with an argument that occurs twice
         found, _ = script(Source("s.sh", CASES[case]), {})
         assert {name: values[0].value for name, values in found.items()} == run(CASES[case])
     else:
@@ -100,8 +100,8 @@ ARGUMENTS = st.dictionaries(
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(st.data(), ARGUMENTS)
-def test_any_words_are_those_of_bash(data: st.DataObject, arguments: dict[str, list[str]]) -> None:
-    """Quoted as shlex does, in a command, in an array, on one line or on several."""
+def test_any_words_equal_those_of_bash(data: st.DataObject, arguments: dict[str, list[str]]) -> None:
+    """Quoted by shlex, in a command or an array, on one line or several."""
     lines = [" ".join([f"--{name}", *map(shlex.quote, values)]) for name, values in arguments.items()]
     between = data.draw(st.sampled_from([" ", " \\\n  "]))
     if data.draw(st.booleans()):

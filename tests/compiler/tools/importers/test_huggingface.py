@@ -39,7 +39,7 @@ from dsl.schema import Balance, Model, Moe, Spec
 ROOT = Path(__file__).parents[4]
 CONFIGS = sorted((Path(__file__).parent / "configs").glob("*.json"))
 NAMES = [path.stem for path in CONFIGS]
-# Parameters without MTP: what the Hub counts in the published safetensors. Of gpt-oss they are counted with MXFP4
+# Parameters without MTP: the Hub's count for the published safetensors. Those of gpt-oss are counted with MXFP4
 # unpacked, as in its model card (arXiv 2508.10925, table 1: 20.91B and 116.83B); of GLM-4.5-Air see
 # tests/compiler/tools/weights; Moonlight's files also have the frequencies of rotation of each layer, which follow
 # from its configuration.
@@ -262,7 +262,7 @@ WITHOUT_EFFECT = {  # on this model, and why
     "qwen2.5-7b": {"sliding_window", "use_sliding_window"},  # its window is as long as its context
     "qwen3-30b-a3b": {"intermediate_size", "sliding_window", "use_sliding_window"},  # no dense layer, no window
     "qwen3-8b": {"sliding_window", "use_sliding_window"},
-    "smollm3-3b": {"no_rope_layer_interval", "sliding_window", "use_sliding_window"},  # no_rope_layers says which
+    "smollm3-3b": {"no_rope_layer_interval", "sliding_window", "use_sliding_window"},  # given by no_rope_layers
 }
 OF_MLA = {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
 

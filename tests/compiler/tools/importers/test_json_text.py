@@ -1,4 +1,4 @@
-"""The JSON reader accepts what the json module of Python accepts, less what RFC 8259 does not have."""
+"""The JSON reader accepts what Python's json module accepts, except extensions to RFC 8259."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of a plan import: a present key is said, lost or unknown; null counts as absent."""
+"""The ledger of a plan import: a present key is imported, lost or unknown; null counts as absent."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def logical(theirs: dict[str, Tensor], model: Model, from_one: bool) -> dict[str
 
 
 def attended(of: dict[str, Tensor], width: int) -> dict[str, Tensor]:
-    """Their (i, i + W/2) are our (2i, 2i + 1), of queries and keys, and of what is added to them or multiplies them."""
+    """Reorder pairs (i, i + W/2) of theirs to our (2i, 2i + 1), for queries and keys and for their biases and norms."""
     in_pairs = torch.arange(width).view(2, -1).T.flatten()
 
     def paired(x: Tensor) -> Tensor:

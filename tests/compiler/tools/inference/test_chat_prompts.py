@@ -23,7 +23,7 @@ from tests.compiler.tools.inference.test_harness import Instance
 from tests.compiler.tools.weights.published import export, import_, random_model
 from tests.runtime.data.chats import END, START, TEMPLATES, TOKENS, TOOL, TURN, said, write_model
 
-# Writes no special token, and a word that ends in a space: nothing is put in front of what it writes.
+# Writes no special token, and a word that ends in a space: nothing is put before its output.
 BARE = """\
 {%- for m in messages %}{{ m.role }}> {{ m.content | trim }}
 {% endfor %}{% if add_generation_prompt %}assistant> {% endif %}"""
@@ -89,7 +89,7 @@ def both(request: pytest.FixtureRequest, build: Build) -> Iterator[Both]:
 
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_chat_prompts_equal_transformers(both: Both, messages: list[dict[str, Any]]) -> None:
-    """Its tokens, by the class of the harness too, and the probability of an answer."""
+    """Compares tokens, also through the harness class, and the probability of an answer."""
     expected = both.tokens.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert both.writer.reply_prompt({"messages": messages}) == expected
     text = both.ours.apply_chat_template(messages)
@@ -116,7 +116,7 @@ def test_a_final_assistant_message_is_continued(both: Both) -> None:
 
 @pytest.mark.parametrize("has_start", [True, False])
 def test_a_text_begins_with_one_start_token(build: Build, has_start: bool) -> None:
-    """That of `transformers`, but not twice; without one, a special token of the text, or the one between documents."""
+    """The start token of `transformers`, but once; without one, a special token of the text, or the separator."""
     both = build(None, has_start, add_bos_token=not has_start)
     begin, end, turn = (both.tokens.convert_tokens_to_ids(each) for each in (START, END, TURN))
     assert (both.tokens("ab")["input_ids"][0] == begin) == has_start

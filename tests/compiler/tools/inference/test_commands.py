@@ -124,7 +124,7 @@ def test_text_is_encoded_as_the_run_encodes(trained: Path, tmp_path: Path, capsy
 
 
 def test_the_moving_average(trained: Path, tmp_path: Path, capsys: Captured) -> None:
-    """The weights of the average give another loss, the one of the reference with these weights."""
+    """The averaged weights give a different loss, equal to the reference with these weights."""
     tokens_BZ = torch.from_numpy(held_out(trained)[: 4 * (SEQUENCE + 1)]).view(4, SEQUENCE + 1)
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
     words = [trained, "--tokens", tmp_path / "ids.npy", "--dtype", "fp64"]
@@ -338,7 +338,7 @@ def test_perplexity_is_none_if_it_overflows() -> None:
 
 
 def test_stacked_tensors_equal_those_of_a_checkpoint(trained: Path) -> None:
-    """The commands read the same tokens that these tests pass to a model."""
+    """The commands load the same tensors that these tests pass to a model."""
     spec = on_one_rank(load(trained / "spec.resolved"))
     found, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
@@ -351,7 +351,7 @@ def test_stacked_tensors_equal_those_of_a_checkpoint(trained: Path) -> None:
 def test_the_ranks_of_the_spec_give_the_loss_of_one(
     trained: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, average: bool, segments: Segments, tmp_path: Path
 ) -> None:
-    """Four ranks, on text that fills no whole batch: with the build of the run, and the average with one made anew."""
+    """Four ranks, on text that does not fill a batch: with the run's build, and for the average with a new one."""
     monkeypatch.setattr(eval_ranks, "Segments", lambda _: segments)
     if not average:
         monkeypatch.chdir(trained.parents[1])
@@ -376,7 +376,7 @@ def test_ranks_compute_in_the_precision_of_the_run(trained: Path, capsys: Captur
 
 
 def test_samples_have_every_target_of_the_windows() -> None:
-    """Also of a stream whose last window is short."""
+    """Also for a stream with a short last window."""
     streams = [np.arange(10, 21), np.arange(50, 54)]
     found = eval_ranks.samples(streams, 4)
     assert found.tolist() == [

@@ -1,4 +1,4 @@
-"""Evaluation of runs that keep documents apart: each document is a stream, and a model is given no masks."""
+"""Evaluation of runs with separate documents: each document is a stream, and the model gets no masks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Again(Continued):
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-# Entries of DeepSeek-V4's attention are no rows of tokens; attention over chosen keys has a form of its own.
+# Entries of DeepSeek-V4's attention are not rows of tokens; attention over chosen keys has a separate form.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("v4", "v32"))])
 def test_attention_without_a_cached_form_is_recomputed(kind: str, split: list[int]) -> None:
     both = pair(kind)
@@ -125,7 +125,7 @@ def test_numbers_per_token_in_a_cache(kind: str) -> None:
 
 
 def scored(both: Pair, tokens_BZ: Tensor) -> tuple[Tensor, Tensor]:
-    """The reference's cross entropy of each target, and whether it is the likeliest."""
+    """The reference's cross entropy of each target, and whether the target is the likeliest token."""
     logits_BSV = torch.stack([reference_logits(both, row[:-1]) for row in tokens_BZ])
     nats = torch.nn.functional.cross_entropy(logits_BSV.transpose(1, 2), tokens_BZ[:, 1:], reduction="none")
     return nats, logits_BSV.argmax(dim=2) == tokens_BZ[:, 1:]

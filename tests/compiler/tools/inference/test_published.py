@@ -1,4 +1,4 @@
-"""Published models, tiny and random: the loss is that of `transformers`, and so is greedy text."""
+"""Tiny random models in published form: loss and greedy text equal `transformers`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def write_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer of 300 entries, as published ones lie beside weights."""
+    """Write a tokenizer of 300 entries beside weights, as in published folders."""
     found = tokenizer.train([f"def f{n}(x):\n    return x + {n}\n" for n in range(400)], 290)
     (folder / "tokenizer.json").write_text(tokenizer.to_json(found))
     return found
@@ -46,7 +46,7 @@ def document(capsys: Captured, command: str, *words: object) -> Any:
 
 @pytest.mark.parametrize("model_type", sorted(KEYS))
 def test_the_loss_equals_transformers(model_type: str, tmp_path: Path, capsys: Captured) -> None:
-    """A folder with weights, the spec that an import writes, and the checkpoint beside it all have it."""
+    """The folder with weights, the imported spec, and the checkpoint beside it all give this loss."""
     theirs = with_eps(random_model(model_type, torch.float32))
     theirs.save_pretrained(tmp_path / "hf")
     tokens_BZ = torch.randint(300, (3, 21), generator=torch.Generator().manual_seed(1))

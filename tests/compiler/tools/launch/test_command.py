@@ -116,7 +116,7 @@ def test_values_of_no_use_are_refused(option: str, values: list[str], two_nodes:
 
 
 def test_options_of_each_launcher_are_in_the_reference() -> None:
-    """An option of a group of options is one of the command."""
+    """Options in groups count as options of the command."""
     page = commands_page()
     for option in ("--sbatch NAME=VALUE", "--volume VOLUME", "--elastic MIN", "--format text"):
         assert f"| `{option}" in page

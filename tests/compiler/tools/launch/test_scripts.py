@@ -56,7 +56,7 @@ def test_hostile_names_stay_text(launcher: str, name: str, two_nodes: Path, tmp_
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 @settings(max_examples=100)
 def test_a_quoted_word_is_one_word(text: str) -> None:
-    """For bash, which has no other reading of it."""
+    """Bash reads it as one word."""
     shown = subprocess.run(
         ["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
     )
@@ -91,7 +91,7 @@ def test_scripts_pass_bash_and_shellcheck(
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# ---------------------------------------------------------------- what a script asks for
+# ---------------------------------------------------------------- requirements of a script
 
 
 @pytest.fixture

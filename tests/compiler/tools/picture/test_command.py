@@ -64,7 +64,7 @@ def test_compared_schedules_share_a_picture(tmp_path: Path, capsys: pytest.Captu
     zbv = [e for e in events if e["ph"] == "X" and e["pid"] == 8 and e["name"] == "F0.0"]
     assert [e["dur"] for e in zbv] == [500]  # two stages a rank: each is half of 1/P of the model
     held = [e["args"]["held"] for e in events if e["ph"] == "C" and e["pid"] == 8]
-    assert max(held) == 4  # and so is what it keeps
+    assert max(held) == 4  # and so is an activation
 
 
 def test_an_unsupported_size_in_a_comparison_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The page in a real browser: what is drawn, hovered, clicked, zoomed; light and dark; nothing loaded, nothing run."""
+"""The page in a real browser: drawing, hovering, clicking, zooming; light and dark; nothing is loaded or executed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_buttons_wheel_and_drag_move_the_view(browser: Browser, tmp_path: Path) 
     browser.settle()
     zoomed = page.state()
     assert zoomed["to"] - zoomed["from"] == pytest.approx(29 / 1.5 / 2.718281828)
-    assert page.at(0, once["from"] + 2)[0] == pytest.approx(place[0], abs=0.5)  # what was under the pointer stays there
+    assert page.at(0, once["from"] + 2)[0] == pytest.approx(place[0], abs=0.5)  # zoomed around the pointer
     x, y = place
     browser.mouse("mousePressed", x, y, button="left", buttons=1, clickCount=1)
     browser.mouse("mouseMoved", x + 60, y, button="left", buttons=1)
@@ -127,7 +127,7 @@ def test_buttons_wheel_and_drag_move_the_view(browser: Browser, tmp_path: Path) 
     dragged = page.state()
     unit = (page.box("#view")["width"] - LEFT - RIGHT) / (zoomed["to"] - zoomed["from"])
     assert dragged["from"] == pytest.approx(max(0, zoomed["from"] - 60 / unit), abs=0.5 / unit)
-    assert dragged["focus"] == ""  # a drag is no click
+    assert dragged["focus"] == ""  # a drag is not a click
     page.press("#fit")
     assert (page.state()["from"], page.state()["to"]) == (0, 29)
     page.press("#arrows")

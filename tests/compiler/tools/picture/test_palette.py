@@ -1,4 +1,4 @@
-"""Colours that everybody can tell apart, and text that can be read on them."""
+"""Colours that everybody can distinguish, and readable text on them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_text_can_be_read(theme: Theme) -> None:
     for name, colour in theme.tints.items():
         assert contrast(theme.on[int(name[1])], colour) > 4.5, name
     assert contrast(theme.ink, theme.paper) > 7 and contrast(theme.quiet, theme.paper) > 4.5
-    assert all(contrast(colour, theme.idle) > 1.15 for colour in theme.tints.values())  # a box is no bubble
+    assert all(contrast(colour, theme.idle) > 1.15 for colour in theme.tints.values())  # boxes differ from bubbles
 
 
 def test_style_sheets_hold_every_colour_of_both_themes() -> None:

@@ -67,7 +67,7 @@ class Structure(HTMLParser):
 
 
 def _hostile(text: str) -> Report:
-    """A report with `text` wherever a text can stand."""
+    """A report with `text` in every text field."""
     report, run = make_report("dualpipe", 2, 4), make_run(20, 5)
     return replace(
         report,

@@ -1,4 +1,4 @@
-"""The page of a plan, and its part of a build's page: what is drawn is what is planned, nothing is from elsewhere."""
+"""The page of a plan, and its part in a build's page: it shows the plan and loads nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_page_is_well_formed_self_contained_and_stable(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "waits"), [("quickstart", False), ("llama3-8b", True)])
 def test_the_bars_of_a_step_are_its_parts(name: str, waits: bool) -> None:
-    """DualPipe on two ranks has no bubble, and then there is no bar of one."""
+    """DualPipe on two ranks has no bubble, and so there is no bar for it."""
     _, prediction, planned = plan_of(name)
     bars = step_bars(planned.step.ranks)
     for at, rank in enumerate(prediction.step.ranks):
@@ -154,7 +154,7 @@ def test_the_page_of_a_build_has_the_plan_of_that_build() -> None:
 
 
 def test_page_and_commands_show_the_same_figures() -> None:
-    """Memory is that of `dsc plan`, with what segments need inside, and idle time the mean of the ranks."""
+    """Memory equals `dsc plan`, including temporaries of segments; idle time is the mean over ranks."""
     spec = load(SPECS / "laptop-v32.dsc")
     lowered = lower_spec(spec)
     report = report_of(spec, lowered)
@@ -179,7 +179,7 @@ def test_a_smaller_batch_that_holds_more_is_reported(quickstart_plan: PlannedSte
 
 
 def test_a_plan_with_rates_of_another_cpu_recommends_calibration() -> None:
-    """It claims no interval either; with a table of its own it has one."""
+    """It also gives no interval; with its own table it does."""
     found, prediction, planned = plan_of("quickstart")
     table = shipped_table("cpu").model_copy(update={"name": "measured"})
     own = predict(with_rate_table(found.spec, table))
@@ -217,7 +217,7 @@ def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """The page loads nothing, logs nothing, is no wider than the window, and its two colour schemes differ."""
+    """The page loads nothing, logs nothing, fits the width of the window, and has two different colour schemes."""
     found, prediction, _ = plan_of("llama3-8b", *FOUR_NODES)
     path = tmp_path / "plan.html"
     path.write_text(plan_html(found, prediction), "utf-8")

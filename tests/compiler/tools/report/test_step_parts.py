@@ -1,4 +1,4 @@
-"""The parts of the time of steps: as shares in a picture, beside the plan, and as the numbers of a run."""
+"""The parts of step times: as shares in a picture, compared with the plan, and as numbers of a run."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_completions_are_a_part_of_the_planned_step(quickstart_plan: PlannedStep
 
 
 def test_the_forecast_of_a_step_includes_completions(quickstart_plan: PlannedStep) -> None:
-    """The bubble and the MFU that a watched run is compared with are shares of a step with its completions."""
+    """The forecast bubble and MFU of a watched run are shares of a step that includes completions."""
     step = quickstart_plan.step
     writing = GenerationTime(
         seconds=3 * step.seconds, rounds=1, round_s=1.0, slots=1, tokens=1, cache_bytes=1, fits=True

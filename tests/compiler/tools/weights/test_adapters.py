@@ -221,7 +221,7 @@ def test_a_merged_export_equals_the_model_with_adapters(
 
 
 def test_the_config_for_peft_describes_the_training() -> None:
-    """Nothing is dropped, and B · A is multiplied by alpha / rank."""
+    """There is no dropout, and B · A is multiplied by alpha / rank."""
     manifest = Manifest(1, 1, {"plan": {"adapter": {"factor": 0.5}}}, ())
     config = adapter_config(manifest, Adapters((), ("a", "b"), (), 8), "base")
     assert (config["r"], config["lora_alpha"], config["lora_dropout"], config["bias"]) == (8, 4.0, 0.0, "none")
@@ -265,7 +265,7 @@ def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
 
 
 def _add_to_parameter(model: PreTrainedModel, name: str, scale: float, tensors: dict[str, Tensor]) -> None:
-    """Add what the `ParamWrapper` of PEFT 0.21 adds to the parameter of all experts of a layer, [experts, out, in]."""
+    """Add the delta of PEFT 0.21's `ParamWrapper` to the parameter of all experts of a layer, [experts, out, in]."""
     module, _, short = name.rpartition(".")
     first = next(iter(dict(model.get_submodule(module).named_parameters(recurse=False))))
     inside = ".base_layer" if short == first else ""

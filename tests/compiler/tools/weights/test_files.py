@@ -87,7 +87,7 @@ def test_transformers_has_the_same_loss(model_type: str, tmp_path: Path) -> None
     assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
 
 
-LAYERS = 61  # transformers takes layer 61 for the MTP of V3, and reports that of a shorter model as unexpected
+LAYERS = 61  # transformers expects V3's MTP at layer 61, and reports the MTP of a shorter model as unexpected
 
 
 def with_mtp(folder: Path) -> dict[str, Tensor]:
@@ -190,7 +190,7 @@ def anonymous_bytes() -> int:
 
 
 def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of many shards, and what the process holds while each of its tensors is read and written."""
+    """A model of many shards: the process's memory while its tensors are read and written."""
     shard = 4 << 20
     monkeypatch.setattr("runtime.state.huggingface.exporting.FILE_BYTES", shard)
     monkeypatch.setattr("runtime.state.huggingface.importing.SHARD_BYTES", shard)
@@ -280,7 +280,7 @@ def test_types_with_code_of_their_own_come_back(model_type: str, tmp_path: Path)
 # ---------------------------------------------------------------- published models, by their configurations
 
 
-# What the Hub counts in files that repeat tensors: embedding and head are in the block of MTP again.
+# The Hub's count for files that repeat tensors: embedding and head occur again in the MTP block.
 IN_FILES = {"glm-4.5-air": 110_468_824_832}
 
 

@@ -42,7 +42,7 @@ def values(data: Tensor, scales: Tensor) -> Tensor:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A Llama in FP8, of sizes that are no multiple of a block."""
+    """A Llama in FP8 whose sizes are not multiples of a block."""
     random_model("llama", torch.float32, **SIZES).save_pretrained(tmp_path / "hf")
     found = load_file(tmp_path / "hf" / "model.safetensors")
     for name in [each for each in found if each.endswith(LINEAR)]:

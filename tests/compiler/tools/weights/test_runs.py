@@ -94,7 +94,7 @@ def check(capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(("ids", "expected"), [(None, [0]), (7, [7, 0]), ([9, 7], [7, 9, 0]), ([7, 0], [7, 0]), (0, 0)])
 def test_a_text_ends_where_the_run_ended_its_documents(ids: object, expected: object, tmp_path: Path) -> None:
-    """`transformers` reads the ids of generation_config.json alone; of a base model these are others than a chat's."""
+    """`transformers` only reads the ids of generation_config.json; a base model has other ids than a chat model."""
     text = tokenizers.to_json(tokenizers.train([TEXT], 290))
     data = tmp_path / "data" / "key"
     data.mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_model(imported: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_checkpoint_that_changed(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The build has the digest of the weights: with other weights it is rebuilt, or refused if it is run by itself."""
+    """The build has the digest of the weights: with other weights it is rebuilt, or refused if run directly."""
     assert main(["compile", "m.dsc"]) == 0
     tensors = weights(imported / "m.weights")
     meta = load(imported / "m.weights").meta
@@ -168,7 +168,7 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
                 assert torch.equal(bucket.parameters[entry.start : entry.end], whole)
 
 
-# ---------------------------------------------------------------- what is refused of an export
+# ---------------------------------------------------------------- refused exports
 
 
 def test_invalid_exports_write_nothing(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
