@@ -179,7 +179,7 @@ def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str
 
 
 def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """Where one conflict explains everything, no smaller set of lines is a conflict; or the set has at most two more
+    """If one conflict explains everything, no smaller set of lines is a conflict; or the set has at most two more
     lines, all of which its message is about, and no smaller set of these is a conflict."""
     seen = 0
     for n in wrong(2, 60):
@@ -367,7 +367,7 @@ def test_nothing_is_imported_for_a_right_spec() -> None:
 
 
 def test_errors_in_a_spec_of_very_many_layers_need_no_long_search(tmp_path: Path) -> None:
-    """The messages then say less, and nothing untrue: each mistake keeps the hint of its own rule."""
+    """The messages are then shorter but still true: each mistake keeps the hint of its own rule."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     ffn = (
         "experts = 16, groups = 5, top_groups = 2, top_k = 4, inner = 4, shared = 1, score = sigmoid, normalize = true"

@@ -1,4 +1,4 @@
-"""`dsc fmt`: what it changes in a text, what it never changes, and the command."""
+"""`dsc fmt`: what it changes in a text, what it preserves, and the command."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_the_rate_and_one_phase_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "end"), [("-1e-3 + 3e-3", 2e-3), ("-1e-3 * 2 + 3e-3", 1e-3), ("3e-3 - 1e-3 - 1e-3", 1e-3), ("-0", 0.0)]
 )
-def test_a_number_behind_a_word_may_begin_with_a_sign(written: str, end: float, tmp_path: Path) -> None:
+def test_a_number_after_a_word_may_have_a_sign(written: str, end: float, tmp_path: Path) -> None:
     spec = read(tmp_path, f"train.rate=warmup 15 steps to {written}, constant")
     assert spec.train.rate[0].end == pytest.approx(end) == spec.train.rate[1].start
 

@@ -183,7 +183,7 @@ def test_examples_of_keys_are_right(block: BlockKeys) -> None:
     for key in block.keys:
         assert key.examples and all(text.split()[0] == key.name for text in key.examples), key.path
     first = {key.name: key.examples[0] for key in block.keys}
-    instead = {"steps": "tokens", "sources": "source"}  # keys that say the same
+    instead = {"steps": "tokens", "sources": "source"}  # keys with the same meaning
     variants = [{name: text for name, text in first.items() if name not in instead}]
     for key in block.keys:
         others = {name: text for name, text in first.items() if name not in (*instead, instead.get(key.name))}
@@ -283,7 +283,7 @@ def test_every_code_has_a_group() -> None:
     assert all(sum(code.startswith(group) for group in GROUPS) == 1 for code in CODES)
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- search
 
 
 def test_every_topic_is_explained() -> None:

@@ -152,7 +152,7 @@ def test_a_joint_rule_is_a_rule() -> None:
         (("parallel.tensor=2", "schedule.name=dualpipe"), 20),
     ],
 )
-def test_sms_are_set_aside_where_something_is_sent_beside_compute(overrides: tuple[str, ...], sms: int) -> None:
+def test_sms_are_reserved_if_something_is_sent_during_compute(overrides: tuple[str, ...], sms: int) -> None:
     assert load(SPECS / "llama3-8b.dsc", overrides=overrides).sm.communication == sms
 
 

@@ -146,7 +146,7 @@ def test_a_key_written_in_another_way_is_shown_with_its_value() -> None:
     assert "adamw" in said("run a extends base { train { optimizer adam { } } }")["adam"]
 
 
-def test_a_key_is_not_proposed_where_it_stands_already() -> None:
+def test_a_key_that_is_set_already_is_not_proposed() -> None:
     """A hint does not suggest a key that the block sets, before or after the word; inherited keys may be changed."""
     hints = said("run a extends base { train { micro_batch = 1, micro_bach = 2, batch = 8, global_batch = 16 } }")
     assert hints["micro_bach"] == "remove it, or change `micro_batch`"
