@@ -21,7 +21,7 @@ import pytest
 
 CHECKS = "tests.compiler.emit.kernels.interpreted"
 DESCRIBED = "tests.compiler.emit.kernels.shapes"
-OF_THE_INTERPRETER = ("tests.compiler.emit.kernels.faulty",)  # and whatever else needs its watch
+OF_THE_INTERPRETER = ("tests.compiler.emit.kernels.faulty",)  # and other uses of its access checks
 
 
 def pytest_configure() -> None:
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
-    """Instead of the process whose kernels are interpreted."""
+    """Replaces the process whose kernels are interpreted."""
     if fixturedef.argname != "interpret":
         return None
     fixturedef.cached_result = (run, fixturedef.cache_key(request), None)
@@ -74,7 +74,7 @@ def load() -> None:
         return
     import triton.language  # noqa: F401  it asks once whether to interpret, where a function of it is defined: not
 
-    os.environ["TRITON_INTERPRET"] = "1"  # what the module demands
+    os.environ["TRITON_INTERPRET"] = "1"  # requirements of the module
     checks = importlib.import_module(CHECKS)
     del os.environ["TRITON_INTERPRET"]
     torch.set_default_device("cuda")
