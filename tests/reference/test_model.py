@@ -70,7 +70,7 @@ def test_load_logical_is_the_inverse_of_logical_parameters() -> None:
 
 
 def test_from_plan_reads_the_dump_of_a_model() -> None:
-    """The dump is written out by hand: `asdict` gives the blocks whose layout is the same."""
+    """The dump is written by hand; `asdict` gives the blocks with the same layout."""
     bias_rate = (Phase(0.001, 1000), Phase(0.0))
     expected = config(layers=(Dense(20), moe(bias_rate=bias_rate), moe(bias_rate=bias_rate)))
     dump = asdict(expected)
@@ -121,7 +121,7 @@ def test_rotated_products_see_distances_only() -> None:
 
 
 def test_the_first_token_attends_to_itself_alone() -> None:
-    """Position 0 outputs `out` of its own values, whatever queries and keys are."""
+    """Position 0 outputs `out` of its own values, for any queries and keys."""
     model = trained_like(config())
     attention = model.layers[0].attention
     h_BSD = noise(2, 12, 24)
@@ -229,7 +229,7 @@ def test_sequences_do_not_see_each_other() -> None:
         assert close(together.mtp_logits_BSV[i], alone.mtp_logits_BSV[0])
 
 
-def test_residual_stream_alone() -> None:
+def test_residual_stream_without_sublayers() -> None:
     """The logits are head · norm(embedding) if `out` and every `down` are zero."""
     model, z_BZ = trained_like(config()), samples(config())
     with torch.no_grad():
