@@ -1,4 +1,4 @@
-"""Notes which places of mutants are executed, by any process of a test: imported by every Python of a probed copy.
+"""Records which places of mutants any process of a test executes. Every Python of a probed copy imports it.
 
 The file that MUTANT_PROBES names has a byte for each mutant. Processes that are started or forked share it. Processes
 whose environment was cleared share another file, beside this one.

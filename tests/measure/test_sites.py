@@ -1,4 +1,4 @@
-"""Mutants are what they say, change what is executed, and are found by their probes."""
+"""Mutants make the stated change, affect execution, and are found by their probes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_places_that_mutants_change() -> None:
 
 
 def outcome(source: bytes, x: int) -> object:
-    """What the function of a source returns, or how it fails."""
+    """The result of the function of a source, or its error."""
     names: dict[str, Any] = {}
     exec(compile(source, "m.py", "exec"), names)
     try:

@@ -15,7 +15,7 @@ from tests.reliability.struck import HANG_TIMEOUT_S, Ground
 from tests.runtime.run.place import untimed
 
 RANK = 2
-FAILS = {  # what happens → what is said
+FAILS = {  # fault → message
     "SIGSEGV": "killed by SIGSEGV",
     "abort": "killed by SIGABRT",
     "SIGBUS": "killed by SIGBUS",

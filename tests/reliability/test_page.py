@@ -1,4 +1,4 @@
-"""docs/reliability.md is what `python -m tests.reliability` writes of the results that are kept, and its rows name
+"""docs/reliability.md equals the output of `python -m tests.reliability` for the stored results, and its rows name
 tests that exist, with a sample of each in the tier `test`."""
 
 from __future__ import annotations
