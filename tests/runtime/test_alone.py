@@ -189,7 +189,7 @@ def test_a_completion_is_as_long_as_its_tokens() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1, 8])
 def test_a_row_averages_over_the_tokens_of_a_rollout(tmp_path: Path, tokens: int) -> None:
-    """Also where no token was trained on."""
+    """Also if no token was trained on."""
     rollouts = SimpleNamespace(lengths_N=np.array([2, 4, 4, 2]), entropy_NC=np.full((4, 4), 0.75))
     made = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
     rewards = (SimpleNamespace(name="right"), SimpleNamespace(name="long"))
@@ -210,7 +210,7 @@ def test_a_row_averages_over_the_tokens_of_a_rollout(tmp_path: Path, tokens: int
 
 
 def test_a_witness_records_only_the_computation_of_a_rank(tmp_path: Path) -> None:
-    """Not what is summed before and behind it. Names are written again only where they change."""
+    """Sums before and after it are not recorded. Names are only written again if they change."""
     notes = Notes()
     weight, bias = torch.ones(2), torch.tensor([float("inf")])
     calls = {name: lambda *words: words[-1] for name in (*witness.GIVES, *witness.GETS)}
@@ -249,7 +249,7 @@ def test_a_witness_records_only_the_computation_of_a_rank(tmp_path: Path) -> Non
 
 
 def test_an_evaluation_divides_sms_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples are computed, also where the last batch is not full; the first rank writes what was found."""
+    """All samples are computed, also if the last batch is partial; the first rank writes the results."""
     ids, left, computed = np.array([[4, 1, 2, 3], [4, 1, -1, 3], [4, 0, 2, -1]]), list[int](), list[int]()
 
     def trainer(*_: object) -> Any:
@@ -276,7 +276,7 @@ def test_an_evaluation_divides_sms_as_training_does(tmp_path: Path, monkeypatch:
 
 
 def test_data_of_checkpoints_is_listed_newest_first(tmp_path: Path) -> None:
-    """By the newest checkpoint of each; what is damaged names none."""
+    """Sorted by the newest checkpoint of each; damaged checkpoints are ignored."""
     rows: list[Any] = [(1, "a"), (7, "a"), (2, "a"), (3, "c"), (5, "b"), (4, "b"), (6, "b"), ("9", "text"), (9, 4)]
     texts = [json.dumps({"serial": serial, "meta": {"data": data}}) for serial, data in rows]
     for number, text in enumerate([*texts, "[]", "{}", "nothing", '{"meta": [], "serial": 9}']):
@@ -288,7 +288,7 @@ def test_data_of_checkpoints_is_listed_newest_first(tmp_path: Path) -> None:
     assert data_of_checkpoints(tmp_path / "none") == ()
 
 
-# ---------------------------------------------------------------- what a run begins with
+# ---------------------------------------------------------------- start of a run
 
 
 OPTIONS = RunOptions(
@@ -320,7 +320,7 @@ def test_incompatible_options_are_refused(options: dict[str, Any], alone: str, t
 
 
 def test_a_rank_checks_its_device_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that the plan is not for is refused before anything is built on it."""
+    """A device that does not match the plan is refused before anything is built on it."""
 
     def refuse(device: torch.device, planned: NodeKind, *, shared: bool) -> None:
         raise ReportedError(f"{device} {planned.devices} {shared}")
@@ -331,7 +331,7 @@ def test_a_rank_checks_its_device_at_the_start(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_finding_the_text_is_signalled_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """It waits for an empty line on stdout."""
+    """The launcher waits for an empty line on stdout."""
     notes = prepare.Notes()
     assert capsys.readouterr().out == ""
     notes.found()
@@ -356,7 +356,7 @@ def test_notes_about_data_are_printed_once_after_the_compilation(
 
 
 def test_killing_a_preparation_ends_its_process() -> None:
-    """Its launcher does not wait for it."""
+    """The launcher does not wait for it."""
     piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     with subprocess.Popen(["sleep", "9"], **piped) as process:
         preparation = Preparation(process)
@@ -381,7 +381,7 @@ def test_the_digest_of_a_program_does_not_depend_on_the_order_of_its_files() -> 
 def test_a_run_copies_checkpoints_unless_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
 ) -> None:
-    """Its places are relative to the folder that the data is."""
+    """Its places are relative to the data folder."""
     monkeypatch.setattr(begin, "_start", lambda loop, *_: loop.start)
     monkeypatch.setattr(starting_position, "order_of", lambda *_: Order(1, 8, 0))
     monkeypatch.setattr(Loop, "say_rows", lambda *_: None)
@@ -410,7 +410,7 @@ def test_a_place_that_holds_an_earlier_run_is_refused_before_ranks_start(
 def test_a_node_that_starts_other_ranks_than_planned_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under torchrun, whose user says how many."""
+    """Under torchrun, where the user sets the number."""
     monkeypatch.setattr(device, "choose", lambda *_: "cuda")
     build: Any = SimpleNamespace(plan=small_plan(cluster=(NodeKind(1, 8, "h100", 132, 1 << 36),)))
     here = TorchrunRank(0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True)

@@ -1,4 +1,4 @@
-"""Saves in the background: the training thread only copies, kills lose nothing, and failures are told to all ranks."""
+"""Saves in the background: the training thread only copies, kills lose nothing, and failures reach all ranks."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def wait_until_over(run: Run) -> bool:
     return run.saves.poll()
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- written data
 
 
 def test_a_save_is_not_affected_by_later_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_copies_use_the_same_room(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for the head and one for each dtype, however many tensors: each call hands Python's lock over twice. The
-    bytes are those of the tensors that were copied, which lie anywhere."""
+    """One call for the head and one per dtype, for any number of tensors: each call switches Python's lock twice. The
+    bytes equal the copied tensors, which are at any addresses."""
     base = torch.arange(600.0)
     given = {f"weight/{n}": base[7 * n : 7 * n + n % 7] for n in range(80)} | {"bias/b": torch.arange(5)}
     calls: list[str] = []
@@ -200,7 +200,7 @@ def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.Monk
     assert written[0] == written[1]
 
 
-# ---------------------------------------------------------------- what the training thread does
+# ---------------------------------------------------------------- work of the training thread
 
 
 FORBIDDEN = {"open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "preadv", "listdir", "update", "sha256"}
@@ -208,7 +208,7 @@ FORBIDDEN |= {"openssl_sha256", "dumps", "encode_basestring_ascii"}
 
 
 def calls_of_this_thread(action: Callable[[], object]) -> Counter[str]:
-    """Names of C functions, and of those of durable_files, that this thread calls meanwhile."""
+    """Record the names of C functions and functions of durable_files that this thread calls in the block."""
     counts: Counter[str] = Counter()
 
     def see(frame: FrameType, event: str, argument: Any) -> None:
@@ -306,7 +306,7 @@ def test_a_save_that_must_not_fail_ends_the_run(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(("victim", "number"), [*((0, n) for n in range(0, 27, 3)), *((1, n) for n in range(7))])
 def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int) -> None:
-    """At a call of the thread of saves, between two steps of the training thread; then the run goes on."""
+    """The kill is at a call of the saving thread, between two steps of the training thread; then the run is resumed."""
     folder = tmp_path / "run"
 
     def killing(now: int, _name: str) -> None:

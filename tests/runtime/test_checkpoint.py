@@ -84,7 +84,7 @@ def two(folder: Path) -> Path:
     return folder
 
 
-# ---------------------------------------------------------------- what is read
+# ---------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
@@ -211,7 +211,7 @@ def test_leftovers_of_an_interrupted_save_are_removed_by_the_next(two: Path) -> 
     assert sorted(p.name for p in two.iterdir()) == ["LATEST", "notes", "step-00000003"]
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def corrupt(folder: Path, kind: str, choose: random.Random) -> str:

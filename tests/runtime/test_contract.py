@@ -75,7 +75,7 @@ def test_a_field_that_has_its_default_is_left_out() -> None:
         RunPlan.from_json(text.replace('"sequence_loss": 0.0,', '"sequence_loss": 0.0, "slots": null,', 1))
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
@@ -219,7 +219,7 @@ def test_any_edit_is_refused_or_read_back() -> None:
 
 @pytest.mark.parametrize(("heads", "first", "is_taken"), [(2, 0, True), (2, 508, True), (2, 509, False), (3, 0, False)])
 def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_taken: bool) -> None:
-    """The embedding of 512 rows in the place of a matrix of queries: 2 rows of each head, of whole groups of heads."""
+    """The embedding of 512 rows instead of a query matrix: 2 rows per head, for whole groups of heads."""
     whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
     whole["train"]["optimizer"]["qk_clip"] = 100.0
     rows = {"parameter": "embedding", "first": first, "heads": heads, "parts": [[2, 0.5]]}

@@ -53,7 +53,7 @@ class Threads:
             return found
 
 
-# ---------------------------------------------------------------- what is copied
+# ---------------------------------------------------------------- copies
 
 
 def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: Path, place: CopyPlace) -> None:
@@ -162,7 +162,7 @@ def test_manifests_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def copied_once(tmp_path: Path, number: int) -> Run:
-    """A run whose first checkpoint is in the place, and whose second is published."""
+    """A run whose first checkpoint has been copied, and whose second is published."""
     folder = tmp_path / str(number)
     folder.mkdir()
     run = Run(folder / "run", FolderPlace("slow", folder / "slow"))

@@ -30,7 +30,7 @@ FOUR_RANKS = small(2, 2, 2, 4, precision="fp32")
 
 
 def counts_of(folder: Path, segments: Segments, spec: Spec, world: int, *only: str) -> list[list[dict[str, int]]]:
-    """Counts of each rank: those of one step, and of the next."""
+    """Counts of each rank, for one step and for the next."""
     write_build(folder / "build", compile_spec(spec, segments=segments).files)
     run_module("tests.runtime.counts", folder, world, *only)
     return [json.loads((folder / f"rank_{rank}.json").read_text("utf-8")) for rank in range(world)]

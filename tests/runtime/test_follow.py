@@ -121,7 +121,7 @@ def test_a_row_that_no_run_writes_is_left_out(tmp_path: Path, row: dict[str, Any
 
 
 def test_steps_of_earlier_starts_are_not_counted(tmp_path: Path) -> None:
-    """Counters of this start begin at 0, wherever the run goes on; all else is of the whole run."""
+    """Counters of this start begin at 0 wherever the run resumes; everything else covers the whole run."""
     rows = [
         {"step": step, "time": f"2026-01-31T12:00:0{step}.000Z", "tokens_per_s": 100.0, "step_s": 2.0}
         | {"spent_s": {"compute": 1.5, "sum": 0.5}, "validation_loss": 5.0 - step}

@@ -62,8 +62,8 @@ def test_non_finite_losses_and_norms_never_change_weights(bad: float) -> None:
             assert verdict is not None and verdict.action == action
 
 
-def test_no_gradient_beside_a_loss_is_judged_where_health_is_asked_for() -> None:
-    """A batch without targets has neither; a run without a block goes on."""
+def test_zero_gradients_with_a_loss_are_judged_only_with_health() -> None:
+    """A batch without targets has neither loss nor gradient. A run without a `health` block continues."""
     verdict = judge(HEALTH, Recent(), 1, 5.7, 0.0)
     assert verdict is not None and verdict.action == "skip"
     assert judge(HEALTH, Recent(), 1, 0.0, 0.0) is judge(None, Recent(), 1, 5.7, 0.0) is None
@@ -115,7 +115,7 @@ def test_the_recent_history_round_trips() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_any_flipped_bit_changes_a_fingerprint(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every bit of the first and last elements of each chunk, and random ones between."""
+    """Flips every bit of the first and last elements of each chunk, and random bits in between."""
     monkeypatch.setattr("runtime.observe.health.replicas._CHUNK", 64)
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(150, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""Values that go to the host and come back: their numbers, what they share, and the buffers that are used again."""
+"""Values copied to the host and back: contents, shared storage, and reuse of buffers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_as_many_buffers_as_concurrent_copies() -> None:
 
 
 def test_a_stage_that_saves_nothing_moves_nothing() -> None:
-    """The stage of an embedding alone reads nothing of its forward again; its O and R are statements all the same."""
+    """A stage with only an embedding rereads nothing of its forward, but still has O and R statements."""
     said = [[str(statement(i, {})) for i in copy_instructions(Action(kind, 0, 1), ())] for kind in ("O", "R")]
     assert said == [["c.to_host(0, a)"], ["c.from_host(0, a)"]]
     host = HostCopies(torch.device("cpu"))

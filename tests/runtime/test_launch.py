@@ -133,7 +133,7 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(tmp_path: Path) -> Non
 
 
 def until_all_have_ended() -> Callable[[Board], None]:
-    """For `on_poll`: keeps the supervisor until all ranks have ended by themselves, so that it finds all at once."""
+    """For `on_poll`: holds the supervisor until all ranks have ended by themselves, so that it finds all at once."""
     others = set(children(os.getpid()))
 
     def wait(_: Board) -> None:
@@ -195,7 +195,7 @@ def test_an_out_of_memory_kill_is_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_last_actions_of_ranks_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The board is looked at once more when all ranks have ended."""
+    """The board is polled once more after all ranks have ended."""
     order = []
 
     def watched(*_: object) -> Outcome:
@@ -211,7 +211,7 @@ def test_the_last_actions_of_ranks_are_shown(tmp_path: Path, monkeypatch: pytest
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[Board], object], limit_s: float = 1.0) -> Supervision:
-    """A supervision whose hang clock stands still until `is_so(board)` holds."""
+    """A supervision whose hang clock is stopped until `is_so(board)` holds."""
     begun = False
 
     def on_poll(board: Board) -> None:
@@ -326,7 +326,7 @@ def test_suspension_of_the_supervisor_is_not_a_hang() -> None:
     assert stillness.seconds(3600.1, (8,)) == 0.0
 
 
-# ---------------------------------------------------------------- what a rank finds
+# ---------------------------------------------------------------- environment of a rank
 
 
 def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:

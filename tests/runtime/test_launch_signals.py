@@ -144,7 +144,7 @@ def test_no_rank_survives_the_supervisor(tmp_path: Path, when: str) -> None:
         supervisor.send(signal.SIGKILL)
         assert supervisor.exit_code() == -signal.SIGKILL
         assert_gone(ranks)
-    # What it left does not disturb the next run in the same folder.
+    # Its leftovers do not disturb the next run in the same folder.
     assert list(tmp_path.glob(".meeting-*"))
     assert launch(lambda *_: None, 2, folder=tmp_path).ok
     assert not list(tmp_path.glob(".meeting-*"))

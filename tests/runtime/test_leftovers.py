@@ -1,4 +1,4 @@
-"""The guard against leftovers, in runs of pytest whose tests leave something, or nothing."""
+"""The guard against leftovers, in pytest runs whose tests leave something or nothing behind."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ LEFT = {
 
 
 def session(folder: Path, body: str, *words: str, patience_s: float = 0.5) -> CompletedProcess[str]:
-    """A run of pytest with the guard and one test. A limit of half a second is for what never ends by itself."""
+    """A run of pytest with the guard and one test. The limit of half a second is for processes that never end."""
     (folder / "conftest.py").write_text(CONFTEST.format(patience_s=patience_s))
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     (folder / "test_it.py").write_text(f"def test_it(tmp_path):\n{lines}")
@@ -144,7 +144,7 @@ def test_resources_that_are_released_are_no_fault(folder: Path, what: str) -> No
 
 
 def test_processes_of_another_session_are_not_judged(folder: Path) -> None:
-    """One that lives, in its own folder, beside this one, started by somebody else."""
+    """A living process of another session, in its own folder."""
     body = STARTED.format(how="env={}, stderr=-3, start_new_session=True")
     (folder / "up").write_text(body)
     done = run((sys.executable, str(folder / "up")), Path("/"), {})

@@ -43,7 +43,7 @@ def pipe(timeout_s: float = WAIT_S) -> tuple[PipeWriter, PipeReader]:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=60))
-def test_blocks_of_a_heap_never_overlap_and_lie_as_low_as_they_can(moves: list[tuple[bool, int]]) -> None:
+def test_blocks_of_a_heap_never_overlap_and_use_the_lowest_space(moves: list[tuple[bool, int]]) -> None:
     heap, taken = Heap(4096), dict[int, int]()
     for is_free, size in moves:
         if is_free and taken:
@@ -64,7 +64,7 @@ def test_blocks_of_a_heap_never_overlap_and_lie_as_low_as_they_can(moves: list[t
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_messages_arrive_whole_in_whatever_order_they_are_read(sizes: list[int], order: random.Random) -> None:
+def test_messages_arrive_whole_in_any_order_of_reads(sizes: list[int], order: random.Random) -> None:
     writer, reader = pipe()
     sent = [torch.randint(0, 1 << 30, (size,)) for size in sizes]
     for stamp, tensor in enumerate(sent):
@@ -145,7 +145,7 @@ def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:
 
 
 def test_mapping_memory_leaves_no_other_file_open() -> None:
-    """Nor does an attempt that is refused."""
+    """A refused attempt leaves no file open either."""
     kept, address = make_memory({"part": 8})
     before = len([*Path("/proc/self/fd").iterdir()])
     mapped = [map_memory(address) for _ in range(3)]
@@ -195,7 +195,7 @@ def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members:
 
 @pytest.mark.parametrize("extents", [(5, 5), (7, 0, 4), (70_001, 3, 12)])
 def test_an_owner_has_the_sums_of_only_its_share(extents: tuple[int, ...]) -> None:
-    """They are those of a sum that all have, to the bit; what others own is as it was."""
+    """They are bit-identical to those of a sum on all ranks; shares of others do not change."""
     elements, bounds = sum(extents), [sum(extents[:i]) for i in range(len(extents) + 1)]
     shares = tuple((slice(a, b),) if a < b else () for a, b in pairwise(bounds))
     each = circles(len(extents), elements)

@@ -229,7 +229,7 @@ lines.close()
 
 
 def test_rows_that_the_system_refused_are_written_when_it_takes_them(path: Path) -> None:
-    """A real process, whose files the kernel lets grow to 100 bytes for a time."""
+    """A real process whose files the kernel temporarily limits to 100 bytes."""
     command = [sys.executable, "-c", LIMITED, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     said, whole, again = done.stdout.splitlines()
@@ -280,7 +280,7 @@ def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
 
 @pytest.mark.parametrize("rest", [b"", b": 2}\n"])
 def test_a_half_line_is_one_that_no_longer_grows(path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
-    """A line that another process is writing gets no end of line in its middle; one that was left does."""
+    """A line that another process is still writing gets no line end in its middle; an abandoned one does."""
     path.write_bytes(b'{"a": 1}\n{"b"')
 
     def write(_: float) -> None:

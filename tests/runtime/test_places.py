@@ -15,7 +15,7 @@ from runtime.checkpoint.shard_manifest import CheckpointError
 from tests.runtime.copied import Run
 from tests.runtime.faulty_files import Calls, Killed, kill_at
 
-# ---------------------------------------------------------------- what is taken back
+# ---------------------------------------------------------------- fetching
 
 
 def test_a_damaged_checkpoint_is_replaced_by_its_copy_before_an_older_one_is_used(

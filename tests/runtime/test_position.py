@@ -60,7 +60,7 @@ def test_another_batch_continues_with_the_next_sample() -> None:
 
 @pytest.mark.parametrize("begun", [37, 100 + 63])
 def test_windows_that_divide_earlier_ones_skip_and_repeat_nothing(begun: int) -> None:
-    """20 → 10 → 5 tokens in the midst of an epoch: the epoch ends with every token seen once more, and none twice."""
+    """20 → 10 → 5 tokens within an epoch: at its end every token has been seen exactly once."""
     first, second, third = order(20), order(10), order(5)
     begun %= first.windows
     position, one = walk(Position(order=first, next=50, samples=50, tokens=1000), [begun])
@@ -92,7 +92,7 @@ def test_no_choice_of_windows_skips_and_repeats_less(sequence: int) -> None:
             break
         following += drawn
     again = times_seen(after, following)
-    covered = after.windows * after.sequence  # no window has the tokens behind it
+    covered = after.windows * after.sequence  # no window has the remaining tokens
     assert int(((seen == 0) & (again == 0))[:covered].sum()) == skipped
     assert int(((seen == 1) & (again == 1)).sum()) == repeated
     best = 0
@@ -126,7 +126,7 @@ def test_another_text_keeps_only_the_place() -> None:
 
 
 def test_sizes_of_a_ramp_follow_from_tokens() -> None:
-    """Sizes are those that the compiler counts in an unchanged run, and go to the end from any number of tokens."""
+    """Sizes equal the compiler's for an unchanged run, and reach the end from any number of tokens."""
     choose = random.Random(0)
     for _ in range(300):
         start = choose.randint(1, 9)

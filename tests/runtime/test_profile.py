@@ -183,7 +183,7 @@ def test_profiling_does_not_change_a_step(build: Build, tmp_path: Path) -> None:
         "balance",
     }
 
-    # The FLOPs of all rows are those of the op rules for every call of every segment.
+    # The FLOPs of all rows equal the op rules for every call of every segment.
     found.close()
     (tmp_path / "spec.resolved").write_text((build.folder / "spec.resolved").read_text("utf-8"), "utf-8")
     document = write_run_profile(tmp_path)

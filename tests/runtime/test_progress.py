@@ -143,7 +143,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
 def all_of(master: int) -> str:
     """The output to the terminal until its other end was closed."""
     data = b""
-    with suppress(OSError):  # how a terminal says so
+    with suppress(OSError):  # how a terminal reports it
         while part := os.read(master, 1 << 16):
             data += part
     return data.decode()
@@ -182,7 +182,7 @@ def test_a_dumb_terminal_gets_plain_lines(
     assert all_of(master).splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  expert load 1.32x"]
 
 
-# ---------------------------------------------------------------- where nobody reads
+# ---------------------------------------------------------------- output without a reader
 
 
 def test_an_output_without_a_reader_is_abandoned(tmp_path: Path) -> None:

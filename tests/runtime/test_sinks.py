@@ -1,4 +1,4 @@
-"""Exporters on rows without a run: a failing or slow exporter loses nothing and delays nobody; what readers see."""
+"""Exporters on rows without a run: a failing or slow exporter loses and delays nothing; and what readers see."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_unsent_rows_are_sent_later_and_once(tmp_path: Path, start: Callable[[Si
 
 
 def test_a_later_start_sends_the_remaining_rows(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
-    """Rows that were noted are not sent again, those of steps trained again are; and the key is the same."""
+    """Recorded rows are not sent again, but rows of steps that are trained again are; the key does not change."""
     first, second = Fake("its key"), Fake("its key")
     worker = start(first)
     worker.put([row(1), row(2), row(3)])
@@ -182,7 +182,7 @@ def test_the_queue_of_rows_is_limited(
 def test_a_sink_that_does_not_answer_is_reported_once(
     tmp_path: Path, start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library may try again and again by itself, as W&B does where it cannot be reached."""
+    """A library may retry by itself, as W&B does if its server is unreachable."""
     monkeypatch.setattr(workers, "LATE_S", 0.0)
     sink, answers = Fake(), threading.Event()
     sink.before = answers.wait  # type: ignore[assignment]
@@ -313,7 +313,7 @@ def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: py
 
 
 def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own count of rows is another one after a resume, which goes on with the run of the first start."""
+    """Its own row count differs after a resume, which continues the run of the first start."""
     runs: list[tuple[str, str, str]] = []
     axes, logged, exits = dict[str, str](), list[dict[str, float]](), list[int]()
     library = SimpleNamespace(

@@ -90,7 +90,7 @@ def test_time_of_a_marked_method_counts_even_if_it_fails() -> None:
 
 
 def test_a_repeated_step_keeps_the_time_of_both_attempts() -> None:
-    """A skipped batch has no row: its time is in the next row."""
+    """A skipped batch has no row: its time is part of the next row."""
     clock = Clock()
     time = StepTime(clock=clock)
     for _ in range(2):

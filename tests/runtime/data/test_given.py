@@ -114,7 +114,7 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_row_that_is_refused_is_named_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process says which row it is: the rows before it are not encoded again, each in a process of its own."""
+    """The process reports the row: earlier rows are not encoded again in separate processes."""
     said = {"messages": [{"role": "assistant", "content": "a"}]}
     rows = [json.dumps(row) for row in (*[said] * 9, {"messages": [{"role": "assistant"}]}, said)]
     path = tmp_path / "rows.jsonl"

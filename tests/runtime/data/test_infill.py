@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the share of documents, and that each can be restored, whoever reads it and whenever."""
+"""Fill-in-the-middle: the share of documents, and that each can be restored by any reader at any time."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_invalid_uses_of_token_files_are_refused(tmp_path: Path) -> None:
         prepare(tmp_path)
 
 
-def test_text_beside_files_of_token_ids_is_text(tmp_path: Path) -> None:
+def test_text_beside_files_of_token_ids_is_read_as_text(tmp_path: Path) -> None:
     write(tmp_path / "corpus", documents(2))
     (tmp_path / "corpus.d").mkdir()
     (tmp_path / "corpus.d" / "a.txt").write_text("words")

@@ -1,4 +1,4 @@
-"""Whatever ends a run, it reports the exit code, the rank and its action, no process is left, and it can be resumed."""
+"""However a run ends, it reports exit code, rank and action, leaves no process behind, and can be resumed."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_training_equals_autograd(
 
 
 def test_frozen_weights_count_two_products() -> None:
-    """And of three for adapters: a multiplication and an addition for each of their numbers."""
+    """Adapters count three products; each number of a product is a multiplication and an addition."""
     plain = spec(1, 1, 1, 3, of="llama")
     chosen = adapted(plain)
     matrices = sum(r.num_elements for r in make_plan(plain).replicas if len(r.shape) == 2 and r.name != "embedding")

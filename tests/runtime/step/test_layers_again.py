@@ -62,7 +62,7 @@ def test_training_is_equal_to_the_bit(
 ) -> None:
     plain = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)
     plain = with_layout(plain) if of == "split" else plain
-    # norms that two segments make again are in another bucket at zero = 3, whose squares are summed in another order
+    # at zero = 3, norms recomputed by two segments are in another bucket, and squares are summed in another order
     others = {"all": again(plain), "one": again(plain, 1, *(("rmsnorm",) if zero < 3 else ()), "swiglu")}
     equal_to_the_bit(tmp_path, segments, plain, others)
 

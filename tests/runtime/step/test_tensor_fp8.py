@@ -39,8 +39,8 @@ def chosen(attention: str, precision: str = "fp8_block", recompute: str = "nothi
 
 
 def steps(folder: Path, of: Spec, segments: Segments, *ways: str) -> list[dict[str, dict[str, Tensor]]]:
-    """Gradients of the first step by way, of each tensor rank. Those of weights that both have are summed here, where
-    the run itself did not: it sums its own, not those in float64."""
+    """Gradients of the first step of each tensor rank, for each way. Gradients of shared weights are summed here if
+    the run did not: it only sums its own, not those in float64."""
     write_build(folder / "build", compile_spec(of, segments=segments).files)
     run_module("tests.runtime.step.wide_ranks", folder, RANKS, *ways)
     split = slices_of(of, 0)
