@@ -23,7 +23,7 @@ def page(name: str) -> str:
 
 
 def test_the_shown_run_equals_the_quickstart(tmp_path: Path) -> None:
-    """What the shortened run says is what the shipped one says, and it is right as it stands."""
+    """The keys of the shortened run equal the shipped one, and it is valid."""
     shown = re.search(r"^    run quickstart \{\n(?:     .*\n)+    \}\n", README, re.MULTILINE)
     assert shown
     shipped = ROOT / "specs" / "quickstart.dsc"
@@ -66,7 +66,7 @@ def test_the_shown_conflict_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_print_the_shown_output(
     path: str, least: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every `$ dsc plan` and `$ dsc schedule` with what it prints: those lines are there, in this order; … is any."""
+    """Every `$ dsc plan` and `$ dsc schedule` prints the shown lines in this order; … stands for any lines."""
     monkeypatch.chdir(ROOT)
     shown = re.findall(
         r"^( *)\$ (dsc (?:plan|schedule) .*)\n((?:\1\S.*\n|\1 .*\n)+)", (ROOT / path).read_text("utf-8"), re.M

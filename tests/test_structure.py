@@ -15,7 +15,7 @@ from tests.measure.structure import PACKAGES, circles, cycles, imported, imports
 ROOT = Path(__file__).parents[1]
 OURS = {*PACKAGES, "tests"}
 MOST_ROOMS = 13
-# The rooms of each package: none imports a later one. docs/architecture.md says what each is.
+# The rooms (folders or files) of each package: none imports a later one. docs/architecture.md describes them.
 ROOMS = {
     "dsl": (
         *("messages", "facts", "text", "schema", "closed_forms", "canonical", "leaves", "rules", "reference"),
@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "compiler",
         "dsl",
         "runtime.system",
-        "runtime.contract",  # what a build says, and the JSON of it
+        "runtime.contract",  # the contents of a build, and its JSON
         "runtime.ops",  # what emitted segments call
         "runtime.build.files",
         "runtime.build.run_copy",
@@ -107,7 +107,7 @@ def test_checking_a_spec_needs_no_graphs() -> None:
 
 
 MOST = 8
-# The parameters of an op are its operands and the constants of a layer: they are what they are.
+# The parameters of an op are its operands and the constants of a layer, so their number is given.
 NUMERICS = (
     "runtime/ops/",
     "runtime/ops/native/",
@@ -134,7 +134,7 @@ def test_functions_take_at_most_eight_parameters() -> None:
     assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"
 
 
-# Where text may be taken apart: modules that define names, and those that read what people or other programs write.
+# Where text may be parsed: modules that define names, and those that read input of people or other programs.
 OF_NAMES = {
     "compiler/ir/dtypes.py",
     "compiler/ir/module.py",
@@ -180,7 +180,7 @@ APART = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "r
 
 
 def test_only_name_types_take_names_apart() -> None:
-    """What a name means is a property of its type, wherever it is asked for (runtime/contract/names.py)."""
+    """The meaning of a name is always a property of its type (runtime/contract/names.py)."""
     paths = [path for folder in CORE for path in sorted((ROOT / folder).rglob("*.py"))]
     taking = {
         path.relative_to(ROOT).as_posix()
@@ -192,7 +192,7 @@ def test_only_name_types_take_names_apart() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """A name says which class is meant, without its module."""
+    """A class name is unambiguous without its module."""
     places: dict[str, list[str]] = defaultdict(list)
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):

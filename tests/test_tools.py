@@ -45,7 +45,7 @@ def test_make_reports_missing_tools_at_once(machine: Path) -> None:
     """The message is printed before anything is installed or run: no other command is started."""
     make = shutil.which("make")
     assert make
-    of_make = ("MAKEFLAGS", "MAKELEVEL")  # set where make runs the tests: the make below would say its folder
+    of_make = ("MAKEFLAGS", "MAKELEVEL")  # set if make runs the tests: the make below would print its folder
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", *of_make)}
     command = [make, "test", f"PYTHON={sys.executable}"]
     environment |= {"PATH": str(machine), "CI": "1"}
@@ -83,7 +83,7 @@ def test_other_users_are_told_what_to_install(machine: Path) -> None:
 
 
 def test_without_chromium_its_tests_are_left_out_except_in_ci(machine: Path) -> None:
-    apt_get(machine, "g++")  # there is no network for the other
+    apt_get(machine, "g++")  # the other one would need a network
     done = set_up(machine, user=0)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1:] == [

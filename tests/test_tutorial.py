@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_model_learns(home: Path) -> None:
-    """What the page says of the numbers: where the loss starts, and that validation passes the unigram bar at once."""
+    """Numbers on the page: where the loss starts, and that validation is better than the unigram loss at once."""
     folder = home / "first" / "runs" / "first"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 121))

@@ -51,7 +51,7 @@ def read_row(line: str) -> Row:
 
 SOAK, LANDING = Moved("soak.txt"), Moved("landing.txt")
 
-# What pins the language, plans, schedules, proofs and goldens.
+# Tests that pin the language, plans, schedules, proofs and goldens.
 CHECK = (
     "tests/compiler/test_layout.py",
     "tests/dsl/",
@@ -86,7 +86,7 @@ NOT_CHECK = (  # slow, and about how far predictions and searches hold
 )
 
 
-# Where modules take long. What is last are modules of seconds, so that no worker ends long before the other.
+# Folders with slow modules. Fast modules come last, so that workers end at nearly the same time.
 SLOW_FIRST = (
     "tests/runtime/run/",
     "tests/runtime/step/",

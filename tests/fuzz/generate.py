@@ -1,4 +1,4 @@
-"""Seed to input: texts that a spec could be mistaken for, from bytes at random to specs with one word changed.
+"""Generates an input from a seed: from random bytes to specs with one word changed.
 
 An input is a small set of files, the first of them the spec, and what the command line sets. The same seed always
 gives the same input.
@@ -65,7 +65,7 @@ EXTREMES = (
 
 @dataclass(frozen=True)
 class Input:
-    """What is checked: `files` by name, the first one is the spec; texts, or bytes written as latin-1."""
+    """An input: `files` by name, the first one is the spec; texts, or bytes written as latin-1."""
 
     kind: str
     files: dict[str, str]

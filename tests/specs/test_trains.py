@@ -35,14 +35,14 @@ def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def test_every_phase_trains(tmp_path: Path) -> None:
-    """A step of each, of as many tokens."""
+    """One step each, with equally many tokens."""
     rows = trained("laptop-long", tmp_path, "-s", "train.steps=1", "-s", "train.rate=constant at 1e-3")
     assert [(row["step"], row["phase"], row["tokens"]) for row in rows] == [(1, 1, 2048), (2, 2, 4096), (3, 3, 6144)]
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
 def test_both_phases_of_sparse_attention_train(tmp_path: Path) -> None:
-    """A step of each: the indexers alone, then everything."""
+    """One step each: first only the indexers, then everything."""
     rows = trained("laptop-v32", tmp_path, "-s", "train.steps=1", "-s", "train.rate=constant at 1e-3")
     assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 2)]
     assert all(row["index_loss"] > 0 for row in rows) and rows[0]["grad_norm"] < rows[1]["grad_norm"] / 10
@@ -60,7 +60,7 @@ def test_trains(name: str, tmp_path: Path) -> None:
 
 
 def test_fine_tuning_and_rewards_train(tmp_path: Path) -> None:
-    """The second begins with what the first leaves; its completions are scored."""
+    """The second run starts from the weights of the first; its completions are scored."""
     copies.copy(SPECS / "r1-tiny.dsc", tmp_path)
     copies.copytree(SPECS / "r1-tiny", tmp_path / "r1-tiny")
     rows = {}
