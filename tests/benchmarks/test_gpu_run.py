@@ -85,7 +85,7 @@ def test_an_error_while_handling_an_answer_ends_the_run() -> None:
     def full(task: Any, answer: Any) -> None:
         raise OSError("a full disk")
 
-    with pytest.raises(OSError, match="a full disk"):  # where it waited for what hangs, it would not end
+    with pytest.raises(OSError, match="a full disk"):  # if `run` waited for hanging workers, the test would not end
         run(WORKER, [{"do": "it"}, *[{"do": "hang"}] * 4], 2, 1e6, float("inf"), full)
 
 
