@@ -35,15 +35,15 @@ CHECKED = (
     "mla_attention_quantise_kept_e5m6", "mla_attention_dgrad_quantise_both",
     "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
 )  # fmt: skip
-THETA = 100.0  # so that all columns turn a good deal in short sequences
+THETA = 100.0  # so that even in short sequences all columns rotate by large angles
 Lengths = tuple[int, ...]  # lengths of a sequence's documents; (): one document, not passed to the kernel
 # For queries at some rows of each sequence, [B·Q]: (start of the query's document or None, positions).
 Some = tuple[Tensor | None, Tensor]
 
 
 def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
-    """Where documents begin, [B·S]: of these lengths, the last one to the end of the sequence. Every other sequence has
-    them the other way round."""
+    """Where documents of these lengths begin, [B·S]; the last one goes on to the end of its sequence. Every other
+    sequence has them in reverse order."""
     if not lengths:
         return ()
     found = torch.empty(B, S, dtype=torch.int32)
@@ -287,7 +287,7 @@ def grouped(
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse.map(lambda x: x.view(B, G, group, Q).mT), torch.float32, lse_exact)
-    if not bounds.softcap and bounds.sinks_P is None:  # with either of them torch finds the largest logits
+    if not bounds.softcap and bounds.sinks_P is None:  # with a softcap or sinks, torch computes the largest logits
         largest = gives_peaks(op, (q, k, v, *sinks, *more), (o, lse))
         exact = ops.OPS[f"{op}_peaks"](q64, k64, v64, *wide_sinks, *more)[1]
         close(largest, peaks(queries, keys, bounds, H), torch.float32, exact)
@@ -364,7 +364,7 @@ def bits_are_equal(op: str, dtype: torch.dtype, sizes: Any, lengths: Lengths = (
 
 
 def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
-    """What one holds, NaN among it, does not reach another: not where blocks end past the end of a sequence either."""
+    """No value reaches another sequence, not even NaN, even if blocks extend past the end of a sequence."""
     B, S = sizes[:2]
 
     def found(value: float) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """Checks of cross entropy's kernels, of logits and fused with the linear layer that makes them.
 
 The reference is FP64, rounded where the composition of the ops rounds: logits and their gradients to the dtype
-of the arguments. What a kernel has before it rounds is off by a bound, so it may round to another number than the exact
-one does, but only where one lies between; by how much, `stored` says for each element.
+of the arguments. A kernel's result before rounding is off by at most a bound, so it may round to another number
+than the exact result if a rounding boundary lies between the two. `stored` gives the allowed difference per element.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks of the FP8 products and of how the interpreter rounds E4M3. The reference is FP64, of dequantised operands.
 
-Products of E4M3 numbers are exact in FP32, so a tile of 128 is off by 127 units of the sum of their magnitudes; its two
-scales and the factor they make round three times, and adding up tiles once for each of them. (Hopper's tensor cores sum
-with fewer bits than that: how far they are off is for a GPU to show.)
+Products of E4M3 numbers are exact in FP32, so the sum of a tile of 128 is off by at most 127 units of the sum of their
+magnitudes. The tile's two scales and their product round three times, and adding up tiles rounds once per tile.
+(Hopper's tensor cores sum with fewer bits; only a run on a GPU shows their error.)
 """
 
 from __future__ import annotations

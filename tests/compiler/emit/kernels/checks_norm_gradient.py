@@ -61,7 +61,7 @@ def against_fp64(found: tuple[Tensor, ...], dy: Tensor, norm: tuple[Tensor, ...]
 
 
 def gradient(dtype: torch.dtype, rows: int, columns: int, k: int) -> None:
-    """All ops, of views where they may be views."""
+    """All ops. Arguments that may be views are views."""
     x, add = (view(dtype, rows, columns, seed=seed) for seed in (1, 4))
     w = random(columns, dtype=dtype, seed=2)
     norm = x, w, run("rmsnorm", x, w, EPS)[1], add

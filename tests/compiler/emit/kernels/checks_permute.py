@@ -41,7 +41,7 @@ def equal(found: Any, wanted: Any) -> None:
 
 @contextmanager
 def at_most(blocks: int) -> Iterator[None]:
-    """Blocks of tokens grow where there would be more."""
+    """Lowers the limit on blocks of tokens to `blocks`; to stay within it, blocks grow."""
     before, choices.BLOCKS = choices.BLOCKS, blocks
     try:
         yield
@@ -100,7 +100,7 @@ def back(dtype: torch.dtype, tokens: int, k: int, columns: int) -> None:
 
 
 def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
-    """Rows with their scales, which come as `quantise` gives them and go on to `requantise`, column by column."""
+    """8-bit rows with their scales. The scales are column-major, as `quantise` returns and `requantise` reads them."""
     x_TD, scales_TB = ops.quantise(random(tokens, columns))
     gate_TK, expert_TK = chosen(tokens, experts, k)
     slots_E = torch.randperm(experts, generator=generated(4))

@@ -26,7 +26,7 @@ CHECKED = (
 
 @contextmanager
 def moved() -> Iterator[list[int]]:
-    """Counts the bytes that programs load and store, in the one number it gives."""
+    """Counts the bytes that programs load and store, in the only element of the list that it yields."""
     count = [0]
     before = {name: getattr(InterpreterBuilder, name) for name in ("create_masked_load", "create_masked_store")}
 

@@ -1,7 +1,7 @@
 """Checks of the kernels of the router and its balance loss, in Triton's interpreter.
 
-A choice of experts is right or wrong, so it is compared where rounding cannot change it: no two of the scores that are
-compared are nearer to each other than their errors.
+A choice of experts is either right or wrong, so choices are compared only for scores that rounding cannot reorder: any
+two of them differ by more than their errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def score_errors(logits_TE: Tensor, softmax: bool) -> Tensor:
 
 
 def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups: int, top_groups: int, k: int) -> None:
-    """No rounding changes a choice. The sum of a softmax is off by a unit a term, but for all experts alike."""
+    """No rounding changes a choice. A softmax's sum is off by a unit per term, but equally for all experts."""
     score_TE = scores(logits_TE.double(), softmax)
     error_TE = score_TE * score_errors(logits_TE, softmax) * U
     choice_TE = score_TE

@@ -74,7 +74,7 @@ def of_eight_bits(rows: int, inner: int, gated: bool) -> None:
 
 
 def quantised(rows: int, inner: int, gated: bool, pow2: bool) -> None:
-    """Forward: the numbers that the ops give one after the other, to the bit."""
+    """The fused forward gives the same bits as SwiGLU followed by quantisation."""
     h, _, gate = operands(BF16, rows, inner)
     prefix, more = ("gated_", (gate,)) if gated else ("", ())
     y = run(f"{prefix}swiglu", h, *more)

@@ -15,9 +15,10 @@ On sm_90, for which launch parameters are chosen, the code must have:
 - the streaming loads and stores of the kernel's family (`STREAMS` in compiler/emit/kernels/<family>.py), as
   prefixes of PTX instructions; if rows are wide and aligned to 16 bytes, these loads are 16 bytes wide.
 
-On sm_100 the same but for the last, by the products of its tensor memory. For sm_80 and gfx942 it compiles; neither has
-products of E4M3. What it takes there is in the verdict. On gfx942 two stages of a pipeline at most: its programs have
-64 KiB of shared memory, and LLVM takes 17 s for the seven of sm_90.
+On sm_100 the same holds except for the last property, and products are those of its tensor memory. For sm_80 and
+gfx942, which have no products of E4M3, the code must only compile; the verdict has the resources that it takes. On
+gfx942 a pipeline has at most two stages: a program has 64 KiB of shared memory, and LLVM would take 17 s to compile the
+seven stages of sm_90.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Target:
     gpu: GPUTarget
     products: tuple[tuple[str, str], ...] = ()
     eight_bits: bool = False
-    strict: bool = False  # whether the launches are to fit it: no spills, and shared memory for a block
+    strict: bool = False  # whether launches must fit the target: no spills, and no more shared memory than a block has
     shared_bytes: int = 0  # of a block
     shared_bytes_sm: int = 0  # of an SM; each block takes 1 KiB more than it asks for
     stages: int = 8  # of a pipeline, at most
@@ -166,7 +167,7 @@ def _streams(launch: Launch, target: Target, streams: Streams | None) -> tuple[s
 
 def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict:
     try:
-        with redirect_stdout(sys.stderr):  # where Triton prints what does not assemble
+        with redirect_stdout(sys.stderr):  # Triton prints code that does not assemble
             compiled = _compile(launch, target)
     except Exception as error:  # any exception of a compiler is a failure of the kernel
         first, *_ = str(error).strip().splitlines() or [repr(error)]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import triton
 
 PRODUCTS = re.compile(r"[A-Z]*MMA\Z")  # HMMA of 16-bit numbers, HGMMA by warpgroups, QGMMA of 8-bit ones, UTC…MMA
-# Where PTX has none of these, SASS has nothing that a verdict tells of: no products, no asynchronous copies, no change
-# of registers. Spills are seen without it, as a stack.
+# If PTX has none of these, SASS need not be read: it has none of the instructions that a verdict reports (products,
+# asynchronous copies, changes of the register count). Spills show without SASS, as the size of the stack.
 REPORTED_IN_PTX = re.compile(r"mma|cp\.async|setmaxnreg")
 
 

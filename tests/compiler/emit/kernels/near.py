@@ -1,6 +1,6 @@
 """Error bounds of the attention kernels, computed by running their steps on numbers that carry an error bound.
 
-What turns is turned in FP32 and rounded to the dtype, products read that dtype and add up in FP32, weights and
+Rotations are computed in FP32 and rounded to the dtype. Products read that dtype and add up in FP32. Weights and
 gradients of scores are rounded before the products that read them. With U = 2⁻²⁴ a sum of n products is off by at most
 n·U of the sum of their magnitudes, and each further operation adds one U of its result; 2^x of the hardware is off by
 4·U.

@@ -46,7 +46,7 @@ COLUMNS = ("launches", "failed", "registers", "shared")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One launch to compile: of those that a call makes with a number of rows, the one at `index`."""
+    """One launch to compile: the one at `index` among the launches of a call with a number of rows."""
 
     key: str
     file: KernelFile
@@ -156,7 +156,7 @@ def _of_the_gate() -> str:
 
 
 def recall(path: Path) -> dict[str, Verdict]:
-    """Verdicts by their keys. The last line is torn where a run was killed as it wrote."""
+    """Verdicts by their keys. The last line may be incomplete, if a run was killed while it wrote the line."""
     found: dict[str, Verdict] = {}
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):

@@ -36,7 +36,7 @@ def test_each_byte_is_moved_once(interpret: Interpret, op: str) -> None:
 
 
 def test_different_constants_give_different_names() -> None:
-    """Files of one build have names that differ where their texts do."""
+    """Kernel files of a build with different texts have different names."""
     h = Buffer("h", ("R", 64), "bfloat16")
     constants = (
         (7.0, 1.702, 1.0),
