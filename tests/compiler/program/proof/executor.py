@@ -43,7 +43,7 @@ class Symbols:
 
 @dataclass(eq=False)
 class Storage:
-    """A piece of memory: how many names and sends hold it; with none it holds garbage."""
+    """A piece of memory, with the number of names and sends that hold it. Without holders its content is garbage."""
 
     holders: int = 0
 
@@ -70,7 +70,7 @@ class Value:
 
 @dataclass
 class Channel:
-    """Messages from one rank to another. Both queues are in order; they meet element by element."""
+    """Messages from one rank to another. The k-th value sent fills the k-th receive posted."""
 
     sent: deque[Value] = field(default_factory=deque)
     posted: deque[Value] = field(default_factory=deque)

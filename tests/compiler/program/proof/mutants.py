@@ -41,7 +41,7 @@ def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
 def edited(items: Sequence[T], edit: str, generator: random.Random, able: Sequence[int] | None = None) -> tuple[T, ...]:
     """`items` with one dropped, doubled somewhere, moved, or swapped with another (near, half of the time).
 
-    `able`: the places that the one, and with "swap" the other, may be of.
+    `able`: the places from which the edited item is chosen, and with "swap" the other one too.
     """
     able = range(len(items)) if able is None else able
     result, index = list(items), _chosen(able, generator)

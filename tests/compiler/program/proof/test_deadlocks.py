@@ -22,7 +22,7 @@ from tests.compiler.program.proof.test_rejects import rejected, with_invocations
 
 
 def test_ranks_that_wait_in_a_circle() -> None:
-    """Each rank runs everything it must, but rank 0 wants B1.0 before it gives F0.1, which rank 1 wants before B1.0."""
+    """No work is missing, but rank 0 waits for B1.0 before it runs F0.1, and rank 1 waits for F0.1 before B1.0."""
     text = "# circle ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.0 B1.1\n"
     program, plan = lowered(Schedule.from_text(text)), small_plan(2)
     assert rejected(program, plan) == (

@@ -127,20 +127,20 @@ def waiting_before_the_start(items: list[Instruction]) -> list[Instruction]:
 
 
 def waiting_at_the_end(items: list[Instruction]) -> list[Instruction]:
-    """The dispatch is waited for after its rows have been read."""
+    """Moves the wait for the dispatch to the end, after its rows have been read."""
     items.append(items.pop(position(items, "wait", wait="dispatch")))
     return items
 
 
 def writing_twice(items: list[Instruction]) -> list[Instruction]:
-    """The first run writes over the message it was given."""
+    """The first run overwrites the message that it received."""
     at = position(items, "run")
     items[at] = replace(items[at], writes=(*items[at].writes, *items[position(items, "receive")].writes))
     return items
 
 
 def with_operands_swapped(items: list[Instruction]) -> list[Instruction]:
-    """The head takes the targets for the hidden state, and the other way round."""
+    """The head gets the targets as its hidden state, and the hidden state as its targets."""
     at = next(k for k, i in enumerate(items) if i.site == "head")
     items[at] = replace(items[at], reads=items[at].reads[::-1])
     return items
