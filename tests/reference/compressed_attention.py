@@ -19,8 +19,8 @@ from tests.reference.rotation import rotate_last
 
 
 def entries(x_BSD: Tensor, part: nn.Module, rope: Rope | None, eps: float) -> Tensor:
-    """[B, E, W], window by window: means of values by a softmax of gates, normed and rotated. `part` has the weights;
-    with twice as many columns as its gain has, their first half is of the window in front."""
+    """[B, E, W], window by window: means of values weighted by a softmax of gates, normed and rotated. `part` has the
+    weights; if they have twice as many columns as its gain, the first half is for the preceding window."""
     rate, W = len(part.pool_bias), len(part.pool_norm)
     values, gates = functional.linear(x_BSD, part.pool).chunk(2, dim=2)
     found = [values[:, :0, :W]]

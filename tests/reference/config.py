@@ -11,7 +11,7 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True)
 class Phase:
-    """A value that holds until so many tokens have been trained on (None: for ever)."""
+    """A value that holds until `until_tokens` tokens have been trained on (None: for ever)."""
 
     value: float
     until_tokens: int | None = None

@@ -41,7 +41,7 @@ class LightningIndexer(nn.Module):
         return (hits_BSSJ * gates_BSJ[:, :, None]).sum(-1)
 
     def unseen(self, scores_BSS: Tensor) -> Tensor:
-        """[B, S, S]: which keys each query does not see. Of equal scores the key in front is chosen."""
+        """[B, S, S]: which keys each query does not see. Of keys with equal scores the earliest is chosen."""
         S = scores_BSS.shape[-1]
         future_SS = torch.ones(S, S).triu(1).bool()
         if self.dense:
