@@ -29,7 +29,7 @@ def hit(number: int) -> None:
 
 
 def take() -> list[int]:
-    """The places that were executed since this was last called; by processes of no name, since any worker called it."""
+    """The places executed since the last call, or since any worker's last call by processes without environment."""
     assert shared is not None
     found = set[int]()
     for each in (shared, opened(NAMELESS)):

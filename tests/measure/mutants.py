@@ -40,12 +40,12 @@ COUNT = 300
 PROBED = 3000  # probed places: tests.measure.choose reads all of them, COUNT become mutants
 SEED = 0
 WORKERS = 2
-BATCHES_S = (4.0, 12.0, 50.0)  # seconds of the processor that the tests of a batch take; no more tests are asked
-FILE_S = 0.5  # to import a file of tests
-PLACE_S = 0.003  # a test that executes so many places more is asked as late as one that takes this longer
-OF_A_FUNCTION = (2, 4)  # cases of a test in the first batches: neighbours mostly notice the same
-SLOWER, MORE_S = 10, 60  # tests that take so many times as long and so many seconds more will never end
-PLACES = "places.json"  # of a folder of lines: the digests of the places, by their numbers
+BATCHES_S = (4.0, 12.0, 50.0)  # processor seconds of the tests in each batch; tests beyond the last batch are not run
+FILE_S = 0.5  # to import a test file
+PLACE_S = 0.003  # for the order of tests, each executed place counts as this many seconds
+OF_A_FUNCTION = (2, 4)  # cases of a test function in the first batches, at most: they mostly fail together
+SLOWER, MORE_S = 10, 60  # tests that take SLOWER times as long plus MORE_S seconds will never end
+PLACES = "places.json"  # file in a folder of lines: the digests of the places, by their numbers
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -142,7 +142,7 @@ class Place:
             try:
                 failed = self.run(mutant, left, seconds)
             except UsageError:
-                self.pytest(left, seconds)  # which fails again where it is not the mutant that hides a test
+                self.pytest(left, seconds)  # fails again unless the mutant is the reason that a test is not found
                 failed = left[0]
             if failed is None:
                 return None
@@ -186,7 +186,7 @@ class Place:
         if process.returncode == pytest.ExitCode.USAGE_ERROR:
             raise UsageError(said[-2000:])
         failed = FAILED.search(said)
-        return failed[1] if failed else tests[0]  # the process has ended otherwise, or never would
+        return failed[1] if failed else tests[0]  # the process ended in another way, or would never end
 
     @staticmethod
     def end(process: subprocess.Popen[bytes], most_s: float) -> bool:

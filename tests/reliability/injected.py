@@ -121,7 +121,7 @@ class _Injector:
         self._before(durable_files, "remove", "purge", lambda _, name: name.startswith(".purge-"))
 
     def _before(self, owner: Any, name: str, phase: str, is_it: Callable[..., bool]) -> None:
-        """Come to the phase in front of those calls that are it."""
+        """Enter the phase before each call of `name` for which `is_it` holds."""
         if phase != self.fault.phase:
             return
         real = getattr(owner, name)
