@@ -202,7 +202,7 @@ def _fork_or_exec(  # as of _posixsubprocess
     env: Sequence[bytes] | None,
     *more: Any,
 ) -> int:
-    """Fork where a module of Python is to be run in an environment that its libraries would read the same in."""
+    """Fork to run a Python module, if the environment variables that its libraries read at import are the same."""
     words = [os.fsdecode(word) for word in args]
     asked = dict(os.environ)
     if env is not None:

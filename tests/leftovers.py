@@ -27,10 +27,10 @@ import pytest
 from tests import progress
 from tests.runtime.processes import is_gone, open_files
 
-CACHES = ("torchinductor_", "torchelastic_")  # a cache of torch, and logs that its torchrun never removes
-OF_TRITON = (".ptx", ".ptx.o")  # they stay where a process ends while Triton compiles in it
-PATIENCE_S = 60.0  # for processes that are ending, since the last of them ended
-WORKER_ENDS_S = 600.0  # until xdist kills a worker: one that is killed leaves its folders (10 s is its own limit)
+CACHES = ("torchinductor_", "torchelastic_")  # torch's compile cache, and logs that torchrun never removes
+OF_TRITON = (".ptx", ".ptx.o")  # remain if a process ends while Triton compiles in it
+PATIENCE_S = 60.0  # how long to wait for ending processes, counted from the last one that ended
+WORKER_ENDS_S = 600.0  # until xdist kills a worker, which would then leave its folders (xdist's default is 10 s)
 SEGMENTS = Path("/dev/shm")
 NOT_READABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
@@ -157,7 +157,7 @@ def _is_of(pid: int, folder: Path) -> bool:
 
 
 def _said(pid: int) -> str:
-    """The command of a process, and the test that started it, where its environment has one."""
+    """The command of a process, and the test that started it if its environment names one."""
     command = variables = b""
     with suppress(*NOT_READABLE):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

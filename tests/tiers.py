@@ -64,7 +64,7 @@ CHECK = (
     "tests/test_",
     "tests/compiler/machine/topology/",
 )
-NOT_CHECK = (  # slow, and about how far predictions and searches hold
+NOT_CHECK = (  # slow tests of the accuracy of predictions and searches
     "tests/dsl/test_conflicts.py",
     "tests/dsl/test_hostile.py",
     "tests/compiler/schedule/test_bound.py",
@@ -142,7 +142,7 @@ def tiers_of_file(file: str, text: str) -> set[str]:
 
 
 class Stays:
-    """Whether a test stays where rows move others. It counts the cases of a function in the order of calls."""
+    """Whether a test stays in its tier although rows move others. Counts a function's cases in the order of calls."""
 
     def __init__(self, moved: Moved) -> None:
         self.row_of = cache(moved.row_of)
