@@ -31,8 +31,8 @@ def test_tickets(interpret: Interpret, tiles: int, programs: int) -> None:
 
 @pytest.mark.parametrize("tiles", [0, 1, 111, 112, 300, 4096])
 def test_without_a_queue_programs_wait(tiles: int) -> None:
-    """With all SMs a queue of legs takes as many rounds as strides. With fewer SMs it never takes more than strides, and
-    at most 1.11 times as many as single tiles if there are 8 rounds or more."""
+    """With all SMs a queue of legs takes as many rounds as strides. With fewer SMs it never takes more than strides,
+    and at most 1.11 times as many as single tiles if there are 8 rounds or more."""
     for programs in (112, 132):
         lengths = [len(leg) for leg in legs(tiles, programs)]
         assert sum(lengths) == sum(strides(tiles, programs)) == tiles
