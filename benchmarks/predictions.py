@@ -260,7 +260,7 @@ def _memory(fixed: Mapping[str, Any], prediction: Prediction) -> str:
         parts = (rank.weights, rank.gradients, rank.optimizer, rank.activations, rank.buffers, rank.peak_bytes)
         worst = f"{rank.worst_bytes / GIB:.1f}" if rank.worst_bytes else ""
         alike[" | ".join((*(f"{part / GIB:.2f}" for part in parts), worst))].append(rank.pp_rank)
-    rows += [f"| {ranges(of)} | {cells} |" for cells, of in alike.items()]
+    rows += [f"| {ranges(ranks_alike)} | {cells} |" for cells, ranks_alike in alike.items()]
     return "\n".join(rows)
 
 

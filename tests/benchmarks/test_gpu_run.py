@@ -49,8 +49,8 @@ def test_a_worker_answers_one_task_after_the_other() -> None:
 
 
 def test_a_failed_task_does_not_affect_the_others() -> None:
-    what = ["raise", "it", "break", "it", "die", "it"]
-    raised, after, broke, fresh, died, last = answers([{"n": n, "do": do} for n, do in enumerate(what)], 1)
+    actions = ["raise", "it", "break", "it", "die", "it"]
+    raised, after, broke, fresh, died, last = answers([{"n": n, "do": do} for n, do in enumerate(actions)], 1)
     assert raised["failed"] == "ValueError: of its own" and "CUDA error" in broke["failed"]
     assert "code 3: last words" in died["failed"]
     assert len({after["pid"], fresh["pid"], last["pid"]}) == 3
@@ -319,8 +319,8 @@ def test_a_page_without_results_says_so() -> None:
 
 def test_every_launch_is_in_one_family() -> None:
     cases = compiled()["cases"]
-    of = families(compiled())
-    assert sum(map(len, of.values())) == sum(len(case["launches"]) for case in cases.values())
+    launches_by_family = families(compiled())
+    assert sum(map(len, launches_by_family.values())) == sum(len(case["launches"]) for case in cases.values())
 
 
 def test_reasons_have_the_registers_of_the_facts() -> None:
@@ -376,8 +376,8 @@ def test_facts_of_the_same_text_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(facts.triton, "__version__", before["triton"])
     text = digest(emitted(by_name("rmsnorm"))[0])
     kept = {"text": text, "launches": ["kept"]}
-    of = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": kept}})
-    assert of["cases"] == {"rmsnorm": kept}
+    updated = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": kept}})
+    assert updated["cases"] == {"rmsnorm": kept}
     for stale in ({"triton": "0", "cases": {"rmsnorm": kept}}, {"triton": before["triton"], "cases": {}}, {}):
         assert facts.facts(stale)["cases"] == {"rmsnorm": {"text": text, "launches": []}}
 

@@ -122,9 +122,9 @@ def test_goals_cover_all_machines_and_tables_the_newest() -> None:
 
 
 def test_results_are_by_kind_of_processor() -> None:
-    told = "processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
-    assert processor(told) == "AMD EPYC, family 25"
-    assert file_of(processor(told)).name == "amd-epyc-family-25.json"
+    cpuinfo = "processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
+    assert processor(cpuinfo) == "AMD EPYC, family 25"
+    assert file_of(processor(cpuinfo)).name == "amd-epyc-family-25.json"
     assert processor("model name : Thing (R) 3\n") == "Thing (R) 3"
 
 
