@@ -82,8 +82,8 @@ def test_warns_of_unread_and_too_short_files(folder: Path, capsys: pytest.Captur
     words = ["--jobs", "1", "--cache", str(folder / "cache"), "--format", "json"]
     words += ["-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "train.validate=none"]
     assert main(["data", "prepare", str(folder / "mine.dsc"), *words]) == 0
-    told = names.format("1 not UTF-8; ")
-    assert f"data: warning: 10 of 12 files of 'text' are not read: {told}\n" in capsys.readouterr().err
+    listed = names.format("1 not UTF-8; ")
+    assert f"data: warning: 10 of 12 files of 'text' are not read: {listed}\n" in capsys.readouterr().err
 
 
 def test_warns_of_text_shorter_than_a_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,9 +112,9 @@ def test_derived_facts_match_the_specs() -> None:
     before, after = resolve(QUICK), resolve(QUICK, overrides=overrides)
     found = difference(before, after)
     facts = {fact.name: (fact.before, fact.after) for fact in found.facts}
-    for name, of in (("parameters.total", lambda spec: parameters(spec.model).total),
+    for name, value_of in (("parameters.total", lambda spec: parameters(spec.model).total),
                      ("memory.total", lambda spec: lower_bound(spec).total)):  # fmt: skip
-        assert facts[name] == (of(before.spec), of(after.spec))
+        assert facts[name] == (value_of(before.spec), value_of(after.spec))
     assert facts["schedule.stages"] == (2, 4) and facts["schedule.micro_batches"] == (4, 8)
     # (P/2 - 1)(F&B + B - 3W) of N(F + B) and that: arXiv 2412.19437, table 2, with F = I = W = 1 and B = 2
     assert facts["schedule.bubble"] == (0.0, pytest.approx(2 / 26, abs=1e-6))

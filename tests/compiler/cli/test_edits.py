@@ -65,8 +65,8 @@ def test_an_edit_removes_its_mistake_and_adds_no_syntax_error(name: str) -> None
             after = said(name, [text if each == source.text else each for each in overrides])
         else:
             after = said(name, overrides, {source.name: text})
-        told = (item.code, item.message)
-        assert count(after)[told] < count(before)[told], f"{item.hint}: {edit.text!r} mends nothing"
+        mistake = (item.code, item.message)
+        assert count(after)[mistake] < count(before)[mistake], f"{item.hint}: {edit.text!r} mends nothing"
         assert not [key for key in count(after) - count(before) if key[0] in FORM], f"{item.hint}: {edit.text!r}"
 
 

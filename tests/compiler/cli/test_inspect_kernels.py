@@ -34,8 +34,8 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Builds of tiny: unchanged, and without fusion."""
     spec, folder = load(ROOT / "specs" / "tiny.dsc"), tmp_path_factory.mktemp("builds")
     apart = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
-    for name, of in (("tiny", spec), ("apart", apart)):
-        write_build(folder / name, compile_spec(of).files)
+    for name, variant in (("tiny", spec), ("apart", apart)):
+        write_build(folder / name, compile_spec(variant).files)
     return folder / "tiny", folder / "apart"
 
 
@@ -48,9 +48,9 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
         *sorted(files - {"adamw"}),
         "adamw",
     ]
-    told = parsed((build / "kernels.json").read_text(), "built_kernels")
+    built = parsed((build / "kernels.json").read_text(), "built_kernels")
     texts = {path.stem: path.read_text() for path in (build / "segments").glob("*.py")}
-    for segment in told["segments"]:
+    for segment in built["segments"]:
         text = texts[segment["segment"]]
         for op in {call["op"] for call in segment["ops"]} - {"add", "cat2"}:
             called = sum(call["op"] == op for call in segment["ops"])
@@ -96,9 +96,9 @@ def test_the_optimizer_is_listed(
             owned[rank] += -(-whole // len(bucket.holders)) if spec.parallel.zero else whole
     assert found["elements"] == max(owned.values())
     sizes = {"fp32": 4, "bf16": 2}
-    of = spec.precision
-    master, gradient, moment = (sizes[each] for each in (of.master, of.gradients, of.moments))
-    apart = sizes[of.parameter] if of.parameter != of.master else 0
+    precision = spec.precision
+    master, gradient, moment = (sizes[each] for each in (precision.master, precision.gradients, precision.moments))
+    apart = sizes[precision.parameter] if precision.parameter != precision.master else 0
     assert found["bytes"] == found["elements"] * (2 * master + gradient + 4 * moment + apart)
     assert main(["inspect", str(build), "--kernels"]) == 0
     assert f"optimizer: adamw by adamw, {found['elements']:,} elements and" in capsys.readouterr().out
@@ -145,8 +145,10 @@ def test_prints_saved_bytes_and_the_target_machine(
     found = read(builds[0])
     saved = [int(row["bytes_saved"]) for row in found["fused"]]
     lines = out.splitlines()
-    told = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
-    assert told == [num_bytes(each) for each in (*saved, sum(saved))] and all(not each.startswith("0") for each in told)
+    printed = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
+    assert printed == [num_bytes(each) for each in (*saved, sum(saved))] and all(
+        not each.startswith("0") for each in printed
+    )
     assert f"{num_bytes(found['optimizer']['bytes'])} per step on the pipeline rank that updates most" in out
     assert ON_CPUS in out  # tiny is for CPUs
     assert ON_CPUS not in text("tiny", found)
