@@ -157,8 +157,8 @@ def moves_what_windows_need() -> None:
         with moved() as count:
             o, lse = run("bounded_attention", q, k, v, None, *more, 0.0, window, 0.0, *some)
         blocks = len(q) // 128
-        told = 4 * (2 * LEGS * NUM_SMS + 1 + blocks * (2 * 128 + 4 + 1))
-        return (count[0] - bytes_of(q, o, lse) - told) / (2 * C * 64)
+        schedule_bytes = 4 * (2 * LEGS * NUM_SMS + 1 + blocks * (2 * 128 + 4 + 1))
+        return (count[0] - bytes_of(q, o, lse) - schedule_bytes) / (2 * C * 64)
 
     for S in (512, 1024):
         blocks = S // 2 // 128

@@ -18,8 +18,8 @@ def moves_what_documents_need() -> None:
     B, S, G, group, C = sizes = 2, 256, 1, 2, 32
     q, k, v, *more = *gqa_operands(torch.bfloat16, sizes), *starts_of(B, S, (128,))
     T, blocks = B * S, B * G * group * (S // 128)
-    told = 4 * 2 * T  # where documents begin, for what turns
-    turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + told
+    start_bytes = 4 * 2 * T  # where documents begin, for what turns
+    turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + start_bytes
     queue = 4 * (2 * LEGS * NUM_SMS + 1)
     with moved() as count:
         o, lse = run("gqa_attention", q, k, v, *more)

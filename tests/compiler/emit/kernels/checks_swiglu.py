@@ -116,8 +116,8 @@ def moves_each_byte_once() -> None:
     """Each byte moves once, except for the quantised gradient: two programs read what its halves share."""
     h, dy, gate = operands(BF16, 24, 256)
     kept, partial = ops.quantise(h), 2 * bytes_of(gate)  # two tiles of columns
-    of = {"swiglu": (), "gated_swiglu": (gate,)}
-    for name, more in of.items():
+    gates = {"swiglu": (), "gated_swiglu": (gate,)}
+    for name, more in gates.items():
         for call, read in (
             (name, (h, *more)),
             (f"{name}_quantise", (h, *more)),

@@ -229,7 +229,7 @@ def table(sweep: Sweep, colour: bool) -> str:
             kernel = f"{row.file}.{verdict.kernel}" if row.file else verdict.kernel or row.spec
             what = f"{red}{kernel} on {verdict.target} {failure}{plain}"
             where.setdefault(what, []).append(f"{row.call or 'all'} of {row.spec}")
-    text += [f"{what}: {of[0]}" + f", and {len(of) - 1} more" * (len(of) > 1) for what, of in where.items()]
+    text += [f"{what}: {calls[0]}" + f", and {len(calls) - 1} more" * (len(calls) > 1) for what, calls in where.items()]
     return "\n".join(line.rstrip() for line in text)
 
 
