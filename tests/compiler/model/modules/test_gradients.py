@@ -74,12 +74,12 @@ def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dic
     constants = dict(segment.constants)
     leaves = {each.name: given[each.name].clone().requires_grad_() for each in (*segment.params, *segment.inputs)}
     module = getattr(layers, name)(HIDDEN)
-    own = {each.path.partition("module.")[2]: leaves[each.name] for each in segment.params if each.path}
-    assert own.keys() == dict(module.named_parameters()).keys()
+    parameters = {each.path.partition("module.")[2]: leaves[each.name] for each in segment.params if each.path}
+    assert parameters.keys() == dict(module.named_parameters()).keys()
     h = leaves["h"] + leaves["y"] if name in layers.FFNS else leaves["h"]
     x = rmsnorm(h, leaves.get("norm"), 1e-6)
     shape = (MICRO_BATCH, SEQUENCE, HIDDEN) if name in layers.ATTENTIONS else x.shape
-    out = torch.func.functional_call(module, own, (x.view(shape),)).reshape(x.shape)
+    out = torch.func.functional_call(module, parameters, (x.view(shape),)).reshape(x.shape)
     out = rmsnorm(out, leaves.get("post_norm"), 1e-6) * constants.get("factor", 1.0)
     outputs = (h + out,) if name in layers.FFNS else (h, out)
     tangents = [given[f"d_{each.name}"] for each in segment.outputs]
