@@ -278,22 +278,22 @@ class _Rank:
         self, i: Instruction, values: dict[str, Value], operands: tuple[Symbol, ...], micro_batch: int
     ) -> None:
         data = micro_batch if i.kind == "load" else None
-        of = self.run.symbols.of
-        outputs = (of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
+        symbol_of = self.run.symbols.of
+        outputs = (symbol_of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
             here = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None
-            values[buffer.name] = Value(of(outputs, buffer.name), storage, here.tensors if here else frozenset())
+            values[buffer.name] = Value(symbol_of(outputs, buffer.name), storage, here.tensors if here else frozenset())
         for names, places in ((i.params, i.params_in), (i.weights, i.weights_in)):
             for tensor, place in zip(names, places or [""] * len(names), strict=True):
                 adds = i.phase == "W" and names is i.params
-                own = not self._is_divided(i.site, tensor, gradients=adds)
-                if not own if place == "" else tensor not in values[place].tensors:
+                is_whole = not self._is_divided(i.site, tensor, gradients=adds)
+                if not is_whole if place == "" else tensor not in values[place].tensors:
                     raise LookupError(tensor)
                 if adds and place:
-                    values[place].added[tensor, of(outputs, tensor)] += 1
+                    values[place].added[tensor, symbol_of(outputs, tensor)] += 1
                 elif adds:
-                    self.run.gradients[self.rank][tensor][of(outputs, tensor)] += 1
+                    self.run.gradients[self.rank][tensor][symbol_of(outputs, tensor)] += 1
 
     def _is_divided(self, site: str, tensor: str, gradients: bool) -> bool:
         """Whether a rank has only a part of the tensor, or of its gradients."""
