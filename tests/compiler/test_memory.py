@@ -23,10 +23,10 @@ def test_a_device_smaller_than_the_plan_is_reported_and_one_as_large_is_not() ->
     spec = resolve(QUICKSTART).spec
     needed = fullest(spec, lower_spec(spec))[1].total
     assert lower_bound(spec).total < needed  # so `dsc check` passes both
-    for memory, told in ((needed, False), (needed - 1, True)):
+    for memory, is_too_small in ((needed, False), (needed - 1, True)):
         smaller = resolve(QUICKSTART, overrides=[f"cluster.node.device.memory={memory / 1000:.3f}KB"]).spec
         message = does_not_fit(smaller, lower_spec(smaller))
-        assert bool(message) == told
+        assert bool(message) == is_too_small
     assert f"the {size(needed - 1)} of device cpu" in message
     assert "2 pipeline ranks of 2" in message
 

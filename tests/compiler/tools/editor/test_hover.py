@@ -95,8 +95,8 @@ def test_the_spec_as_published() -> None:
     path = ROOT / "specs/deepseek-v3.dsc"
     text = path.read_text("utf-8")
     found = documented(text, str(path))
-    told = {marked: hover(found, text.index(marked) + 1) for marked in ("deepseek_v3", "data ", "tokens  ", "warmup")}
-    texts = {marked: each.text if each is not None else "" for marked, each in told.items()}
+    hovers = {marked: hover(found, text.index(marked) + 1) for marked in ("deepseek_v3", "data ", "tokens  ", "warmup")}
+    texts = {marked: each.text if each is not None else "" for marked, each in hovers.items()}
     assert "671,026,419,200 parameters" in texts["deepseek_v3"]
     assert "= 128" in texts["data "]
     assert "14,800,000,000,000 tokens" in texts["tokens  "] and "steps" in texts["tokens  "]

@@ -237,12 +237,12 @@ def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
         for step, (start, end) in spans.items():
             action = found.schedule.actions[here][step]
             rows["pair" if isinstance(action, Pair) else actions_of(action)[0].kind] += end - start
-        of = found.step.ranks[here]
+        planned = found.step.ranks[here]
         expected = {
-            "F": of.forward_s,
-            "W": of.weight_s,
-            "pair": of.overlapped_s,
-            "B": of.backward_s,
+            "F": planned.forward_s,
+            "W": planned.weight_s,
+            "pair": planned.overlapped_s,
+            "B": planned.backward_s,
         }
         rows["B"] += rows.pop("I", 0)
         for kind, seconds in expected.items():
@@ -286,14 +286,14 @@ def test_a_backward_moves_as_many_rows_as_its_forward(traced: Traces) -> None:
     for _, nodes in files:
         sizes: dict[tuple[str, str, str, str], set[int]] = defaultdict(set)
         for node in nodes:
-            way, _, of = node["name"].partition(" ")[0].partition("_")
-            if way in other and of in ("rows", "sequences"):
+            way, _, unit = node["name"].partition(" ")[0].partition("_")
+            if way in other and unit in ("rows", "sequences"):
                 _, action, site = node["name"].split()
-                sizes[action[0], way, of, site].add(node["comm_size"])
-        for (phase, way, of, site), found in sizes.items():
+                sizes[action[0], way, unit, site].add(node["comm_size"])
+        for (phase, way, unit, site), found in sizes.items():
             assert len(found) == 1
             if phase == "F":
-                assert sizes["I", other[way], of, site] == found, (way, of, site)
+                assert sizes["I", other[way], unit, site] == found, (way, unit, site)
 
 
 def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:

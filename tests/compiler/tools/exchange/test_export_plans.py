@@ -293,12 +293,12 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
     rope = spec.model.attention.rope.model_copy(update={"scaling": scaling})  # type: ignore[union-attr]
     attention = spec.model.attention.model_copy(update={"rope": rope})
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"attention": attention})})
-    for wanted, told in (
+    for wanted, export in (
         (titan, lambda ledger: torchtitan._rope(spec, rope, ledger)),
         (megatron, lambda ledger: megatron_bridge._rope(rope, ledger)),
     ):
         ledger = SpecLedger(spec)
-        told(ledger)
+        export(ledger)
         lost = [loss for loss in ledger.losses("it") if loss.path.startswith("model.attention.rope.")]
         assert bool(lost) == (wanted is not None)
         assert all(loss.changes and wanted is not None and wanted in loss.why for loss in lost)

@@ -90,8 +90,8 @@ def test_a_precision_may_have_a_name(written: str, compute: str, lost: tuple[str
 def test_conditional_statements_are_assumed_to_run_and_reported() -> None:
     more = "if wide:\n        cfg.model.hidden_size = 512\n    for each in parts:\n        cfg.rng.seed = 7\n    "
     found = of_recipe(RECIPE.replace("return cfg", f"{more}return cfg"))
-    told = {entry.key: entry.kind for entry in found.ledger if "its body is assumed to run once" in entry.why}
-    assert told == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
+    assumed = {entry.key: entry.kind for entry in found.ledger if "its body is assumed to run once" in entry.why}
+    assert assumed == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
     spec = read_back(found.text)
     assert (spec.model.hidden, spec.train.seed) == (512, 7)
 
@@ -136,10 +136,10 @@ def test_differing_scores_of_groups_are_reported(score: str, chosen: int, lost: 
     """Here a group's score is its best expert (softmax) or two best (sigmoid); in Megatron, topk / group_topk best."""
     router = f"moe_router_topk={chosen}, moe_router_num_groups=4, moe_router_group_topk=2"
     experts = f"num_layers=4, num_moe_experts=8, moe_router_score_function={score!r}, {router}"
-    told = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
-    assert ("moe_router_group_topk" in told) == lost
+    reported = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
+    assert ("moe_router_group_topk" in reported) == lost
     if lost:
-        entry = told["moe_router_group_topk"]
+        entry = reported["moe_router_group_topk"]
         assert (entry.kind, entry.value) == ("approximated", "2") and "its best expert with softmax" in entry.why
 
 

@@ -147,10 +147,10 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
     assert [item.code for item in computed] == ["I0104"] and "$DATA" in computed[0].message
     found = imported(members, "mine", 2, None)
     assert not found.mistakes
-    told = {entry.key: entry for entry in found.ledger}
-    assert written <= told.keys()
-    assert {key for key in written & told.keys() if told[key].kind == "unknown"} == {"some_new_option"}
-    place = told["num_experts"].place
+    entries = {entry.key: entry for entry in found.ledger}
+    assert written <= entries.keys()
+    assert {key for key in written & entries.keys() if entries[key].kind == "unknown"} == {"some_new_option"}
+    place = entries["num_experts"].place
     assert place is not None and place.text == "--num-experts"
     again, bench = read_back(found.text), load(BENCH)
     assert again.model.layers == bench.model.layers

@@ -165,12 +165,12 @@ def flat(tables: dict[str, object], path: str = "") -> dict[str, object]:
 def test_every_key_of_a_job_is_in_the_ledger() -> None:
     found = job(devices=64)
     assert not found.mistakes
-    told = {entry.key: entry for entry in found.ledger}
+    entries = {entry.key: entry for entry in found.ledger}
     written = {RENAMED.get(key, key) for key in flat(tomllib.loads(JOB))}
-    assert written <= told.keys()
-    assert {key for key in told if told[key].kind == "unknown"} == {"new.option"}
+    assert written <= entries.keys()
+    assert {key for key in entries if entries[key].kind == "unknown"} == {"new.option"}
     for key in written:
-        place = told[key].place
+        place = entries[key].place
         assert place is not None and place.text == JOB.splitlines()[place.line - 1].split(" =")[0]
         assert key.endswith(place.text) or key in RENAMED.values()
     assert all(entry.key in found.text for entry in found.ledger)
@@ -213,8 +213,8 @@ def test_stages_follow_the_job() -> None:
     parts = [["tok_embeddings", "layers.0"], ["layers.1"], ["layers.2", "new"], ["layers.3", "norm", "output"]]
     named = with_key(f"module_fqns_per_model_part = {parts}")
     assert 'layout = "Et|t|t|tL"' in named.text
-    told = {(entry.kind, entry.value) for entry in named.ledger if entry.key.endswith("module_fqns_per_model_part")}
-    assert ("not expressible", "new") in told
+    entries = {(entry.kind, entry.value) for entry in named.ledger if entry.key.endswith("module_fqns_per_model_part")}
+    assert ("not expressible", "new") in entries
 
 
 @pytest.mark.parametrize(("copies", "shards", "told"), [(1, 4, False), (4, 1, False), (2, 2, True)])
@@ -234,8 +234,8 @@ def test_separately_sharding_groups_are_reported(copies: int, shards: int, told:
 def test_rows_that_tensor_ranks_do_not_split_are_lost(degree: int, written: str, lost: bool) -> None:
     """One rank has nothing to split, whatever the job file says."""
     lines = f"tensor_parallel_degree = {degree}\nenable_sequence_parallel = {written}"
-    told = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
-    assert (told["parallelism.enable_sequence_parallel"] == "not expressible") == lost
+    kinds = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
+    assert (kinds["parallelism.enable_sequence_parallel"] == "not expressible") == lost
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
     points = 'pipeline_parallel_split_points = ["layers.2"]\npipeline_parallel_schedule ='
     for degree, kind in ((4, "approximated"), (1, "no effect")):
         text = JOB.replace("pipeline_parallel_schedule =", points).replace("degree = 4", f"degree = {degree}")
-        told = {entry.key: entry.kind for entry in job(text, 64).ledger}
-        assert told["parallelism.pipeline_parallel_split_points"] == kind
+        kinds = {entry.key: entry.kind for entry in job(text, 64).ledger}
+        assert kinds["parallelism.pipeline_parallel_split_points"] == kind
 
 
 # ---------------------------------------------------------------- rates

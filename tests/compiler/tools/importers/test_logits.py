@@ -70,17 +70,17 @@ def logical(theirs: dict[str, Tensor], model: Model, from_one: bool) -> dict[str
     if not model.tied:
         found["head"] = theirs["lm_head.weight"]
     for layer in range(model.num_layers):
-        of = {
+        in_layer = {
             name.removeprefix(f"model.layers.{layer}."): tensor
             for name, tensor in theirs.items()
             if name.startswith(f"model.layers.{layer}.")
         }
         names = NORMS[model.norm]
-        mine = {ours: gain + of[f"{name}.weight"] for ours, name in names.items()}
+        mine = {ours: gain + in_layer[f"{name}.weight"] for ours, name in names.items()}
         attention = model.attention_of(layer)
         assert isinstance(attention, Gqa)
-        mine |= attended(of, attention.head_dim)
-        mine |= mixture(of, ffn) if isinstance(ffn := model.ffn(layer), Moe) else network(of, "mlp", "ffn")
+        mine |= attended(in_layer, attention.head_dim)
+        mine |= mixture(in_layer, ffn) if isinstance(ffn := model.ffn(layer), Moe) else network(in_layer, "mlp", "ffn")
         found |= {f"layers.{layer}.{name}": tensor for name, tensor in mine.items()}
     return {name: tensor.detach().double() for name, tensor in found.items()}
 

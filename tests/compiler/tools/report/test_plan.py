@@ -182,12 +182,12 @@ def test_a_plan_with_rates_of_another_cpu_recommends_calibration() -> None:
     """It also gives no interval; with its own table it does."""
     found, prediction, planned = plan_of("quickstart")
     table = shipped_table("cpu").model_copy(update={"name": "measured"})
-    own = predict(with_rate_table(found.spec, table))
+    calibrated = predict(with_rate_table(found.spec, table))
     command = "dsc calibrate SPEC -o rates.json"
     shown = text(prediction, Screen(width=NARROWEST))
     for said in (shown, plan_html(found, prediction), " ".join(prediction.assumptions)):
         assert command in said
-    assert command not in text(own) and own.calibrated and own.step.interval is not None
+    assert command not in text(calibrated) and calibrated.calibrated and calibrated.step.interval is not None
     assert prediction.step.interval is None and not prediction.calibrated and not planned.calibrated
     assert plan_of("moe-8gpu")[1].calibrated
 

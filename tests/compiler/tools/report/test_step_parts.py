@@ -92,8 +92,8 @@ def test_completions_are_a_part_of_the_planned_step(quickstart_plan: PlannedStep
     assert chart is not None
     (block,) = (block for block in chart.blocks if block.title.startswith("planned, generation"))
     assert block.height == pytest.approx((BOTTOM - TOP) * 3 / planned.seconds)
-    view, told = view_of(planned), watch_json(load(SPECS / "quickstart.dsc"), planned)
-    assert view.generation_s == "3.000 s" and json.loads(told)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
+    view, forecast = view_of(planned), watch_json(load(SPECS / "quickstart.dsc"), planned)
+    assert view.generation_s == "3.000 s" and json.loads(forecast)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
 
 
 def test_the_forecast_of_a_step_includes_completions(quickstart_plan: PlannedStep) -> None:
@@ -105,9 +105,9 @@ def test_the_forecast_of_a_step_includes_completions(quickstart_plan: PlannedSte
     idle = replace(step, mean=replace(step.mean, bubble_s=step.seconds / 2))
     alone = replace(quickstart_plan, step=idle, mfu=Flops(causal=0.4, full=0.5))
     for planned, share in ((alone, 1.0), (replace(alone, generation=writing), 0.25)):
-        told = json.loads(watch_json(load(SPECS / "quickstart.dsc"), planned))
+        forecast = json.loads(watch_json(load(SPECS / "quickstart.dsc"), planned))
         shares = {"bubble": 0.5 * share, "mfu": 0.4 * share, "step_s": step.seconds / share}
-        assert {name: told[name] for name in shares} == pytest.approx(shares, rel=1e-5)
+        assert {name: forecast[name] for name in shares} == pytest.approx(shares, rel=1e-5)
 
 
 def summarised(report: Report, planned: PlannedStep) -> Report:

@@ -140,8 +140,8 @@ def test_gradients_and_five_steps(model_type: str, tmp_path: Path) -> None:
 
     theirs = with_wide_angles(theirs)
     settings = trainer.recipe.settings
-    how = {"betas": (settings["beta1"], settings["beta2"]), "eps": settings["eps"], "weight_decay": DECAY}
-    optimizer = torch.optim.AdamW(adapters.values(), lr=RATE, **how)
+    options = {"betas": (settings["beta1"], settings["beta2"]), "eps": settings["eps"], "weight_decay": DECAY}
+    optimizer = torch.optim.AdamW(adapters.values(), lr=RATE, **options)
     for step in range(STEPS):
         sums = trainer.accumulate()
         data = trainer.batch.data
