@@ -58,13 +58,13 @@ def test_known_peaks_equal_the_shipped_clusters(name: str) -> None:
     text = "".join(path.read_text("utf-8") for path in sorted((SPECS / "clusters").glob("*.dsc")))
     stated = re.search(rf"device {name} {{(.*)}}", text)
     assert stated is not None
-    of = {key.strip(): value.strip() for key, value in (each.split("=") for each in stated[1].split(","))}
+    keys = {key.strip(): value.strip() for key, value in (each.split("=") for each in stated[1].split(","))}
     known = PEAKS[name]
-    assert float(of["hbm"].replace("TB/s", "e12")) == known.hbm and int(of["sms"]) == known.sms
-    assert float(of["bf16"].replace("TFLOPS", "e12")) == known.bf16
-    assert ("fp8" in of) == (known.fp8 is not None)
+    assert float(keys["hbm"].replace("TB/s", "e12")) == known.hbm and int(keys["sms"]) == known.sms
+    assert float(keys["bf16"].replace("TFLOPS", "e12")) == known.bf16
+    assert ("fp8" in keys) == (known.fp8 is not None)
     if known.fp8 is not None:
-        assert float(of["fp8"].replace("TFLOPS", "e12")) == known.fp8
+        assert float(keys["fp8"].replace("TFLOPS", "e12")) == known.fp8
 
 
 @pytest.mark.parametrize("name", PEAKS)

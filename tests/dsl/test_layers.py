@@ -98,9 +98,9 @@ def test_attention_of_each_range_can_be_rotated(tmp_path: Path) -> None:
 def test_attention_of_a_range_overrides_that_of_the_model(tmp_path: Path) -> None:
     layers = "layers 0..1 { ffn dense { inner = 8 } }\nlayers 2..3 { ffn dense { inner = 8 }, attention { heads = 8 } }"
     model = model_of(tmp_path, layers)
-    own = model.layers[1].attention
-    assert isinstance(own, Gqa) and isinstance(model.attention, Gqa)
-    assert own == model.attention.model_copy(update={"heads": 8})
+    overridden = model.layers[1].attention
+    assert isinstance(overridden, Gqa) and isinstance(model.attention, Gqa)
+    assert overridden == model.attention.model_copy(update={"heads": 8})
     assert [at for at, _ in model.attentions] == ["model.attention", "model.layers.1.attention"]
 
 
@@ -122,7 +122,7 @@ def test_attention_of_mtp_overrides_that_of_the_model(tmp_path: Path) -> None:
     layers = "layers 0..2 { ffn dense { inner = 8 } }\nlayers 3..3 { ffn dense { inner = 8 }, attention { heads = 8 } }"
     usual = model_of(tmp_path, f"{layers}\nmtp {{ depth = 1, weight = 0.3 }}")
     assert usual.attention_of_mtp is usual.attention_of(3), "that of the last layer"
-    own = model_of(tmp_path, f"{layers}\nmtp {{ depth = 1, weight = 0.3, attention {{ window = 16 }} }}")
-    assert isinstance(own.attention, Gqa)
-    assert own.attention_of_mtp == own.attention.model_copy(update={"window": 16})
-    assert own.attentions[-1] == ("model.mtp.attention", own.attention_of_mtp)
+    overridden = model_of(tmp_path, f"{layers}\nmtp {{ depth = 1, weight = 0.3, attention {{ window = 16 }} }}")
+    assert isinstance(overridden.attention, Gqa)
+    assert overridden.attention_of_mtp == overridden.attention.model_copy(update={"window": 16})
+    assert overridden.attentions[-1] == ("model.mtp.attention", overridden.attention_of_mtp)

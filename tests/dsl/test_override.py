@@ -163,10 +163,10 @@ def test_a_built_in_precision_is_changed_only_for_the_run(tmp_path: Path) -> Non
         (["precision=bf16"], mine),
     ):
         spec = read(tmp_path, *overrides, "precision.moments=bf16", "precision.combine=fp32", text=text)
-        own = spec.precision
-        assert own.name == ("my_bf16_" if text == mine else "my_bf16")
-        assert own.model_copy(update={"name": "bf16", "moments": "fp32", "combine": "bf16"}) == BUILT_IN["bf16"]
-        assert (own.moments, own.combine) == ("bf16", "fp32")
+        changed = spec.precision
+        assert changed.name == ("my_bf16_" if text == mine else "my_bf16")
+        assert changed.model_copy(update={"name": "bf16", "moments": "fp32", "combine": "bf16"}) == BUILT_IN["bf16"]
+        assert (changed.moments, changed.combine) == ("bf16", "fp32")
         (tmp_path / "shown.dsc").write_text(canonical(spec), encoding="utf-8")
         assert load(tmp_path / "shown.dsc") == spec
     assert BUILT_IN["bf16"].moments == "fp32"

@@ -112,9 +112,9 @@ def test_keys_of_grouped_queries_that_latent_attention_lacks_are_explained() -> 
     text = ", ".join(f"{word} = 1" for word in grouped - latent)
     hints = said(f"model m extends base {{ attention mla {{ {text} }} }}")
     for word in grouped - latent:
-        of = "`attention gqa`" + (" or `attention compressed`" if word in Compressed.model_fields else "")
+        blocks = "`attention gqa`" + (" or `attention compressed`" if word in Compressed.model_fields else "")
         why = WHY_NOT_IN_MLA.get(word, "remove it")
-        assert hints[word] == f"it is a key of {of}, but this is `attention mla`, {why}"
+        assert hints[word] == f"it is a key of {blocks}, but this is `attention mla`, {why}"
     assert said("model m extends base { layers 0..0 { ffn dense { mlp_bias = 1 } } }")["mlp_bias"] == (
         "write `bias = true` in `ffn`; `bias_rate` is for balancing the experts"
     )
