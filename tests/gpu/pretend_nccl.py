@@ -40,26 +40,26 @@ class Group:
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Waited:
         (tensor,) = tensors
-        what = self._said("send", tensor)
-        return Waited(self.gloo.send([_inner(tensor)], peer, tag), what)
+        call = self._said("send", tensor)
+        return Waited(self.gloo.send([_inner(tensor)], peer, tag), call)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Waited:
         (tensor,) = tensors
-        what = self._said("receive", tensor)
-        return Waited(self.gloo.recv([_inner(tensor)], peer, tag), what)
+        call = self._said("receive", tensor)
+        return Waited(self.gloo.recv([_inner(tensor)], peer, tag), call)
 
     def alltoall_base(self, room: Tensor, sent: Tensor, taken: list[int], given: list[int]) -> Waited:
-        what = self._said("all-to-all", sent, rows=not self.name.startswith("counts"))
-        return Waited(self.gloo.alltoall_base(_inner(room), _inner(sent), taken, given), what)
+        call = self._said("all-to-all", sent, rows=not self.name.startswith("counts"))
+        return Waited(self.gloo.alltoall_base(_inner(room), _inner(sent), taken, given), call)
 
     def allreduce(self, tensors: Sequence[Tensor], by: dist.ReduceOp) -> Waited:
         (tensor,) = tensors
-        what = self._said("all-reduce" if by == dist.ReduceOp.SUM else "all-reduce of the largest", tensor)
-        return Waited(self.gloo.allreduce([_inner(tensor)], by), what)
+        call = self._said("all-reduce" if by == dist.ReduceOp.SUM else "all-reduce of the largest", tensor)
+        return Waited(self.gloo.allreduce([_inner(tensor)], by), call)
 
     def allgather(self, rows: Sequence[Sequence[Tensor]], mine: Sequence[Tensor]) -> Waited:
-        what = self._said("all-gather", mine[0])
-        return Waited(self.gloo.allgather([[_inner(row) for row in rows[0]]], [_inner(mine[0])]), what)
+        call = self._said("all-gather", mine[0])
+        return Waited(self.gloo.allgather([[_inner(row) for row in rows[0]]], [_inner(mine[0])]), call)
 
     def _said(self, call: str, tensor: Tensor, rows: bool = False) -> str:
         """Report a call. `rows`: their number depends on the data, and is left out."""

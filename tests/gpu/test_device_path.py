@@ -53,14 +53,14 @@ def small(mesh: Mesh) -> Spec:
         rope=Rope(theta=100.0),
     )
     whole = model(attention, Dense(inner=128), experts, mtp=True)
-    of = whole.model_copy(
+    reduced = whole.model_copy(
         update={"hidden": 64, "layers": (whole.layers[0], whole.layers[1].model_copy(update={"last": 1}))}
     )
     base = spec(mesh.pp, mesh.ep, mesh.ep, num_micro_batches(mesh), steps=1)
     node = Machine(devices=mesh.world // mesh.nodes, device=DEVICE, nvlink=1e11, nic=1e10)
     cluster = base.cluster.model_copy(update={"node": node, "nodes": mesh.nodes})
     parallel = base.parallel.model_copy(update={"route": "nodes" if mesh.nodes > 1 else base.parallel.route})
-    settings = {"model": of, "cluster": cluster, "parallel": parallel, "precision": BUILT_IN[mesh.precision]}
+    settings = {"model": reduced, "cluster": cluster, "parallel": parallel, "precision": BUILT_IN[mesh.precision]}
     return base.model_copy(update=settings)
 
 
