@@ -286,9 +286,13 @@ def grouped_tensors(logical: dict[str, Tensor], ours: str, theirs: str, attentio
 
     parts = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
     state = {f"{theirs}.o_proj.weight": logical[f"{ours}.out"]}
-    for of in ("weight", *(("bias",) if attention.bias else ())):
-        q, k, v = logical[f"{ours}.qkv" if of == "weight" else f"{ours}.qkv_bias"].split(parts)
-        state |= {f"{theirs}.q_proj.{of}": moved(q), f"{theirs}.k_proj.{of}": moved(k), f"{theirs}.v_proj.{of}": v}
+    for kind in ("weight", *(("bias",) if attention.bias else ())):
+        q, k, v = logical[f"{ours}.qkv" if kind == "weight" else f"{ours}.qkv_bias"].split(parts)
+        state |= {
+            f"{theirs}.q_proj.{kind}": moved(q),
+            f"{theirs}.k_proj.{kind}": moved(k),
+            f"{theirs}.v_proj.{kind}": v,
+        }
     if attention.bias == "all":
         state[f"{theirs}.o_proj.bias"] = logical[f"{ours}.out_bias"]
     if attention.qk_norm:

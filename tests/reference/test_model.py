@@ -26,13 +26,13 @@ def test_logical_names_and_shapes() -> None:
     for e in range(8):
         routed |= {f"experts.{e}.up": (24, 24), f"experts.{e}.down": (24, 12)}
     dense = {"norm": (24,), "up": (40, 24), "down": (24, 20)}
-    own = {"embedding_norm": (24,), "hidden_norm": (24,), "projection": (24, 48), "final_norm": (24,)}
+    mtp_shapes = {"embedding_norm": (24,), "hidden_norm": (24,), "projection": (24, 48), "final_norm": (24,)}
 
     expected: dict[str, tuple[int, ...]] = {"embedding": (37, 24), "head": (37, 24), "final_norm": (24,)}
     for block, ffn in (("layers.0", dense), ("layers.1", routed), ("mtp.0", routed)):
         expected |= {f"{block}.attention.{name}": shape for name, shape in attention.items()}
         expected |= {f"{block}.ffn.{name}": shape for name, shape in ffn.items()}
-    expected |= {f"mtp.0.{name}": shape for name, shape in own.items()}
+    expected |= {f"mtp.0.{name}": shape for name, shape in mtp_shapes.items()}
 
     model = Reference(config(layers=(Dense(20), moe(shared=2))))
     assert {name: tuple(tensor.shape) for name, tensor in model.logical_parameters().items()} == expected
