@@ -79,10 +79,10 @@ def executor(notes: Notes, rank: int = 0) -> Executor:
 
 def test_the_board_shows_what_a_rank_waits_for() -> None:
     notes = Notes()
-    found, other, own = executor(notes, 1), torch.ones(2), torch.zeros(2)
+    found, other, sent = executor(notes, 1), torch.ones(2), torch.zeros(2)
     found._posted = {(0, "F1.2"): notes.pending(other), (2, "F1.2"): notes.pending(other)}
-    found.send(1, "F1", 2, own)
-    assert found.receive(1, "F1", 2) is own and notes == [] and not found._kept, "nothing comes from elsewhere"
+    found.send(1, "F1", 2, sent)
+    assert found.receive(1, "F1", 2) is sent and notes == [] and not found._kept, "nothing comes from elsewhere"
     assert not found._arrived_us
     assert found.receive(0, "F1", 2) is other
     assert notes == ["recv F1.2", "waited"] and [*found._posted] == [(2, "F1.2")]

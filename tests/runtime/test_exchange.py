@@ -119,8 +119,8 @@ def test_both_hops_run_beside_compute(forward: bool) -> None:
         exchange.wait(DISPATCH)
     first, second = ("column", "node") if forward else ("node", "column")
     side = f"side {1 if forward else 2}"
-    told = [line for line in seen if "group call" in line or "waits" in line or line == "compute: launch mul"]
-    assert told == [
+    calls = [line for line in seen if "group call" in line or "waits" in line or line == "compute: launch mul"]
+    assert calls == [
         f"compute: group call {first}",
         f"{side}: stream waits for stream compute",
         f"{side}: stream waits {first}",

@@ -193,8 +193,8 @@ def test_who_has_other_bits_is_named(case: str) -> None:
     plan = plan_of()
     states = [build_state(plan, rank, CPU) for rank in range(4)]
     assert compared(states, plan) == ([], 1), "one sum, where all is well"
-    of, element, rank, tensor, ranks, others = CASES[case]
-    flip(of(states[rank]), element)
+    tensor_of, element, rank, tensor, ranks, others = CASES[case]
+    flip(tensor_of(states[rank]), element)
     found, _ = compared(states, plan)
     assert found == [ReplicaDifference(tensor, ranks, others)]
     verb = f"ranks {ranks[0]} and {ranks[-1]} have different" if not others else f"rank {rank} has other"

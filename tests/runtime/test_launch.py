@@ -111,12 +111,12 @@ FAULTS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("name", "at"), [(name, i % WORLD) for i, name in enumerate(FAULTS)])
 def test_a_fault_is_named(tmp_path: Path, name: str, at: int) -> None:
-    fault, how = FAULTS[name]
+    fault, reason = FAULTS[name]
     outcome = run(tmp_path, fault, at)
     assert (outcome.kind, outcome.exit_code) == ("failed", 1)
-    assert (outcome.rank, outcome.step, outcome.action, outcome.reason) == (at, STEP, ACTION, how)
+    assert (outcome.rank, outcome.step, outcome.action, outcome.reason) == (at, STEP, ACTION, reason)
     assert outcome.log == tmp_path / "logs" / f"rank_{at}.log"
-    assert str(outcome).startswith(f"rank {at} failed during B3.7, step 2: {how}\n")
+    assert str(outcome).startswith(f"rank {at} failed during B3.7, step 2: {reason}\n")
 
 
 def test_the_traceback_is_in_the_outcome_and_in_the_log(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
 def test_a_pipe_holds_all_messages_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks that write before they read do not wait, however large the tensor is."""
     monkeypatch.setattr(memory, "HEAP_BYTES", 4096)
-    own, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
-    writer, reader = PipeWriter(own, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)
+    memory_of_writer, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
+    writer, reader = PipeWriter(memory_of_writer, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)
     sent = [torch.full((10_000,), float(each), dtype=torch.float64) for each in range(memory.IN_FLIGHT)]
     for message in sent:
         writer.write([message], 7)

@@ -139,8 +139,8 @@ def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> list[dict[str, Any]]:
     """Results of real steps on three pipeline ranks."""
     folder = tmp_path_factory.mktemp("steps")
-    of = small(RANKS, 1, 1, 6, schedule="1f1b", precision="fp32")
-    write_build(folder / "build", compile_spec(of, segments=segments).files)
+    chosen = small(RANKS, 1, 1, 6, schedule="1f1b", precision="fp32")
+    write_build(folder / "build", compile_spec(chosen, segments=segments).files)
     run_module("tests.runtime.step_times", folder, RANKS)
     return [json.loads((folder / f"rank_{rank}.json").read_text("utf-8")) for rank in range(RANKS)]
 

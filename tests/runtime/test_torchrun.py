@@ -165,8 +165,8 @@ def test_a_killed_rank_is_named_with_its_action(
         die()
 
     assert ranks.codes(train(fault, ranks.folder)) == [1, -signal.SIGKILL]
-    how = "its process was killed or left before its end" if agents == (0, 0) else "no sign of life for 1 s"
-    assert f"error: rank 1 failed during W1.5, step 4: {how}" in ranks.errors(0)
+    reason = "its process was killed or left before its end" if agents == (0, 0) else "no sign of life for 1 s"
+    assert f"error: rank 1 failed during W1.5, step 4: {reason}" in ranks.errors(0)
 
 
 def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:

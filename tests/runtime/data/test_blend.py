@@ -180,7 +180,7 @@ def test_an_equal_blend_keeps_the_position() -> None:
 def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...]) -> None:
     """A phase has whole pieces of each source; the rest of its last piece is skipped."""
     piece, pieces, read = 32, 60, {f"s{k}": list[int]() for k in range(len(weights))}
-    position, told = Position(), 0
+    position, num_tokens = Position(), 0
     for phase, (sequence, samples) in enumerate([(8, 50), (16, 33), (32, 12), (8, 25)], 1):
         order = Order(sequence, pieces * piece // sequence, 1, piece)
         shares = tuple(SourceShare(f"s{k}", weight, order) for k, weight in enumerate(weights))
@@ -190,12 +190,12 @@ def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...])
             number, of_source = position.order.place(index)
             share = position.order.shares[number]
             read[share.name] += range(*share.order.tokens_of(of_source))
-            told += sequence
+            num_tokens += sequence
         position = position.after(position.draw(samples), sequence)
         assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
     for tokens in read.values():
         assert len({*tokens}) == len(tokens)
-    assert sum(map(len, read.values())) == told
+    assert sum(map(len, read.values())) == num_tokens
 
 
 @pytest.mark.parametrize("change", [{"first": -1}, {"shares": []}, {"samples": "2"}, {"more": 1}, {"first": 9}])

@@ -80,7 +80,7 @@ def test_brute_force_finds_the_same(similarity: float) -> None:
 def test_the_probabilities_of_the_page() -> None:
     """The probability that the index finds a pair whose minima are equal independently of each other."""
     page = (ROOT / "docs/data.md").read_text("utf-8")
-    similarities, told = (
+    similarities, percents = (
         re.findall(r"[\d.]+", line.partition(name)[2])
         for name in ("similarity to one that stays is", "with a probability of")
         for line in page.splitlines()
@@ -89,7 +89,7 @@ def test_the_probabilities_of_the_page() -> None:
     seen, draw = SeenDocuments(0.8), np.random.default_rng(2)
     bands, rows = seen._index.b, seen._index.r
     assert f"{bands} bands of {rows} values" in page.replace("\n", " ") and bands * rows == MINIMA
-    for similarity, percent in zip(similarities, told, strict=True):
+    for similarity, percent in zip(similarities, percents, strict=True):
         equal = draw.random((50_000, bands, rows)) < float(similarity)
         found = equal.all(axis=2).any(axis=1) & (equal.sum(axis=(1, 2)) >= 0.8 * MINIMA)
         share = float(percent) / 100

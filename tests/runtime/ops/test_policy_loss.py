@@ -34,20 +34,22 @@ def test_logp_is_bit_identical_to_cross_entropy_beside_any_rows(
     if torch_alone:
         monkeypatch.setattr(import_module("runtime.ops.cross_entropy"), "takes", lambda *_: False)
     args = arguments(dtype, T=300, V=2000)
-    logits_TV, targets_T, *told = args
+    logits_TV, targets_T, *more = args
     logp_T = policy_loss(*args)[1]
     losses = [cross_entropy(logits_TV[t : t + 1], targets_T[t : t + 1])[0] for t in range(300)]
     assert torch.equal(-logp_T, torch.stack(losses))
     some = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:77]
-    fewer = (each_T[some] if isinstance(each_T, Tensor) else each_T for each_T in told)
+    fewer = (each_T[some] if isinstance(each_T, Tensor) else each_T for each_T in more)
     assert torch.equal(policy_loss(logits_TV[some], targets_T[some], *fewer)[1], logp_T[some])
 
 
 @DTYPES
 def test_void_tokens_have_no_effect(dtype: torch.dtype) -> None:
-    logits_TV, targets_T, *told, reference_T, low, high, kl, corrected = arguments(dtype)
-    wild = [each_T.masked_fill(targets_T < 0, torch.nan) for each_T in (*told, reference_T)]
-    plain, changed = ((logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*told, reference_T), wild))
+    logits_TV, targets_T, *per_token, reference_T, low, high, kl, corrected = arguments(dtype)
+    wild = [each_T.masked_fill(targets_T < 0, torch.nan) for each_T in (*per_token, reference_T)]
+    plain, changed = (
+        (logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*per_token, reference_T), wild)
+    )
     for one, two in zip(policy_loss(*plain), policy_loss(*changed), strict=True):
         assert torch.equal(one, two)
     assert torch.equal(gradient(plain), gradient(changed))
@@ -99,9 +101,9 @@ def test_blocks_of_rows_of_bf16_give_the_gradient_of_fp32() -> None:
 
 
 def test_a_target_outside_the_vocabulary_makes_the_loss_nan() -> None:
-    logits_TV, targets_T, *told = arguments(torch.float32)
+    logits_TV, targets_T, *more = arguments(torch.float32)
     targets_T = torch.where(torch.arange(len(targets_T)) == 4, logits_TV.shape[1], targets_T)
-    loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *told)
+    loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *more)
     assert loss.isnan() and logp_T.isnan().nonzero().flatten().tolist() == [4]
 
 

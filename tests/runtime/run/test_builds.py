@@ -273,12 +273,12 @@ def test_differences_are_reported_in_the_order_of_names(tmp_path: Path) -> None:
     for path in (folder / "segments").iterdir():
         path.write_text("# edited\n", "utf-8")
     names = ["notes.txt", "plan.txt", *sorted(f"segments/{path.name}" for path in (folder / "segments").iterdir())]
-    told = read(folder, edited=True).edits
-    assert [text.partition(" is not ")[0] for text in told] == [str(folder / name) for name in names]
-    assert "in its manifest: remove it" in told[0] and "the file that was compiled (No such file" in told[1]
+    edits = read(folder, edited=True).edits
+    assert [text.partition(" is not ")[0] for text in edits] == [str(folder / name) for name in names]
+    assert "in its manifest: remove it" in edits[0] and "the file that was compiled (No such file" in edits[1]
     with pytest.raises(BuildError) as refused:
         read(folder)
-    assert str(refused.value) == told[0]
+    assert str(refused.value) == edits[0]
 
 
 @pytest.mark.parametrize("fits", [False, True])

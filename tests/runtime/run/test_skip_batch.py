@@ -76,11 +76,11 @@ def test_a_resume_skips_recorded_batches(place: Place, monkeypatch: pytest.Monke
     """Two batches after step 3 are bad. Both are met, recorded and skipped; the run then equals one on the other
     samples, and resuming from any of its checkpoints gives the same bits."""
     run = place.folder / "run"
-    told = "on samples {} to {}; nothing was updated; to leave these samples out: dsc train --resume --skip-batch"
-    with pytest.raises(BadStepError, match=rf"step 5: loss nan, .* {told.format(32, 39)}"):
+    advice = "on samples {} to {}; nothing was updated; to leave these samples out: dsc train --resume --skip-batch"
+    with pytest.raises(BadStepError, match=rf"step 5: loss nan, .* {advice.format(32, 39)}"):
         life(place, run, monkeypatch, STEPS, skip=False)
     assert saved(run).step == 3
-    with pytest.raises(BadStepError, match=told.format(32, 39)):
+    with pytest.raises(BadStepError, match=advice.format(32, 39)):
         life(place, run, monkeypatch, STEPS, skip=False)
     diverged = "on samples 40 to 47; nothing was updated; the same step failed on samples 32 to 39, too, so the weights"
     with pytest.raises(BadStepError, match=rf"step 5: .* {diverged}"):
