@@ -64,8 +64,8 @@ def test_messages_match_the_table(
     Path("sharegpt.jsonl").write_text('{"conversations": [{"from": "human", "value": "Hi"}]}\n', "utf-8")
     rows = [json.dumps({"messages": [{"role": "user", "number": number}]}) for number in range(9)]
     Path("without.jsonl").write_text("\n".join(rows), "utf-8")
-    told = {each.strip("` ") for each in re.findall(r"^\| (`+ ?.*?`+) \| ", PAGE, re.MULTILINE)}
-    assert told == {*MESSAGES, *OF_OTHER_TESTS}
+    documented = {each.strip("` ") for each in re.findall(r"^\| (`+ ?.*?`+) \| ", PAGE, re.MULTILINE)}
+    assert documented == {*MESSAGES, *OF_OTHER_TESTS}
     for message, command in MESSAGES.items():
         main(list(command))
         captured = capsys.readouterr()

@@ -128,8 +128,8 @@ def test_functions_take_at_most_eight_parameters() -> None:
     long = set()
     for path in [path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py")]:
         for node in functions(path):
-            own = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            if sum(each.arg not in ("self", "cls") for each in own) > MOST:
+            parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            if sum(each.arg not in ("self", "cls") for each in parameters) > MOST:
                 long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
     assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"
 

@@ -65,8 +65,8 @@ def test_the_page_installs_as_the_makefile_does() -> None:
 
 def test_every_command_of_the_page_is_run() -> None:
     """Inline `dsc …` names options that exist; whole commands are in the blocks."""
-    told = re.findall(r"`(dsc [a-z]+)", FENCE.sub("", PAGE))
+    commands = re.findall(r"`(dsc [a-z]+)", FENCE.sub("", PAGE))
     run = {" ".join(step.command.split()[:2]) for step in steps(PAGE)}
     assert {"dsc init", "dsc check", "dsc explain", "dsc show", "dsc fmt", "dsc train", "dsc report", "dsc diff",
             "dsc import"} <= run  # fmt: skip
-    assert set(told) - run <= {"dsc lsp"}
+    assert set(commands) - run <= {"dsc lsp"}

@@ -45,8 +45,10 @@ class Moved:
 
 def read_row(line: str) -> Row:
     """`PREFIX 1/N`, `PREFIX by SAMPLE`, or `PREFIX`."""
-    prefix, _, how = line.partition(" ")
-    return Row(prefix, int(how.removeprefix("1/"))) if how.startswith("1/") else Row(prefix, 0, how.removeprefix("by "))
+    prefix, _, rest = line.partition(" ")
+    return (
+        Row(prefix, int(rest.removeprefix("1/"))) if rest.startswith("1/") else Row(prefix, 0, rest.removeprefix("by "))
+    )
 
 
 SOAK, LANDING = Moved("soak.txt"), Moved("landing.txt")

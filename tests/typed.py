@@ -74,8 +74,8 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         (home / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module}"$@"\n', "utf-8")
         (home / "bin" / name).chmod(0o755)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
-    return os.environ | own | {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "120"} | more
+    set_anew = {"HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
+    return os.environ | set_anew | {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "120"} | more
 
 
 def type_in(what: Iterable[Step], home: Path, variables: dict[str, str]) -> None:
